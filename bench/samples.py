@@ -16,7 +16,7 @@ def random_sample(
     logprob: float,
     finish_reason: FinishReason = FinishReason.STOP,
 ) -> GeneratedSample:
-    """A response of `length` tokens, drawn from the range `tokens`, whose log-probs are about `logprob`."""
+    """Makes a response of `length` tokens, drawn from the range `tokens`, whose log-probs are about `logprob`."""
     return GeneratedSample(
         id=id_,
         prompt_ids=prompt_ids,

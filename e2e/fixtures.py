@@ -10,20 +10,20 @@ from e2e.cluster import cluster as clusters
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--cluster`."""
+    """Adds `--cluster`."""
     text = "use the running cluster NAME, and leave it running, instead of one made for this run"
     parser.getgroup("longboat").addoption("--cluster", metavar="NAME", help=text)
 
 
 @contextmanager
 def lent(config: pytest.Config, program: str) -> Iterator[Cluster]:
-    """A Kubernetes cluster of two nodes: `--cluster NAME`, else a new one of `program` that is taken down in the end."""
+    """Yields a Kubernetes cluster of two nodes: `--cluster NAME`, else a new one of `program` that is taken down in the end."""
     name = config.getoption("--cluster")
     if name:
-        found = Cluster.find(name)
-        if found is None:
+        cluster = Cluster.find(name)
+        if cluster is None:
             pytest.fail(f"--cluster {name}: it is not up; `python -m e2e.cluster up --name {name} --nodes 2` starts it")
-        yield found
+        yield cluster
         return
     with clusters.own(program, nodes=2) as made:
         yield made
@@ -31,7 +31,7 @@ def lent(config: pytest.Config, program: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One cluster for all tests of the run that take it from here."""
+    """Yields one cluster for all tests of the run that take it from here."""
     with lent(request.config, "pytest") as made:
         yield made
 

@@ -14,7 +14,7 @@ KILLED = 128 + signal.SIGKILL
 
 
 def signal_process(job: Job, pod: str, container: str, word: str) -> None:
-    """SIGKILL every process of a container whose command line holds `word`.
+    """Sends SIGKILL to every process of a container whose command line holds `word`.
 
     The container may end with its process, and with the container the shell that sent the signal, or the stream to it.
     """
@@ -31,14 +31,21 @@ def signal_process(job: Job, pod: str, container: str, word: str) -> None:
 
 
 def _running(job: Job, pod: str, container: str) -> str | None:
-    """Id of the container, None if it doesn't run."""
+    """Returns the id of the container, None if it doesn't run."""
     status = job.pods().get(pod, {}).get("status", {})
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return next((of["containerID"] for of in containers if of["name"] == container and "running" in of["state"]), None)
+    return next(
+        (
+            status["containerID"]
+            for status in containers
+            if status["name"] == container and "running" in status["state"]
+        ),
+        None,
+    )
 
 
 def delete_at_once(job: Job, pod: str) -> None:
-    """Delete a pod whose containers get no more time than every kubelet gives them: about two seconds."""
+    """Deletes a pod whose containers get no more time than every kubelet gives them: about two seconds."""
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force")
 
 

@@ -51,7 +51,7 @@ MEMORY_LIMITS = {
 
 
 def claims(namespace: str, data: Path) -> list[dict[str, Any]]:
-    """The claims that the template's pods mount in `namespace`; `data` is a directory any user may write."""
+    """Lists the claims that the template's pods mount in `namespace`; `data` is a directory any user may write."""
     cache = data.parent / f"{data.name}-cache"
     for folder in (data, cache):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def claims(namespace: str, data: Path) -> list[dict[str, Any]]:
 
 
 def template(image: str, name: str = "host") -> dict[str, Any]:
-    """A ClusterRLRuntime."""
+    """Makes a ClusterRLRuntime."""
     roles = {role: {"template": {"spec": _pod_spec(role)}} for role in CONTAINERS}
     return {
         "apiVersion": "longboat.dev/v1alpha1",
@@ -77,7 +77,7 @@ def template(image: str, name: str = "host") -> dict[str, Any]:
 
 
 def utility_pod(image: str, command: list[str]) -> dict[str, Any]:
-    """The spec of a pod that runs one command of the environment with the data at /data."""
+    """Returns the spec of a pod that runs one command of the environment with the data at /data."""
     return {
         "restartPolicy": "Never",
         "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -154,7 +154,7 @@ def _volumes() -> list[dict[str, Any]]:
 
 
 def _volume_mounts(container: str) -> list[dict[str, Any]]:
-    """Only `utility` writes data and only `rollout` the cache."""
+    """Lists the mounts of a container: only `utility` writes data and only `rollout` the cache."""
     writes = {"utility": "longboat-data", "rollout": "longboat-cache"}.get(container)
     return [{"name": claim, "mountPath": path, "readOnly": claim != writes} for claim, path in _mounts()]
 

@@ -33,7 +33,7 @@ class Job:
     name: str
 
     def apply(self, spec: Object) -> None:
-        """Create or change the job."""
+        """Creates or changes the job."""
         apply(
             self.cluster,
             [
@@ -47,38 +47,38 @@ class Job:
         )
 
     def get(self) -> Object:
-        """The object as it stands; empty when there is none."""
+        """Reads the object as it stands; empty when there is none."""
         return self.cluster.api.get(f"/apis/longboat.dev/v1alpha1/namespaces/{self.namespace}/rljobs/{self.name}") or {}
 
     def status(self) -> Object:
-        """Its status, empty before the operator has written one."""
-        found: Object = self.get().get("status", {})
-        return found
+        """Reads its status, empty before the operator has written one."""
+        status: Object = self.get().get("status", {})
+        return status
 
     def patch(self, spec: Object) -> None:
-        """Merge `spec` into the job's."""
+        """Merges `spec` into the job's."""
         self._kubectl("patch", "rljob", self.name, "--type", "merge", "-p", json.dumps({"spec": spec}))
 
     def delete(self) -> None:
-        """Delete the job and wait until the API server has none of that name."""
+        """Deletes the job and waits until the API server has none of that name."""
         self._kubectl("delete", "rljob", self.name, "--ignore-not-found", f"--timeout={DEADLINE_SECONDS:.0f}s")
 
     def step(self) -> int:
-        """Committed optimizer steps."""
+        """Returns the number of committed optimizer steps."""
         return int(self.status().get("training", {}).get("step", 0))
 
     def condition(self, kind: str) -> Object:
-        """The condition of this type; empty when there is none."""
+        """Returns the condition of this type; empty when there is none."""
         return next((c for c in self.status().get("conditions", []) if c["type"] == kind), {})
 
     def pods(self) -> dict[str, Object]:
-        """The job's pods by name."""
+        """Returns the job's pods by name."""
         selector = quote(f"longboat.dev/job={self.name}")
-        found = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={selector}") or {}
-        return {pod["metadata"]["name"]: pod for pod in found.get("items", [])}
+        listed = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={selector}") or {}
+        return {pod["metadata"]["name"]: pod for pod in listed.get("items", [])}
 
     def pod_uids(self, *roles: str) -> dict[str, str]:
-        """uid by pod name, of some roles (default all)."""
+        """Returns the uid by pod name, of some roles (default all)."""
         pods = self.pods().items()
         return {
             n: p["metadata"]["uid"]
@@ -87,16 +87,16 @@ class Job:
         }
 
     def pod(self, role: str) -> str:
-        """Name of the newest pod of a role with one replica."""
+        """Returns the name of the newest pod of a role with one replica."""
         names = [n for n, p in self.pods().items() if p["metadata"]["labels"]["longboat.dev/role"] == role]
         return max(names, key=lambda n: int(n.rsplit("-a", 1)[1]))
 
     def exec(self, pod: str, container: str, *command: str) -> str:
-        """Run a command in a container."""
+        """Runs a command in a container."""
         return self._kubectl("exec", pod, "-c", container, "--", *command)
 
     def processes(self, pod: str, container: str) -> str:
-        """The command lines of all processes of a container."""
+        """Returns the command lines of all processes of a container."""
         return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
 
     def printed(self, pod: str, container: str, what: str) -> re.Match[str]:
@@ -118,8 +118,8 @@ class Job:
     def wait(self, what: str, look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
         """Waits until `right` accepts what `look` returns, and returns that; gives up at once if the job fails meanwhile."""
 
-        def unless_failed(seen: T) -> object:
-            accepted = right(seen)
+        def unless_failed(value: T) -> object:
+            accepted = right(value)
             if not accepted:
                 self.require_not_failed(what)
             return accepted
@@ -138,7 +138,7 @@ class Job:
 
     def wait_for_step(self, step: int) -> int:
         """Waits until at least `step` optimizer steps are committed, and returns how many are."""
-        return self.wait(f"step {step}", self.step, lambda seen: seen >= step)
+        return self.wait(f"step {step}", self.step, lambda committed: committed >= step)
 
     def has_succeeded(self) -> bool:
         """Returns whether the job has succeeded; raises JobFailedError if it has failed."""
@@ -159,7 +159,7 @@ class Job:
             raise NeverHappenedError(f"{what}: {error}\n{self.describe()}") from None
 
     def describe(self) -> str:
-        """Everything that explains a job that does not do what it should."""
+        """Collects everything that explains a job that does not do what it should."""
         parts = [self._quiet("get", "rljob", self.name, "-o", "yaml")]
         parts.append(self._quiet("get", "pods", "-o", "wide"))
         parts.append(self._quiet("get", "events", "--sort-by=.lastTimestamp"))

@@ -67,7 +67,7 @@ def tail_batching_spec(hold: str) -> dict[str, Any]:
     return small_job.spec(
         rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4},
         samples={"everySteps": 1, "keep": 3},
-        rewards=[small_job.held(reward, hold) for reward in small_job.spec()["rewards"]],
+        rewards=[small_job.hold_grades(reward, hold) for reward in small_job.spec()["rewards"]],
     )
 
 
@@ -81,7 +81,7 @@ def elastic_spec(runtime: str, hold: str) -> dict[str, Any]:
     return spec | {
         "dataset": small_job.code_spec()["dataset"],
         "rewards": [
-            *(small_job.held(reward, hold) for reward in spec["rewards"]),
+            *(small_job.hold_grades(reward, hold) for reward in spec["rewards"]),
             cases | {"pool": reward_cpus.POOLS[0]},
         ],
         "rollout": {**spec["rollout"], "tensorParallel": 2, "parallelism": {"mode": "Fixed"}},

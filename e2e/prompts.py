@@ -12,7 +12,7 @@ from tests.support.replay import replay
 
 
 def fates_in(job: Job) -> dict[str, Any]:
-    """`fates` of a job whose claim the operator made, also while it runs: what is on disk is a state that it was in."""
+    """Returns the `fates` of a job whose claim the operator made, also while it runs: what is on disk is a state that it was in."""
     return fates(volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint"))
 
 
@@ -46,7 +46,7 @@ def fates(root: Path) -> dict[str, Any]:
     generated = {body.sample: body for body in bodies if isinstance(body, events.Generated) and body.sample in trained}
     ends = {sample: [0, *(span.end for span in body.spans)] for sample, body in generated.items()}
     ledger = replay(root, end)
-    kept = {*ledger.queue, *ledger.groups}
+    waiting = {*ledger.queue, *ledger.groups}
     return {
         "begun": [body.step for body in bodies if isinstance(body, events.Started)],
         "incarnations": len({event.incarnation for event in log}),
@@ -62,6 +62,6 @@ def fates(root: Path) -> dict[str, Any]:
         "moved_samples": sum(isinstance(body, events.Moved) for body in bodies),
         "drawn": len(drawn),
         "ended": len(ended),
-        "doubled": [str(prompt) for prompt, times in ended.items() if times > 1 or prompt in kept],
-        "lost": [str(prompt) for prompt in drawn if prompt not in ended and prompt not in kept],
+        "doubled": [str(prompt) for prompt, times in ended.items() if times > 1 or prompt in waiting],
+        "lost": [str(prompt) for prompt in drawn if prompt not in ended and prompt not in waiting],
     }

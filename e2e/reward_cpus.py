@@ -49,14 +49,14 @@ def reward(sample, pool, hold=None):
 
 
 def write_data(folder: Path, heavy: str) -> None:
-    """The reward function of `spec`, and the pool whose grades compute."""
+    """Writes the reward function of `spec`, and the pool whose grades compute."""
     (folder / "burn.py").write_text(BURN)
     (folder / "burn.py").chmod(0o644)
     load(folder, heavy)
 
 
 def load(folder: Path, heavy: str) -> None:
-    """From now on the grades of another pool compute."""
+    """Lets the grades of another pool compute from now on."""
     part = folder / "heavy.part"
     part.write_text(heavy)
     part.chmod(0o644)
@@ -64,7 +64,7 @@ def load(folder: Path, heavy: str) -> None:
 
 
 def spec(runtime: str = "host") -> dict[str, Any]:
-    """A job of two pools of one pod each, which trains until it is deleted."""
+    """Makes the spec of a job of two pools of one pod each, which trains until it is deleted."""
     rewards = [
         {"name": name, "function": "/data/burn.py:reward", "pool": name, "parameters": {"pool": name}} for name in POOLS
     ]
@@ -74,7 +74,7 @@ def spec(runtime: str = "host") -> dict[str, Any]:
 
 
 def apply_runtime_apart(site: Site, name: str, node: Node) -> str:
-    """A runtime template whose reward pods are on this node and all others on the other one. Returns its name."""
+    """Applies a runtime template whose reward pods are on this node and all others on the other one. Returns its name."""
     (other,) = (each.name for each in site.cluster.nodes if each.name != node.name)
 
     def separate(specs: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def apply_runtime_apart(site: Site, name: str, node: Node) -> str:
 
 
 def requested(node: Node, cluster: Cluster) -> int:
-    """Millicores that the pods on a node ask for."""
+    """Returns the millicores that the pods on a node ask for."""
     listed = cluster.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={node.name}") or {}
     return sum(
         millicores(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
@@ -95,9 +95,9 @@ def requested(node: Node, cluster: Cluster) -> int:
 
 
 def reward_cpu(job: Job) -> dict[str, Any]:
-    """status.rewardCpu."""
-    found: dict[str, Any] = job.status().get("rewardCpu", {})
-    return found
+    """Reads status.rewardCpu."""
+    status: dict[str, Any] = job.status().get("rewardCpu", {})
+    return status
 
 
 def moved(job: Job, target: str) -> bool:
@@ -129,7 +129,7 @@ class Watched:
         self._groups: dict[str, str] = {}
 
     def see(self, event: dict[str, Any]) -> None:
-        """One event of a watch, in the order of the API server's writes."""
+        """Takes one event of a watch, in the order of the API server's writes."""
         pod = event["object"]
         uid = pod["metadata"]["uid"]
         if event["type"] == "DELETED":
@@ -149,8 +149,8 @@ class Watched:
     def look(self) -> None:
         """Reads the quotas of all graders, twice: what has changed between tells nothing of any one moment."""
         for container, (node, uid) in list(self._containers.items()):
-            found = container not in self._groups and uid in self._pods
-            if found and (group := self._job.cluster.node(node).group_of(container)):
+            is_new = container not in self._groups and uid in self._pods
+            if is_new and (group := self._job.cluster.node(node).group_of(container)):
                 self._groups[container] = group
         first = self._quotas()
         if first and first == self._quotas():
@@ -159,30 +159,30 @@ class Watched:
                 self.allowed[self._containers[container][1]].add(quota)
 
     def _quotas(self) -> dict[str, int]:
-        found = {container: cgroups.cpu_quota(group) for container, group in self._groups.items()}
-        return {container: quota for container, quota in found.items() if quota is not None}
+        quotas = {container: cgroups.cpu_quota(group) for container, group in self._groups.items()}
+        return {container: quota for container, quota in quotas.items() if quota is not None}
 
 
 def counted(pod: dict[str, Any]) -> int:
-    """Most of what a pod's graders ask for, have been allocated and have in force, in millicores."""
+    """Returns the most of what a pod's graders ask for, have been allocated and have in force, in millicores."""
     containers = [*pod["spec"]["containers"], *pod["status"].get("containerStatuses", ())]
-    found = [0]
+    counts = [0]
     for container in containers:
         if container["name"] == "graders":
             resources = container.get("resources") or {}
-            told = [*(resources.values()), container.get("allocatedResources") or {}]
-            found += [millicores(each["cpu"]) for each in told if isinstance(each, dict) and "cpu" in each]
-    return max(found)
+            amounts = [*(resources.values()), container.get("allocatedResources") or {}]
+            counts += [millicores(each["cpu"]) for each in amounts if isinstance(each, dict) and "cpu" in each]
+    return max(counts)
 
 
 @contextmanager
 def watching(job: Job) -> Iterator[Watched]:
     """Follows the job's reward pods from before they exist."""
-    seen, over = Watched(job), Event()
-    with ThreadPoolExecutor(1) as pool, following(job.cluster, reward_pods(job), seen.see):
-        looks = pool.submit(_look, seen, over)
+    watched, over = Watched(job), Event()
+    with ThreadPoolExecutor(1) as pool, following(job.cluster, reward_pods(job), watched.see):
+        looks = pool.submit(_look, watched, over)
         try:
-            yield seen
+            yield watched
         finally:
             over.set()
         looks.result()
@@ -194,6 +194,6 @@ def reward_pods(job: Job) -> str:
     return f"/api/v1/namespaces/{job.namespace}/pods?labelSelector={selector}"
 
 
-def _look(seen: Watched, over: Event) -> None:
+def _look(watched: Watched, over: Event) -> None:
     while not over.wait(LOOK_SECONDS):
-        seen.look()
+        watched.look()

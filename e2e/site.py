@@ -21,14 +21,14 @@ class Site:
     data: Path
 
     def apply_runtime(self, name: str, change: Callable[[dict[str, Any]], None]) -> str:
-        """A runtime template like that of `prepare`, changed: `change` gets the pod spec of each role. Returns its name."""
+        """Applies a runtime template like that of `prepare`, changed: `change` gets the pod spec of each role. Returns its name."""
         made = host_runtime.template(catalogue.find("runtime-host").build().ref, name)
         change({role: body["template"]["spec"] for role, body in made["spec"]["roles"].items()})
         volumes.apply(self.cluster, [made])
         return name
 
     def apply_runtime_without(self, name: str, *roles: str) -> str:
-        """As `apply_runtime`: no node takes the pods of these roles, which would only take CPUs."""
+        """Applies a template as `apply_runtime` does: no node takes the pods of these roles, which would only take CPUs."""
 
         def strand(specs: dict[str, Any]) -> None:
             for role in roles:
@@ -43,7 +43,7 @@ def data_folder(cluster: Cluster, namespace: str) -> Path:
 
 
 def prepare(cluster: Cluster, namespace: str) -> Site:
-    """Bring everything an RLJob needs that is not the job's own. What is there already stays."""
+    """Brings everything an RLJob needs that is not the job's own. What is there already stays."""
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)

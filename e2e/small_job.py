@@ -29,7 +29,7 @@ PARITY = ["python3", "-c", "import sys; print(len(open(sys.argv[1]).read()) % 2)
 
 
 def write_data(folder: Path) -> None:
-    """Model, another one that is a mixture of experts, dataset and reward function, readable by every user."""
+    """Writes a model, another one that is a mixture of experts, dataset and reward function, readable by every user."""
     from tests.support.tiny_model import build_tiny_experts, build_tiny_model
 
     build_tiny_model(folder / "model", max_length=64)
@@ -43,7 +43,7 @@ def write_data(folder: Path) -> None:
 
 
 def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
-    """An RLJob's spec; `changes` replace whole top-level fields."""
+    """Makes an RLJob's spec; `changes` replace whole top-level fields."""
     return {
         "runtimeRef": {"name": runtime},
         "model": {"path": "/data/model", "dtype": "Float32"},
@@ -58,7 +58,7 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
     }
 
 
-def held(reward: dict[str, Any], file: str) -> dict[str, Any]:
+def hold_grades(reward: dict[str, Any], file: str) -> dict[str, Any]:
     """Makes the grades of a reward wait while `file` exists in the data folder, so that no round of its job ends."""
     return reward | {"parameters": {**reward.get("parameters", {}), "hold": f"{DATA}/{file}"}, "timeoutSeconds": 3600}
 

@@ -15,7 +15,7 @@ STORAGE_CLASS = "host"
 
 
 def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
-    """Make the StorageClass and `count` empty volumes of `size`; those that exist stay as they are."""
+    """Makes the StorageClass and `count` empty volumes of `size`; those that exist stay as they are."""
     root = cluster.layout.root / "volumes"
     folders = [root / f"{number:02}" for number in range(count)]
     for folder in folders:
@@ -27,13 +27,13 @@ def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
 
 
 def apply(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
-    """Server-side apply of `objects`."""
+    """Applies `objects`, server-side."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
 
 
 def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> list[dict[str, Any]]:
-    """A claim `name` in `namespace` that shows `folder` of this machine, and the volume behind it.
+    """Makes a claim `name` in `namespace` that shows `folder` of this machine, and the volume behind it.
 
     Pod Security `restricted` forbids hostPath in pods and allows claims.
     """
@@ -56,13 +56,13 @@ def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> l
 
 
 def folder(cluster: Cluster, namespace: str, claim: str) -> Path:
-    """The directory of this machine behind a bound claim."""
+    """Returns the directory of this machine behind a bound claim."""
     volume = cluster.kubectl("-n", namespace, "get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}")
     return Path(cluster.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}"))
 
 
 def in_memory(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> list[dict[str, Any]]:
-    """A claim `name` in `namespace` that really holds no more than `mebibytes`; it goes with the cluster."""
+    """Makes a claim `name` in `namespace` that really holds no more than `mebibytes`; it goes with the cluster."""
     folder = cluster.layout.root / "small-volumes" / f"{namespace}-{name}"
     folder.mkdir(parents=True, exist_ok=True)
     _mount(cluster, f"size={mebibytes}m,mode=0777", folder)
@@ -70,12 +70,12 @@ def in_memory(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> li
 
 
 def enlarge(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> None:
-    """Give a volume of `in_memory` another size; what it holds stays."""
+    """Gives a volume of `in_memory` another size; what it holds stays."""
     _mount(cluster, f"remount,size={mebibytes}m", cluster.layout.root / "small-volumes" / f"{namespace}-{name}")
 
 
 def _mount(cluster: Cluster, options: str, folder: Path) -> None:
-    """As the cluster's processes see it: nothing appears on the machine itself."""
+    """Mounts a file system as the cluster's processes see it: nothing appears on the machine itself."""
     enter = ["nsenter", "--target", str(cluster.namespaces.pid), "--mount", "--"]
     run([*enter, "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder])
 

@@ -25,33 +25,33 @@ def write(raw: Path) -> None:
 
 
 def by_kind(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """What each kind of fault did: one entry for a fault and a job that it hit."""
-    found: dict[str, list[Line]] = defaultdict(list)
+    """Groups what each kind of fault did: one entry for a fault and a job that it hit."""
+    jobs_by_kind: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "fault":
-            found[line["fault"]] += line["jobs"]
-    return dict(sorted(found.items()))
+            jobs_by_kind[line["fault"]] += line["jobs"]
+    return dict(sorted(jobs_by_kind.items()))
 
 
 def by_policy(lines: Iterable[Line]) -> dict[str, dict[str, int]]:
-    """For each policy: faults that hit its jobs, by outcome, and the totals of what the audits of its jobs found."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    """Counts for each policy the faults that hit its jobs, by outcome, and the totals of what the audits of its jobs found."""
+    policies: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in lines:
         if line["kind"] == "fault":
             for job in line["jobs"]:
-                found[job["policy"]][job["outcome"]] += 1
+                policies[job["policy"]][job["outcome"]] += 1
         elif line["kind"] == "audit":
-            row = found[line["policy"]]
+            row = policies[line["policy"]]
             row["jobs"] += 1
             for name in ("steps", "incarnations", "drawn", "ended"):
                 row[name] += line[name]
             for name in ("lost", "doubled", "uncovered", "left"):
                 row[name] += len(line[name])
-    return {policy: found[policy] for policy in sorted(found)}
+    return {policy: policies[policy] for policy in sorted(policies)}
 
 
 def table(lines: list[Line]) -> str:
-    """Markdown."""
+    """Writes the page, as Markdown."""
     runs = [line for line in lines if line["kind"] == "run"]
     faults = sum(line["kind"] == "fault" for line in lines)
     machine = runs[0]["machine"]
@@ -81,7 +81,7 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], path: Path) -> None:
-    """Seconds to recover, a dot for each fault and job; a cross where it did not."""
+    """Draws the seconds to recover, a dot for each fault and job; a cross where it did not."""
     kinds = by_kind(lines)
     policies = sorted({job["policy"] for jobs in kinds.values() for job in jobs})
     with picture(path, columns=1, width=8, height=0.4 * len(kinds) + 1.2) as (_, panels):

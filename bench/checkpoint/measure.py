@@ -44,7 +44,7 @@ PROMPT_TOKENS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=checkpoint`."""
+    """Adds the options of `make bench NAME=checkpoint`."""
     parser.add_argument("--size", default="70M", choices=SHAPES, help="parameters of the model")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64, help="of a response; two are trained in a step")
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(arguments: argparse.Namespace, model: Path) -> RLJobSpec:
-    """Rollout and grades take no time, so that a step is the trainer's."""
+    """Makes the job; rollout and grades take no time, so that a step is the trainer's."""
     spec = {
         "runtimeRef": {"name": "bench"},
         "model": {"path": str(model), "dtype": "Float32"},
@@ -97,7 +97,7 @@ class Times:
     bytes: int = 0
 
     def checkpoints(self) -> list[dict[str, float]]:
-        """For each that steps followed: seconds of its copy and of its write, and for how long it held up steps.
+        """Measures each checkpoint that steps followed: seconds of its copy and of its write, and for how long it held up steps.
 
         That is the time between steps, from its own to the end of its write, beyond what there is between two others.
         """
@@ -116,7 +116,7 @@ class Times:
         ]
 
     def steps(self) -> dict[str, float]:
-        """Median seconds of a step without a write and during one, and of the time between two steps."""
+        """Computes the median seconds of a step without a write and during one, and of the time between two steps."""
         undisturbed = self._undisturbed()
         beside = [step for step in self.trained if step > 1 and self._writing(*self.trained[step])]
         return {
@@ -126,7 +126,7 @@ class Times:
         }
 
     def _undisturbed(self) -> list[int]:
-        """Steps without a write during them or before the next one; the first is longer than the others."""
+        """Returns the steps without a write during them or before the next one; the first is longer than the others."""
         last = max(self.trained)
         return [
             step
@@ -142,7 +142,7 @@ class Times:
         return ended - began
 
     def _gap(self, step: int) -> float:
-        """Seconds from the end of `step` to the beginning of the next."""
+        """Returns the seconds from the end of `step` to the beginning of the next."""
         return self.trained[step + 1][0] - self.trained[step][1]
 
 

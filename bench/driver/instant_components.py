@@ -48,7 +48,7 @@ class Store:
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 
-    async def held(self) -> list[SampleId]:
+    async def held_ids(self) -> list[SampleId]:
         return []
 
 
@@ -67,7 +67,7 @@ class Fleet:
         self._running.update({request.id: request for request in requests})
 
     def tokens(self, request: SampleRequest) -> int:
-        """How long its response is."""
+        """Returns how long its response is."""
         return 1 + request.seed % 512
 
     def _answer(self) -> None:
@@ -103,8 +103,8 @@ class Fleet:
     async def loads(self) -> Mapping[str, Load]:
         return {}
 
-    async def changed(self, known: FleetState) -> FleetState:
-        del known
+    async def changed(self, previous: FleetState) -> FleetState:
+        del previous
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -209,5 +209,5 @@ class Checkpoints:
 
 
 def components(root: Path) -> Components:
-    """For one run of a driver whose checkpoint directory is `root`."""
+    """Makes the components for one run of a driver whose checkpoint directory is `root`."""
     return Components(Store(), Fleet(), Rewards(), Trainer(), Source(), Checkpoints(root))

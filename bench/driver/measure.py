@@ -44,7 +44,7 @@ POLICIES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=driver`."""
+    """Adds the options of `make bench NAME=driver`."""
     parser.add_argument("--in-flight", nargs="*", type=int, default=[*IN_FLIGHT], help="samples of a round's beginning")
     parser.add_argument("--policies", nargs="*", default=[*POLICIES], choices=[*POLICIES])
     parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of a measurement, three rounds at least")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Sizes take turns. Appends to `path`."""
+    """Measures sizes in turns. Appends to `path`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     recorder = Recorder(path, **dict(vars(arguments).items()))
     for repeat in range(arguments.repeats):
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(policy: str, in_flight: int, steps: int) -> RLJobSpec:
-    """A job whose first round has `in_flight` samples in flight."""
+    """Makes a job whose first round has `in_flight` samples in flight."""
     rounds = POLICIES[policy]
     prompts = int(in_flight / GROUP / rounds.get("promptOvercommit", 1.0))
     spec = {
@@ -98,8 +98,8 @@ class Instant:
     def run(self) -> None:
         self._asked = [events.Started(0)]
         while self._asked:
-            asked, self._asked = self._asked, []
-            for body in asked:
+            requested, self._asked = self._asked, []
+            for body in requested:
                 self.outside += 1
                 self._loop.happened(body)
 
@@ -121,8 +121,10 @@ class Instant:
                 if record is not None and record.state is SampleState.GENERATED:
                     self._asked.append(events.Graded(sample, GradeKind.SCORED, float(sample.index % 2), 0.0))
             case events.StepStarted(step=step, round=number):
-                kept = sorted(id_ for p in self.view.rounds[number].kept for id_ in self.ledger.groups[p].counted_ids)
-                self._asked.append(events.StepCommitted(step, step, number, tuple(kept)))
+                kept_ids = sorted(
+                    id_ for p in self.view.rounds[number].kept for id_ in self.ledger.groups[p].counted_ids
+                )
+                self._asked.append(events.StepCommitted(step, step, number, tuple(kept_ids)))
             case events.PublishStarted(version=version):
                 self._asked.append(events.Published(version))
         self._asked += [events.Stopped(sample, 1, "engine-0") for sample in effects.stop]
@@ -135,7 +137,7 @@ class Instant:
 
 
 def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
-    """CPU microseconds per event: folding it alone, and folding it with the policy's decisions that follow (events from outside)."""
+    """Measures CPU microseconds per event: folding it alone, and folding it with the policy's decisions that follow (events from outside)."""
     instant = Instant(spec)
     began = time.process_time()
     instant.run()
@@ -149,7 +151,7 @@ def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
 
 
 def loop_costs(spec: RLJobSpec) -> dict[str, float]:
-    """CPU microseconds per trained sample through the driver's whole loop, its log on a disk included."""
+    """Measures CPU microseconds per trained sample through the driver's whole loop, its log on a disk included."""
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
         job = Job("bench", spec, Path(folder), 1)
         reporter = Reporter(job, LocalBroker(1), Reports([], time.time), StageClock(time.monotonic), time.time)

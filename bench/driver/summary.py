@@ -23,24 +23,24 @@ BAR_US = 50
 def write(raw: Path) -> None:
     """Writes `driver.md` and `driver.svg` beside the raw file, from its newest run."""
     run, *lines = newest_run(raw)
-    found = medians(lines)
-    raw.with_suffix(".md").write_text(table(run, found))
-    plot(found, raw.with_suffix(".svg"))
+    results = medians(lines)
+    raw.with_suffix(".md").write_text(table(run, results))
+    plot(results, raw.with_suffix(".svg"))
 
 
 Medians = dict[tuple[str, int], dict[str, float]]
 
 
 def medians(lines: list[dict[str, Any]]) -> Medians:
-    """By policy and samples in flight, over repeats."""
+    """Computes medians over repeats, by policy and samples in flight."""
     rows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         rows[line["policy"], line["in_flight"]].append(line)
-    return {key: {name: median(line[name] for line in of) for name in COLUMNS} for key, of in rows.items()}
+    return {key: {name: median(line[name] for line in repeats) for name in COLUMNS} for key, repeats in rows.items()}
 
 
-def table(run: dict[str, Any], found: Medians) -> str:
-    """Markdown."""
+def table(run: dict[str, Any], results: Medians) -> str:
+    """Writes the page, as Markdown."""
     machine = run["machine"]
     text = [
         "# What the driver costs",
@@ -54,18 +54,22 @@ def table(run: dict[str, Any], found: Medians) -> str:
         "|---|---|---|---|---|",
     ]
     for (policy, in_flight), values in sorted(
-        found.items(), key=lambda item: ([*POLICIES].index(item[0][0]), item[0][1])
+        results.items(), key=lambda item: ([*POLICIES].index(item[0][0]), item[0][1])
     ):
         text.append(f"| {policy} | {in_flight} | {' | '.join(f'{values[name]:.1f}' for name in COLUMNS)} |")
     return "\n".join(text) + "\n"
 
 
-def plot(found: Medians, path: Path) -> None:
-    """A panel for each cost, against samples in flight."""
+def plot(results: Medians, path: Path) -> None:
+    """Draws a panel for each cost, against samples in flight."""
     with picture(path, columns=len(COLUMNS), width=4, height=3.4) as (_, panels):
         for axis, (name, title) in zip(panels[0], COLUMNS.items(), strict=True):
             for policy in POLICIES:
-                points = sorted((in_flight, values[name]) for (of, in_flight), values in found.items() if of == policy)
+                points = sorted(
+                    (in_flight, values[name])
+                    for (row_policy, in_flight), values in results.items()
+                    if row_policy == policy
+                )
                 if points:
                     axis.plot(*zip(*points, strict=True), marker="o", label=policy)
             axis.set_xscale("log")

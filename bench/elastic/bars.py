@@ -28,7 +28,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Result:
     """Holds the results of a run: `seconds` of all rounds of each block, the `best` fixed arm, the `oracle` on its seeds, and the bars.
 
     `against_late_oracle` is Adaptive's speed by that of an oracle that learns of each phase from its first round.
@@ -43,31 +43,31 @@ class Found:
 
 
 def valid(blocks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Blocks by arm and seed: of several the last one that isn't void."""
+    """Returns the blocks by arm and seed: of several the last one that isn't void."""
     return {(block["arm"], block["seed"]): block for block in blocks if not block["void"]}
 
 
 def situations(block: Mapping[str, Any], lengths: Trace) -> list[Situation]:
-    """Phase and kind of each round."""
+    """Returns the phase and kind of each round."""
     return [(lengths.phase(step), bool(long)) for step, long in enumerate(block["long"], 1)]
 
 
-def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) -> Found:
-    """Raises ValueError if there is no fixed arm. A bar of which blocks are missing doesn't pass."""
+def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) -> Result:
+    """Judges the blocks by all bars. There has to be a block of a fixed arm. A bar of which blocks are missing doesn't pass."""
     by_key = valid(blocks)
     seconds: dict[str, dict[int, float]] = {}
     for (arm, seed), block in sorted(by_key.items()):
         seconds.setdefault(arm, {})[seed] = sum(block["seconds"])
     fixed = {arm: seconds[arm] for arm in FIXED if arm in seconds}
-    common = sorted(set.intersection(*(set(of) for of in fixed.values())))
+    common = sorted(set.intersection(*(set(by_seed) for by_seed in fixed.values())))
     best = min(fixed, key=lambda arm: sum(fixed[arm][seed] for seed in common))
-    known = None
+    best_choice = None
     if common and len(fixed) == len(FIXED):
-        of = situations(by_key[best, common[0]], lengths)
-        if all(situations(by_key[arm, seed], lengths) == of for arm in fixed for seed in common):
+        rounds_situations = situations(by_key[best, common[0]], lengths)
+        if all(situations(by_key[arm, seed], lengths) == rounds_situations for arm in fixed for seed in common):
             rounds = {FIXED[arm]: [by_key[arm, seed]["seconds"] for seed in common] for arm in fixed}
-            known = oracle(of, rounds, change)
-    against_oracle = dict(zip(common, known.seconds, strict=True)) if known else {}
+            best_choice = oracle(rounds_situations, rounds, change)
+    against_oracle = dict(zip(common, best_choice.seconds, strict=True)) if best_choice else {}
     bars = [
         _bar("the oracle's speed by that of the best fixed size", 1.10, fixed[best], against_oracle),
         _bar("Adaptive's speed by the oracle's", 0.95, against_oracle, seconds.get(ADAPTIVE, {})),
@@ -79,14 +79,14 @@ def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
             for arm in (*WRONG, SWAPPED)
         ),
     ]
-    late = dict(zip(common, known.late_seconds, strict=True)) if known else {}
-    return Found(seconds, best, known, common, bars, paired(late, seconds.get(ADAPTIVE, {})))
+    late = dict(zip(common, best_choice.late_seconds, strict=True)) if best_choice else {}
+    return Result(seconds, best, best_choice, common, bars, paired(late, seconds.get(ADAPTIVE, {})))
 
 
 def _bar(
     what: str, least: float, slower: Mapping[int, float], faster: Mapping[int, float], above: float | None = None
 ) -> Bar:
-    """Mean ratio of the seconds of the first by those of the second, paired by seed; the interval's lower end has to be beyond `above`."""
+    """Compares the seconds of the first with those of the second by the mean ratio, paired by seed; the interval's lower end has to be beyond `above`."""
     ratio = paired(slower, faster)
     if ratio is None:
         return Bar(what, least, None, "blocks are missing")
@@ -95,7 +95,7 @@ def _bar(
 
 
 def paired(slower: Mapping[int, float], faster: Mapping[int, float]) -> Estimate | None:
-    """Geometric mean over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
+    """Computes the geometric mean over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
     seeds = sorted(slower.keys() & faster.keys())
     if len(seeds) < 2:
         return None

@@ -30,7 +30,7 @@ from longboat_runtime.rounds.policies import open_policy
 
 
 def job_spec(arm: Arm, model: Path, steps: int, seed: int, profile: Path | None = None) -> RLJobSpec:
-    """The job of one block. `model` is a directory with the config.json of the published model."""
+    """Makes the job of one block. `model` is a directory with the config.json of the published model."""
     parallelism: dict[str, Any] = {"mode": str(arm.mode)}
     if profile is not None:
         parallelism["profile"] = str(profile)
@@ -77,7 +77,7 @@ async def run_block(
         raise RuntimeError("the block did not run to its end")
     await fleet.idle()
     await fleet.loads()
-    idle, total = (after - of for after, of in zip(cpu_times(), before, strict=True))
+    idle, total = (after - earlier for after, earlier in zip(cpu_times(), before, strict=True))
     return {
         "wall": time.monotonic() - began,
         "idle": idle / total,
@@ -88,7 +88,7 @@ async def run_block(
 
 
 def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
-    """Of each round, in order, from the log of its job.
+    """Reads what was measured of each round, in order, from the log of its job.
 
     `long`: its kind; `tp`: devices of an engine; `rollout`: seconds from its opening to its end; `seconds`: those to the opening of the
     next, with the change of engines that comes before that; `preemptions`, `tokens` of all engines, `kv_usage` at most. `reshapes` have
@@ -116,15 +116,15 @@ def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
                 reshapes.append([len(rounds), reshaped.tensor_parallel, reshaped.reason, seconds])
         last = event.time
     ordered = [rounds[number] for number in sorted(rounds)]
-    opened = [*(of.pop("opened") for of in ordered), last]
-    for of, (begin, end) in zip(ordered, pairwise(opened), strict=True):
-        of["seconds"] = end - begin
+    opened = [*(round_.pop("opened") for round_ in ordered), last]
+    for round_, (begin, end) in zip(ordered, pairwise(opened), strict=True):
+        round_["seconds"] = end - begin
     names = ("long", "tp", "rollout", "seconds", "preemptions", "tokens", "kv_usage", "step_seconds")
-    return {**{name: [of[name] for of in ordered] for name in names}, "reshapes": reshapes}
+    return {**{name: [round_[name] for round_ in ordered] for name in names}, "reshapes": reshapes}
 
 
 def cpu_times() -> tuple[float, float]:
-    """Of all CPUs of the machine since it started: idle, and in all."""
+    """Reads the ticks of all CPUs of the machine since it started: idle, and in all."""
     first = Path("/proc/stat").read_text().splitlines()[0]
-    times = [float(of) for of in first.split()[1:9]]
+    times = [float(word) for word in first.split()[1:9]]
     return times[3] + times[4], sum(times)

@@ -30,10 +30,10 @@ class EngineProcess:
     def __init__(self, engine: PacedEngine) -> None:
         self.engine = engine
         context = multiprocessing.get_context("forkserver")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, engine), daemon=True, name=engine.name)
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_end, engine), daemon=True, name=engine.name)
         self._process.start()
-        theirs.close()
+        child_end.close()
         self._loads: asyncio.Queue[tuple[Load, Punctuality]] = asyncio.Queue()
         self._fleet: PacedFleet | None = None
 
@@ -42,7 +42,7 @@ class EngineProcess:
         self._pipe.recv()
 
     def attach(self, fleet: PacedFleet) -> None:
-        """Messages go to this fleet, of a job on this loop; once for a process."""
+        """Sends messages to this fleet, of a job on this loop, from now on."""
         first, self._fleet = self._fleet is None, fleet
         self._loop = asyncio.get_running_loop()
         self._loads = asyncio.Queue()
@@ -53,7 +53,7 @@ class EngineProcess:
         self._pipe.send((command, argument))
 
     async def load(self) -> tuple[Load, Punctuality]:
-        """Since the last call."""
+        """Returns load and punctuality since the last call."""
         self.send("load")
         return await self._loads.get()
 
@@ -77,7 +77,7 @@ Engines = Mapping[int, Sequence[EngineProcess]]
 
 
 def start_engines(roofline: Roofline, model: Path, longest: int, devices: int, sizes: Sequence[int]) -> Engines:
-    """Engines of each size, which share so many devices. Returns once all are up. To be called once in a process."""
+    """Starts engines of each size, which share so many devices. Returns once all are up. To be called once in a process."""
     wanted = {
         size: [PacedEngine(f"tp{size}/{number}", size, roofline, model, longest) for number in range(devices // size)]
         for size in sizes
@@ -130,11 +130,11 @@ class PacedFleet(instant_components.Fleet):
             self._serving[name].send("submit", [by_id[sample] for sample in ids])
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        for name, there in self._router.engines_of(ids).items():
-            self._serving[name].send("abort", there)
+        for name, samples in self._router.engines_of(ids).items():
+            self._serving[name].send("abort", samples)
 
     def finished_in(self, engine: str, samples: Sequence[FinishedSample]) -> None:
-        """What an engine has finished."""
+        """Takes what an engine has finished."""
         self._done += [sample for sample in samples if self._router.finished(engine, sample.id)]
         self._ended.set()
         if self._done:
@@ -167,11 +167,11 @@ class PacedFleet(instant_components.Fleet):
             engine.send("version", self.version)
 
     async def loads(self) -> Mapping[str, Load]:
-        found = {}
+        loads = {}
         for name, engine in self._serving.items():
-            found[name], punctuality = await engine.load()
+            loads[name], punctuality = await engine.load()
             self.punctuality += punctuality
-        return found
+        return loads
 
     def forget(self) -> None:
         """Forgets how punctual engines were until now."""

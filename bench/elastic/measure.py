@@ -31,7 +31,7 @@ WARM_UP = ((12, 1),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=elastic`."""
+    """Adds the options of `make bench NAME=elastic`."""
     parser.add_argument("--arms", nargs="*", type=arm_named, default=[*ARMS], help=", ".join(ARMS))
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
     parser.add_argument("--cycles", type=int, help="cycles of each phase of the trace, instead of its own number")
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, recorder: Recorder, folder: Path) -> None:
-    """Blocks of these arms and seeds."""
+    """Measures blocks of these arms and seeds."""
     from bench.elastic.fleet import start_engines
     from bench.elastic.models import write_published, write_tiny
 
@@ -85,8 +85,8 @@ async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, reco
                 values = await block(arm, trace.Trace(seed, phases))
                 recorder.write("block", arm=arm, seed=seed, load=os.getloadavg()[0], **values)
                 punctuality = Punctuality(**values["punctuality"])
-                told = f"{values['wall']:.1f} s, {punctuality.on_time:.2%} of steps in time, CPUs {values['idle']:.0%} idle"
-                _say(f"{arm} seed {seed}: {told}{', void' if punctuality.void else ''}; after", began)
+                outcome = f"{values['wall']:.1f} s, {punctuality.on_time:.2%} of steps in time, CPUs {values['idle']:.0%} idle"
+                _say(f"{arm} seed {seed}: {outcome}{', void' if punctuality.void else ''}; after", began)
                 if punctuality.void:
                     void.append((arm, seed))
             wanted = void if time.monotonic() - began + len(void) * values["wall"] < LIMIT_SECONDS else []
@@ -97,7 +97,7 @@ async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, reco
 
 
 def job_of(arm: Arm, model: Path, lengths: trace.Trace, folder: Path) -> RLJobSpec:
-    """The job of a block; its profile, if it has one, goes into `folder`."""
+    """Makes the job of a block; its profile, if it has one, goes into `folder`."""
     if arm.mode is ParallelismMode.FIXED:
         return job_spec(arm, model, lengths.rounds, lengths.seed)
     profile = folder / "profile.json"

@@ -24,14 +24,14 @@ PUBLISHED = {
 
 
 def write_published(folder: Path) -> Path:
-    """A directory with config.json alone: no engine loads it."""
+    """Writes a directory with config.json alone: no engine loads it."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(PUBLISHED))
     return folder
 
 
 def write_tiny(folder: Path, max_length: int) -> Path:
-    """One layer, one head for keys, and no end token: a response ends with its last token."""
+    """Writes a model of one layer, one head for keys, and no end token: a response ends with its last token."""
     from tests.support.tiny_model import build_tiny_model
 
     return without_end(build_tiny_model(folder, layers=1, hidden=64, heads=2, max_length=max_length))

@@ -25,14 +25,17 @@ class Oracle:
 
 
 def oracle(situations: Sequence[Situation], seconds: Mapping[int, Sequence[Sequence[float]]], change: float) -> Oracle:
-    """The choice that takes least time over all seeds together: one size for each situation, charged `change` seconds for each change.
+    """Finds the choice that takes least time over all seeds together.
+
+    It has one size for each situation, and is charged `change` seconds for each change.
 
     `seconds[size][seed][round]` are those of rounds in fixed shape, the rounds of all seeds in the same situations. It begins in its
     first size, and knows all lengths beforehand. All choices are tried. Raises ValueError if rounds are missing.
     """
     kinds = sorted(set(situations))
     sums = {
-        size: {of: sum(_total(run, situations, of) for run in runs) for of in kinds} for size, runs in seconds.items()
+        size: {kind: sum(_total(run, situations, kind) for run in runs) for kind in kinds}
+        for size, runs in seconds.items()
     }
     runs = len(next(iter(seconds.values())))
 
@@ -40,10 +43,10 @@ def oracle(situations: Sequence[Situation], seconds: Mapping[int, Sequence[Seque
         return sum(sizes[before] != sizes[after] for before, after in pairwise(situations))
 
     def cost(sizes: Mapping[Situation, int]) -> float:
-        return sum(sums[size][of] for of, size in sizes.items()) + runs * change * changes(sizes)
+        return sum(sums[size][kind] for kind, size in sizes.items()) + runs * change * changes(sizes)
 
     best = min((dict(zip(kinds, chosen, strict=True)) for chosen in product(seconds, repeat=len(kinds))), key=cost)
-    chosen = [best[of] for of in situations]
+    chosen = [best[situation] for situation in situations]
     late = chosen[:1] + [best[phase, long] for (phase, _), (_, long) in pairwise(situations)]
 
     def taken(sizes: Sequence[int]) -> list[float]:
@@ -56,5 +59,5 @@ def oracle(situations: Sequence[Situation], seconds: Mapping[int, Sequence[Seque
     return Oracle(best, taken(chosen), taken(late), changes(best))
 
 
-def _total(run: Sequence[float], situations: Sequence[Situation], of: Situation) -> float:
-    return sum(taken for taken, found in zip(run, situations, strict=True) if found == of)
+def _total(run: Sequence[float], situations: Sequence[Situation], wanted: Situation) -> float:
+    return sum(taken for taken, situation in zip(run, situations, strict=True) if situation == wanted)

@@ -41,13 +41,13 @@ class PacedEngine:
 
 
 def engine_config(engine: PacedEngine) -> EngineConfig:
-    """Of the tiny model, on one CPU."""
+    """Makes the config of the tiny model, on one CPU."""
     return EngineConfig(engine.name, str(engine.model), "float32", max_length=engine.longest, enforce_eager=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """Of an engine's `steps`, `late` ended beyond LATE of their stated time. `stated` and `taken` are seconds of all."""
+    """Counts an engine's `steps`, of which `late` ended beyond LATE of their stated time. `stated` and `taken` are seconds of all."""
 
     steps: int = 0
     late: int = 0
@@ -108,7 +108,7 @@ class Pace:
         self.stated = self._roofline.step_seconds(self._devices, max(1, decoded), tokens, computed)
 
     def rested(self) -> None:
-        """There was nothing to do until now."""
+        """Takes note that there was nothing to do until now."""
         self._end = None
 
     def step(self, step: Any) -> Any:
@@ -129,10 +129,10 @@ class Pace:
 
 
 def _sleep_until(end: float) -> None:
-    """To a tenth of a millisecond or so: whoever wakes goes before those that compute, which have until their own step's end."""
+    """Sleeps to a tenth of a millisecond or so: whoever wakes goes before those that compute, which have until their own step's end."""
     go_first(WAKING)
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(left)
+    while (remaining := end - time.monotonic()) > 0:
+        time.sleep(remaining)
     go_first(COMPUTING)
 
 
@@ -146,7 +146,7 @@ def go_first(priority: int) -> None:
 
 
 def serve(pipe: Connection, engine: PacedEngine) -> None:
-    """The engine's process. It answers once it is up, then carries out commands (name, argument), and sends what it has finished.
+    """Runs the engine's process. It answers once it is up, then carries out commands (name, argument), and sends what it has finished.
 
     Commands are `submit`, `abort`, `version`, `load` and `end`; messages are (`finished`, samples), (`load`, (load, punctuality)).
     """
@@ -182,7 +182,7 @@ def serve(pipe: Connection, engine: PacedEngine) -> None:
 
 
 def _start(engine: PacedEngine) -> Any:
-    """vLLM with as many KV blocks as the engine's devices have room for."""
+    """Starts vLLM with as many KV blocks as the engine's devices have room for."""
     from longboat_runtime.rollout import base
     from longboat_runtime.rollout.arguments import engine_arguments
     from longboat_runtime.rollout.factory import read_model_config
@@ -224,7 +224,7 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             super()._submit(requests, begun)
 
         def serve_version(self, version: int) -> None:
-            """New weights in name: nothing that runs or is cached outlives a round."""
+            """Serves new weights in name: nothing that runs or is cached outlives a round."""
 
             def serve() -> None:
                 self._vllm.set_weight_version(str(version))
@@ -234,7 +234,7 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             self._commands.give(serve)
 
         def take_punctuality(self) -> Punctuality:
-            """Of the steps since the last call."""
+            """Returns the punctuality of the steps since the last call."""
             taken, self._pace.punctuality = self._pace.punctuality, Punctuality()
             return taken
 

@@ -69,8 +69,8 @@ class Fitted:
 
 
 def cells(roofline: Roofline = H800, lengths: TwoLevel = LENGTHS) -> dict[Cell, Fitted]:
-    """The four cells, simulated."""
-    found: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in SECONDS}
+    """Simulates the four cells."""
+    outcomes: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in SECONDS}
     for size in (1, 2):
         shapes = Shapes(
             {size: roofline.engine_model(size, LONGEST + PROMPT_TOKENS)},
@@ -87,9 +87,10 @@ def cells(roofline: Roofline = H800, lengths: TwoLevel = LENGTHS) -> dict[Cell, 
             with patch.object(router, "IMBALANCE", 1):
                 run = simulate(policy, GROUP_SIZE, site, of_seed, 10 * _STEPS, most_steps=_STEPS)
             for step in run.steps:
-                found[step.kind, size].append((step.rollout, step.preemptions))
+                outcomes[step.kind, size].append((step.rollout, step.preemptions))
     return {
-        cell: Fitted(*(sum(of) / len(values) for of in zip(*values, strict=True))) for cell, values in found.items()
+        cell: Fitted(*(sum(column) / len(values) for column in zip(*values, strict=True)))
+        for cell, values in outcomes.items()
     }
 
 

@@ -30,11 +30,13 @@ class Roofline:
     all_reduce: float
 
     def kv_tokens(self, devices: int) -> int:
-        """Tokens in the KV cache of an engine: weights are split over its devices, of each of which a tenth is kept in reserve."""
+        """Counts the tokens in the KV cache of an engine: weights are split over its devices, of each of which a tenth is kept in reserve."""
         return int((devices * self.memory * (1 - 1 / RESERVE) - self.weights) / self.kv_token)
 
     def step_seconds(self, devices: int, sequences: int, tokens: float, computed: int = 0) -> float:
-        """A step that draws a token for each of `sequences`, which have `tokens` in context together, and computes `computed` prompt tokens.
+        """Returns the seconds of a step that draws a token for each of `sequences` and computes `computed` prompt tokens.
+
+        The sequences have `tokens` in context together.
 
         Decoding reads weights and KV cache, or computes, whichever takes longer; prompts, and sequences that are computed again after a
         preemption, take compute on top.
@@ -49,11 +51,11 @@ class Roofline:
         )
 
     def prefill_seconds(self, devices: int) -> float:
-        """Of each token of a prompt, or of a sequence that is computed again."""
+        """Returns the seconds of each token of a prompt, or of a sequence that is computed again."""
         return self.token_operations / (devices * self.compute)
 
     def scaled(self, *, sequences: float, tokens: float, pace: float) -> Roofline:
-        """Devices for a smaller job: each sequence stands for `sequences`, each token, and so each step, for `tokens`.
+        """Scales the devices for a smaller job: each sequence stands for `sequences`, each token, and so each step, for `tokens`.
 
         A second stands for 1 / `pace`. Rounds of the smaller job take `pace` times the seconds of the other's.
         """
@@ -69,7 +71,7 @@ class Roofline:
         )
 
     def engine_model(self, devices: int, longest: int) -> EngineModel:
-        """The table that planner and simulator work with, for sequences of up to `longest` tokens."""
+        """Makes the table that planner and simulator work with, for sequences of up to `longest` tokens."""
         contexts = tuple(max(1, longest * part // 4) for part in range(5))
         return EngineModel(
             self.kv_tokens(devices),

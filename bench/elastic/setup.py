@@ -30,7 +30,7 @@ CHANGE_SECONDS = sum(COST.values())
 
 
 def engine_models(arm: Arm | None = None) -> dict[int, EngineModel]:
-    """Of each size; with an arm, as its profile has them."""
+    """Makes the models of each size; with an arm, as its profile has them."""
     models = {size: replace(ROOFLINE.engine_model(size, CONTEXT), block_tokens=BLOCK_TOKENS) for size in SIZES}
     if arm is None:
         return models
@@ -40,12 +40,12 @@ def engine_models(arm: Arm | None = None) -> dict[int, EngineModel]:
 
 
 def _slower(model: EngineModel, factor: float) -> EngineModel:
-    seconds = tuple(tuple(factor * of for of in row) for row in model.seconds)
+    seconds = tuple(tuple(factor * value for value in row) for row in model.seconds)
     return replace(model, prefill_seconds=factor * model.prefill_seconds, seconds=seconds)
 
 
 def write_profile(path: Path, arm: Arm, spec: RLJobSpec) -> None:
-    """The profile that the arm's planner gets, of the engines of `spec`."""
-    engines = {size: ProfiledEngine.of(model, COST) for size, model in engine_models(arm).items()}
+    """Writes the profile that the arm's planner gets, of the engines of `spec`."""
+    engines = {size: ProfiledEngine.from_model(model, COST) for size, model in engine_models(arm).items()}
     engine = identity(engine_config(spec, "", (0,)), PUBLISHED)
     ProfileFile(model=spec.model.path, engine=engine, engines=engines).write(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.elastic import trace
 from bench.elastic.arms import ARMS, FIXED
-from bench.elastic.bars import Bar, Found, found, situations, valid
+from bench.elastic.bars import Bar, Result, judge, situations, valid
 from bench.elastic.paced import IN_TIME, LATE, Punctuality
 from bench.elastic.predictions import predicted
 from bench.elastic.published import PREEMPTIONS, SECONDS
@@ -31,7 +31,7 @@ def write(raw: Path) -> None:
     lines = newest_run(raw)
     run, blocks = lines[0], [line for line in lines if line["kind"] == "block"]
     phases = tuple((median, cycles) for median, cycles in run["settings"]["phases"])
-    result = found(blocks, trace.Trace(0, phases), CHANGE_SECONDS)
+    result = judge(blocks, trace.Trace(0, phases), CHANGE_SECONDS)
     simulated = simulations(result, valid(blocks), phases)
     text = [
         *_head(run, [line["commit"] for line in lines if line["kind"] == "resumed"], phases),
@@ -49,8 +49,8 @@ def write(raw: Path) -> None:
 Simulated = dict[tuple[str, int], list[SimulatedStep]]
 
 
-def simulations(result: Found, blocks: Any, phases: trace.Phases) -> Simulated:
-    """The blocks as the simulator sees them, with the seconds that driver and messages took in a round of TP1 beyond it."""
+def simulations(result: Result, blocks: Any, phases: trace.Phases) -> Simulated:
+    """Simulates the blocks, with the seconds that driver and messages took in a round of TP1 beyond the simulator's."""
     first = next(iter(FIXED))
     seeds = sorted(result.seconds.get(first, {}))
     bare = [predicted(ARMS[first], trace.Trace(seed, phases)) for seed in seeds]
@@ -65,7 +65,7 @@ def _head(run: dict[str, Any], resumed: Sequence[str], phases: trace.Phases) -> 
     machine = run["machine"]
     versions = ", ".join(f"{package} {value}" for package, value in run["versions"].items())
     commits = ", resumed at ".join([run["commit"], *resumed])
-    told = ", ".join(f"{median:g} tokens for {cycles} cycles" for median, cycles in phases)
+    median_lengths = ", ".join(f"{median:g} tokens for {cycles} cycles" for median, cycles in phases)
     kv = ", ".join(f"{ROOFLINE.kv_tokens(size)} with TP{size}" for size in FIXED.values())
     steps = "; ".join(
         f"TP{size}: "
@@ -88,14 +88,14 @@ def _head(run: dict[str, Any], resumed: Sequence[str], phases: trace.Phases) -> 
         ),
         "",
         (
-            f"Median lengths go along a trace, the same for every arm: {told}; a cycle is {trace.SHORT_ROUNDS} short rounds and a long one. "
+            f"Median lengths go along a trace, the same for every arm: {median_lengths}; a cycle is {trace.SHORT_ROUNDS} short rounds and a long one. "
             f"Log-normal, prompt sigma {trace.PROMPT_SIGMA:g}, sample sigma {trace.SAMPLE_SIGMA:g}, at most {trace.LONGEST} tokens."
         ),
         "",
     ]
 
 
-def _bars(result: Found, simulated: Simulated) -> list[str]:
+def _bars(result: Result, simulated: Simulated) -> list[str]:
     text = ["| bar | at least | measured (95 % interval over seeds) | |", "|---|---|---|---|"]
     text += [_row(bar) for bar in result.bars]
     for arm, error in _errors(result, simulated).items():
@@ -114,16 +114,16 @@ def _row(bar: Bar) -> str:
     return f"| {bar.what} | {bar.least:.2f} | {bar.shown} | {'passes' if bar.passed else '**misses**'} |"
 
 
-def _errors(result: Found, simulated: Simulated) -> dict[str, float]:
-    """Of the simulator, by arm: all seeds together."""
+def _errors(result: Result, simulated: Simulated) -> dict[str, float]:
+    """Computes the errors of the simulator, by arm: all seeds together."""
     errors = {}
     for arm, of_arm in result.seconds.items():
-        said = sum(step.seconds for seed in of_arm for step in simulated[arm, seed])
-        errors[arm] = said / sum(of_arm.values()) - 1
+        predicted_seconds = sum(step.seconds for seed in of_arm for step in simulated[arm, seed])
+        errors[arm] = predicted_seconds / sum(of_arm.values()) - 1
     return errors
 
 
-def _arms(result: Found, simulated: Simulated, blocks: Any) -> list[str]:
+def _arms(result: Result, simulated: Simulated, blocks: Any) -> list[str]:
     errors = _errors(result, simulated)
     text = [
         "| arm | seconds of a block, by seed | simulated | changes, by seed | preemptions, by seed | devices of an engine by round, first seed |",
@@ -136,7 +136,7 @@ def _arms(result: Found, simulated: Simulated, blocks: Any) -> list[str]:
         first = next(iter(own.values()))
         cells = [
             arm,
-            ", ".join(f"{of:.1f}" for of in result.seconds[arm].values()),
+            ", ".join(f"{value:.1f}" for value in result.seconds[arm].values()),
             f"{errors[arm]:+.1%}",
             ", ".join(str(len(block["reshapes"])) for block in own.values()),
             ", ".join(str(sum(block["preemptions"])) for block in own.values()),
@@ -152,12 +152,12 @@ def _arms(result: Found, simulated: Simulated, blocks: Any) -> list[str]:
 
 
 def runs_of(sizes: Sequence[int]) -> str:
-    """`1 x20, 4 x10` for twenty rounds with one device, and then ten with four."""
-    return ", ".join(f"{size} x{len([*of])}" for size, of in groupby(sizes))
+    """Writes `1 x20, 4 x10` for twenty rounds with one device, and then ten with four."""
+    return ", ".join(f"{size} x{len([*run])}" for size, run in groupby(sizes))
 
 
-def _situations(result: Found, blocks: Any, phases: trace.Phases) -> list[str]:
-    """Mean seconds and preemptions of a round, by phase, kind and fixed size."""
+def _situations(result: Result, blocks: Any, phases: trace.Phases) -> list[str]:
+    """Writes the mean seconds and preemptions of a round, by phase, kind and fixed size."""
     sizes = [arm for arm in FIXED if arm in result.seconds]
     text = [
         "Seconds (preemptions) of a round in fixed shape, means over rounds and seeds, and the oracle's choice:",
@@ -168,12 +168,16 @@ def _situations(result: Found, blocks: Any, phases: trace.Phases) -> list[str]:
     rounds: dict[tuple[int, bool], dict[str, list[tuple[float, int]]]] = {}
     for (arm, seed), block in blocks.items():
         if arm in sizes:
-            of = situations(block, trace.Trace(seed, phases))
-            for situation, seconds, preemptions in zip(of, block["seconds"], block["preemptions"], strict=True):
+            round_situations = situations(block, trace.Trace(seed, phases))
+            for situation, seconds, preemptions in zip(
+                round_situations, block["seconds"], block["preemptions"], strict=True
+            ):
                 rounds.setdefault(situation, {}).setdefault(arm, []).append((seconds, preemptions))
     for situation, by_arm in sorted(rounds.items()):
         phase, long = situation
-        means = {arm: [sum(of) / len(of) for of in zip(*found_, strict=True)] for arm, found_ in by_arm.items()}
+        means = {
+            arm: [sum(column) / len(column) for column in zip(*found_, strict=True)] for arm, found_ in by_arm.items()
+        }
         cells = [f"{means[arm][0]:.2f} ({means[arm][1]:.1f})" if arm in means else "" for arm in sizes]
         chosen = f"TP{result.oracle.sizes[situation]}" if result.oracle else ""
         kind = RoundKind.LONG if long else RoundKind.SHORT
@@ -182,7 +186,7 @@ def _situations(result: Found, blocks: Any, phases: trace.Phases) -> list[str]:
 
 
 def _fit(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """The published cells."""
+    """Writes the table of the published cells."""
     if not lines:
         return []
     text = [
@@ -210,7 +214,7 @@ def _punctuality(blocks: Sequence[dict[str, Any]]) -> list[str]:
     found_ = [Punctuality(**block["punctuality"]) for block in blocks]
     void = [f"{block['arm']} seed {block['seed']}" for block in blocks if block["void"]]
     together = sum(found_, Punctuality())
-    shares = sorted(of.on_time for of in found_)
+    shares = sorted(each.on_time for each in found_)
     idle = sorted(block["idle"] for block in blocks)
     return [
         (
@@ -222,7 +226,7 @@ def _punctuality(blocks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _reasons(blocks: Any) -> list[str]:
-    """Why engines changed in the first seed of each arm."""
+    """Lists why engines changed in the first seed of each arm."""
     text = []
     for arm in ARMS:
         own = {seed: block for (name, seed), block in blocks.items() if name == arm}
@@ -237,8 +241,8 @@ def _reasons(blocks: Any) -> list[str]:
     return text
 
 
-def plot(result: Found, blocks: Any, path: Path) -> None:
-    """For each arm, in its first seed: seconds of every round, coloured by the devices of an engine; long rounds are dark at the foot."""
+def plot(result: Result, blocks: Any, path: Path) -> None:
+    """Draws, for each arm in its first seed, seconds of every round, coloured by the devices of an engine; long rounds are dark at the foot."""
     arms = [arm for arm in ARMS if arm in result.seconds]
     with picture(path, rows=len(arms), columns=1, width=11, height=1.3) as (_, axes):
         for arm, (axis,) in zip(arms, axes, strict=True):
@@ -253,7 +257,7 @@ def plot(result: Found, blocks: Any, path: Path) -> None:
             )
             axis.set_title(f"{arm}: {sum(block['seconds']):.1f} s", fontsize=8, loc="left")
             axis.set_ylabel("s a round", fontsize=7)
-            axis.set_ylim(0, max(max(blocks[of, min(result.seconds[of])]["seconds"]) for of in arms))
+            axis.set_ylim(0, max(max(blocks[other, min(result.seconds[other])]["seconds"]) for other in arms))
             axis.tick_params(labelsize=7)
         handles = [_patch(colour, f"TP{size}") for size, colour in COLOURS.items()]
         axes[0][0].legend(handles=handles, fontsize=7, ncols=3, loc="upper right")

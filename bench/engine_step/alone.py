@@ -12,21 +12,21 @@ from longboat_runtime.rollout.engine import EngineConfig, engine_config
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import SampleRequest
 
-# Of each round, the requests of each engine.
+# The requests of each engine in each round.
 Rounds = Sequence[Sequence[Sequence[SampleRequest]]]
 
 
 def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
-    """The steps of `engines` engines that begin each round together, as in a job."""
+    """Times the steps of `engines` engines that begin each round together, as in a job."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for number in range(engines):
-        ours, theirs = context.Pipe()
+        own_end, child_end = context.Pipe()
         config = engine_config(spec, f"alone-{number}", (number,))
-        processes.append(context.Process(target=_generate, args=(theirs, config, engines), daemon=True))
-        pipes.append(ours)
+        processes.append(context.Process(target=_generate, args=(child_end, config, engines), daemon=True))
+        pipes.append(own_end)
         processes[-1].start()
-        theirs.close()  # so that its end is noticed here
+        child_end.close()  # so that its end is noticed here
     try:
         for pipe in pipes:
             pipe.recv()
@@ -45,7 +45,7 @@ def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
 
 
 def _generate(pipe: Connection, config: EngineConfig, engines: int) -> None:
-    """The engine's process: answers once it is up, after each round it is sent, and at last with its steps."""
+    """Runs the engine's process: it answers once it is up, after each round it is sent, and at last with its steps."""
     from longboat_runtime.rollout.factory import start_engine
 
     engine = start_engine(config, NodeDevices(engines))
@@ -53,8 +53,8 @@ def _generate(pipe: Connection, config: EngineConfig, engines: int) -> None:
     pipe.send(None)
     while (requests := pipe.recv()) is not None:
         engine.submit(requests)
-        left = len(requests)
-        while left:
-            left -= len(engine.drain_finished(60.0))
+        missing = len(requests)
+        while missing:
+            missing -= len(engine.drain_finished(60.0))
         pipe.send(None)
     pipe.send(steps)

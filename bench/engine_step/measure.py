@@ -30,7 +30,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=engine_step`."""
+    """Adds the options of `make bench NAME=engine_step`."""
     parser.add_argument("--turns", type=int, default=2, help="times that both arms are measured")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of a turn")
     parser.add_argument("--profile", action="store_true", help="sample the job's processes (py-spy), which slows them")
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
-    """Wall and CPU seconds of decode-only steps, by the number of sequences."""
+    """Returns the wall and CPU seconds of decode-only steps, by the number of sequences."""
     return {
         str(size): [
             [round(wall, 6), round(cpu, 6)]
@@ -66,7 +66,7 @@ def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
 
 
 def _rounds(spec: RLJobSpec) -> alone.Rounds:
-    """The requests of the job's rounds, divided between engines as in the job."""
+    """Makes the requests of the job's rounds, divided between engines as in the job."""
     from longboat_runtime.data.source import open_source
     from longboat_runtime.driver.job import Job
     from longboat_runtime.rollout.router import Router
@@ -96,7 +96,7 @@ def _rounds(spec: RLJobSpec) -> alone.Rounds:
 
 
 async def _in_job(spec: RLJobSpec, folder: Path, *, profile: bool) -> tuple[list[Step], dict[str, Any]]:
-    """The engines' steps in a whole job, without its first rounds; what its stages and processes took, and where they spent it."""
+    """Times the engines' steps in a whole job, without its first rounds; also what its stages and processes took, and where they spent it."""
     from bench.rounds.block import run_block
     from bench.rounds.components import task_components
 

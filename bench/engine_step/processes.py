@@ -26,8 +26,8 @@ _NAMES = {
 
 
 def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
-    """User and system seconds of each process below `root`, it included; what ended children used counts for a parent other than `root`."""
-    parents, found = {}, {}
+    """Reads the user and system seconds of each process below `root`, it included; what ended children used counts for a parent other than `root`."""
+    parents, usage = {}, {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -38,12 +38,12 @@ def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
             continue
         parents[int(entry.name)] = int(fields[1])
         own_and_children = fields[11:13] if int(entry.name) == root else fields[11:15]
-        found[int(entry.name)] = (_name(command), sum(map(int, own_and_children)) / _TICKS)
-    return {pid: value for pid, value in found.items() if _below(pid, root, parents)}
+        usage[int(entry.name)] = (_name(command), sum(map(int, own_and_children)) / _TICKS)
+    return {pid: value for pid, value in usage.items() if _below(pid, root, parents)}
 
 
 def used(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]]) -> dict[str, float]:
-    """CPU seconds between two readings, by what the processes are."""
+    """Computes the CPU seconds between two readings, by what the processes are."""
     total: Counter[str] = Counter()
     for pid, (name, seconds) in after.items():
         total[name] += seconds - before.get(pid, (name, 0.0))[1]
@@ -82,17 +82,17 @@ class Profile:
         return Path(self._folder.name) / str(pid)
 
     def stop(self) -> dict[str, dict[str, int]]:
-        """Samples by process and by the innermost function of the sampled stack."""
-        found: dict[str, Counter[str]] = {}
+        """Ends the sampling; returns the samples by process and by the innermost function of the sampled stack."""
+        profiles: dict[str, Counter[str]] = {}
         for pid, process in self._running.items():
             process.send_signal(2)
             process.wait()
             if self._file(pid).exists():
-                found.setdefault(self._names[pid], Counter()).update(
+                profiles.setdefault(self._names[pid], Counter()).update(
                     innermost(self._file(pid).read_text().splitlines())
                 )
         self._folder.cleanup()
-        return {name: dict(counted.most_common(25)) for name, counted in found.items()}
+        return {name: dict(counted.most_common(25)) for name, counted in profiles.items()}
 
 
 def innermost(stacks: Sequence[str]) -> Counter[str]:

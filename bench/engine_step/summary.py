@@ -26,7 +26,7 @@ def write(raw: Path) -> None:
 
 
 def functions(run: dict[str, Any], *arms: dict[str, Any]) -> str:
-    """Markdown: where the processes of the job spent their time."""
+    """Writes where the processes of the job spent their time, as Markdown."""
     counts: dict[str, Counter[str]] = {}
     for arm in arms:
         for name, counted in arm.get("functions", {}).items():
@@ -41,7 +41,7 @@ def functions(run: dict[str, Any], *arms: dict[str, Any]) -> str:
 
 
 def table(run: dict[str, Any], *arms: dict[str, Any]) -> str:
-    """Markdown."""
+    """Writes the page, as Markdown."""
     machine, settings = run["machine"], run["settings"]
     jobs = [arm for arm in arms if arm["arm"] == "job"]
     text = [
@@ -87,6 +87,6 @@ def _values(arms: tuple[dict[str, Any], ...], name: str, size: str) -> list[list
 
 
 def _medians(steps: list[list[float]]) -> tuple[float, float, float]:
-    """Wall, CPU and the median of what lies between."""
+    """Computes the medians of wall, of CPU, and of what lies between."""
     wall, cpu = (median(column) for column in zip(*steps, strict=True))
-    return wall, cpu, median(one - other for one, other in steps)
+    return wall, cpu, median(first - second for first, second in steps)

@@ -9,12 +9,12 @@ from typing import Any
 
 from longboat_runtime.rollout import actor
 
-# Of each step: sequences that got a token, prompt tokens computed in it, wall and CPU seconds of the engine's thread.
+# What a step had: sequences that got a token, prompt tokens computed in it, wall and CPU seconds of the engine's thread.
 Step = tuple[int, int, float, float]
 
 
 def note_steps(engine: Any) -> list[Step]:
-    """From now on the engine, one that runs in this process, adds each step to the list."""
+    """Makes the engine, one that runs in this process, add each step to the list from now on."""
     steps: list[Step] = []
     batch = [0, 0]
     counters, step = engine._counters, engine._step
@@ -44,7 +44,7 @@ class TimedActor(actor.EngineActor):
         self._steps = note_steps(self._started)
 
     async def steps(self) -> list[Step]:
-        """Those since the last call."""
+        """Returns the steps since the last call."""
         steps = self._steps[:]
         del self._steps[: len(steps)]
         return steps
@@ -52,7 +52,7 @@ class TimedActor(actor.EngineActor):
 
 @contextmanager
 def timed_engines() -> Iterator[None]:
-    """Engines that are started within the block note their steps."""
+    """Makes engines that are started within the block note their steps."""
     usual = actor.EngineActor
     actor.EngineActor = TimedActor  # type: ignore[misc]
     try:

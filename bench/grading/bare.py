@@ -49,7 +49,7 @@ TASKS = {
 
 
 def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
-    """CPU milliseconds: of a call, of forks that do nothing, make one call, and enter the sandbox. And the scores."""
+    """Measures the CPU milliseconds of a call, and of forks that do nothing, make one call, and enter the sandbox; returns the scores too."""
     named = TASKS[task].reward
     signature = RewardSignature(named.get("signature", "Longboat"))
     # Without a RewardSpec: its library isn't in the processes that grade.
@@ -79,13 +79,13 @@ def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
 
 
 def _forked(score: Scorer, samples: Sequence[RewardSample]) -> float:
-    """Mean CPU seconds of forking, calling and ending; of as many samples as it takes to know."""
+    """Measures the mean CPU seconds of forking, calling and ending; of as many samples as it takes to know."""
     some = samples[:: max(1, len(samples) // FORKS)]
     return sum(_fork(lambda sample=sample: score(sample)) for sample in some) / len(some)
 
 
 def _confined() -> float:
-    """Median CPU seconds of forking into the sandbox as a zygote does. Confines this process too, for good."""
+    """Measures the median CPU seconds of forking into the sandbox as a zygote does. Confines this process too, for good."""
     prctl.gain_no_privileges()
     machine = os.uname().machine
     with tempfile.TemporaryDirectory(prefix="longboat-") as scratch:

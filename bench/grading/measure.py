@@ -65,7 +65,7 @@ _SCORED = (GradeKind.SCORED, GradeKind.WRONG_FORMAT)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=grading`."""
+    """Adds the options of `make bench NAME=grading`."""
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
     parser.add_argument("--isolations", nargs="*", default=[*ISOLATIONS], choices=[*ISOLATIONS])
     parser.add_argument("--grades", type=int, default=8 * ROUND, help="grades of a measurement, in rounds of 256")
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Tasks and isolations take turns. Appends to `path`."""
+    """Measures tasks and isolations in turns. Appends to `path`."""
     settings = {**vars(arguments), "verl": arguments.verl is not None}
     recorder = Recorder(path, **settings)
     tasks = [task for task in arguments.tasks if arguments.verl is not None or not TASKS[task].verl]
@@ -114,7 +114,7 @@ def _environment(verl: Path | None) -> dict[str, str]:
 async def _graded(
     task: str, isolation: str, samples: Sequence[RewardSample], scores: Sequence[float | None], arguments: Any
 ) -> dict[str, Any]:
-    """Milliseconds of CPU a grade by process, and whether the scores are those of the bare loop."""
+    """Measures the milliseconds of CPU a grade by process, and whether the scores are those of the bare loop."""
     reward = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}
     with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         socket = Path(directory) / "graders.sock"
@@ -142,13 +142,13 @@ async def _graded(
             server.terminate()
             server.wait()
     in_force = scheduler.isolation["reward"]
-    given = [grade.score if grade.kind in _SCORED else None for grade in grades]
+    own_scores = [grade.score if grade.kind in _SCORED else None for grade in grades]
     each = 1e3 / len(samples)
     return {
         **{f"{process}_ms": sum(cost.get(name, 0.0) for name in names) * each for process, names in PROCESSES.items()},
         "wall_ms": seconds * each,
         "grades": len(samples),
-        "different": sum(a != b for a, b in zip(given, scores, strict=True)),
+        "different": sum(a != b for a, b in zip(own_scores, scores, strict=True)),
         "in_force": str(in_force.isolation),
         "reason": in_force.reason,
         "zygote_fork_ms": 1e3 * state["footprint"]["fork"],
@@ -158,16 +158,16 @@ async def _graded(
 
 
 async def _grade(scheduler: RayRewardScheduler, samples: Sequence[RewardSample], first: int) -> list[Grade]:
-    """One round: its samples finish within ROUND_SECONDS, and engines hand them over every HANDOVER_SECONDS."""
+    """Grades one round: its samples finish within ROUND_SECONDS, and engines hand them over every HANDOVER_SECONDS."""
     handovers = round(ROUND_SECONDS / HANDOVER_SECONDS)
-    asked: list[asyncio.Task[Grade]] = []
+    tasks: list[asyncio.Task[Grade]] = []
     for handover in range(1, handovers + 1):
-        for index in range(len(asked), len(samples) * handover // handovers):
+        for index in range(len(tasks), len(samples) * handover // handovers):
             row = _row(first + index, samples[index])
-            asked.append(asyncio.create_task(scheduler.grade(SampleId(*row.prompt, 0, 0), row)))
+            tasks.append(asyncio.create_task(scheduler.grade(SampleId(*row.prompt, 0, 0), row)))
         await asyncio.sleep(HANDOVER_SECONDS)
     scheduler.flush()
-    return await asyncio.gather(*asked)
+    return await asyncio.gather(*tasks)
 
 
 def _row(index: int, sample: RewardSample) -> Row:

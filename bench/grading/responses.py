@@ -32,7 +32,7 @@ def _countdown() -> ModuleType:
 
 
 def quickstart(rng: random.Random) -> RewardSample:
-    """A countdown with slips, sometimes cut short or run on."""
+    """Makes a countdown with slips, sometimes cut short or run on."""
     task = _COUNTDOWN
     prompt = task.draw(rng)
     right, text = task.answer(prompt), task.demonstration(prompt, rng, rng.choice([0.0, 0.1, 0.5]))
@@ -41,7 +41,7 @@ def quickstart(rng: random.Random) -> RewardSample:
 
 
 def gsm8k(rng: random.Random) -> RewardSample:
-    """A word problem in steps, with the answer behind four number signs, mostly."""
+    """Makes a word problem in steps, with the answer behind four number signs, mostly."""
     name, thing = rng.choice(["Natalia", "Weng", "Betty", "Julie"]), rng.choice(["clips", "apples", "pages", "marbles"])
     first, times, price = rng.randint(12, 990), rng.randint(2, 9), rng.randint(2, 20)
     total = (first + first * times) * price
@@ -51,10 +51,10 @@ def gsm8k(rng: random.Random) -> RewardSample:
         f"Together that makes {first} + {first * times} = {first + first * times} {thing}.",
         f"At {price} dollars each, the total is {first + first * times} * {price} = {total} dollars.",
     ]
-    given = total + rng.choice([0, 0, 0, 1, -price, first])
+    answer = total + rng.choice([0, 0, 0, 1, -price, first])
     steps += ["Let me check that again. " + step for step in rng.choices(steps, k=rng.randint(0, 12))]
     end = rng.choice(
-        [f"#### {given}", f"#### {given}", f"#### {given:,}", f"#### ${given}", f"The answer is {given}.", "####"]
+        [f"#### {answer}", f"#### {answer}", f"#### {answer:,}", f"#### ${answer}", f"The answer is {answer}.", "####"]
     )
     text = "\n".join([*steps, end])
     question = f"How many dollars are {name}'s {thing} worth?"
@@ -63,18 +63,18 @@ def gsm8k(rng: random.Random) -> RewardSample:
 
 
 def math_dapo(rng: random.Random) -> RewardSample:
-    """Reasoning that ends in a line `Answer:`, or in a box."""
+    """Makes reasoning that mostly ends in a line `Answer:`, or in a box."""
     m, n = rng.randint(2, 40), rng.randint(3, 60)
     right = str(m * n + m)
-    given = rng.choice([right, right, str(m * n), rf"\frac{{{m}}}{{{n}}}", f"{right} \\text{{ units}}", "unclear"])
+    answer = rng.choice([right, right, str(m * n), rf"\frac{{{m}}}{{{n}}}", f"{right} \\text{{ units}}", "unclear"])
     thoughts = [f"We need the sum over k of {m}, for k from 1 to {n}, and then one more {m}."]
     thoughts += [f"Step {k}: the partial sum is ${m} \\cdot {k} = {m * k}$." for k in range(1, rng.randint(3, 25))]
     end = rng.choice(
         [
-            f"Answer: {given}",
-            f"Answer: ${given}$",
-            f"**Answer:** \\boxed{{{given}}}",
-            f"So it is \\boxed{{{given}}}.",
+            f"Answer: {answer}",
+            f"Answer: ${answer}$",
+            f"**Answer:** \\boxed{{{answer}}}",
+            f"So it is \\boxed{{{answer}}}.",
             "",
         ]
     )
@@ -84,7 +84,7 @@ def math_dapo(rng: random.Random) -> RewardSample:
 
 
 def accuracy(rng: random.Random) -> RewardSample:
-    """A derivation whose answer is a number, fraction, root, interval, set, polynomial or matrix in LaTeX."""
+    """Makes a derivation whose answer is a number, fraction, root, interval, set, polynomial or matrix in LaTeX."""
     a, b, c = rng.randint(2, 30), rng.randint(2, 30), rng.randint(2, 12)
     right, alike, wrong = rng.choice(
         [
@@ -101,14 +101,14 @@ def accuracy(rng: random.Random) -> RewardSample:
             (rf"{a}\%", f"{a / 100}", f"{b}"),
         ]
     )
-    given = rng.choice([right, alike, wrong])
+    answer = rng.choice([right, alike, wrong])
     thoughts = [f"Let $f(x) = {a}x^2 - {b}x + {c}$; completing the square gives $({b})^2 - 4 \\cdot {a} \\cdot {c}$."]
     thoughts += [f"For $k = {k}$ this is ${a * k * k - b * k + c}$." for k in range(rng.randint(1, 15))]
     end = rng.choice(
         [
-            rf"Thus \boxed{{{given}}}.",
-            rf"The answer is \boxed{{{given}}}",
-            f"The answer is ${given}$.",
+            rf"Thus \boxed{{{answer}}}.",
+            rf"The answer is \boxed{{{answer}}}",
+            f"The answer is ${answer}$.",
             "I am not sure.",
         ]
     )
@@ -128,7 +128,7 @@ MAKERS: dict[str, Callable[[random.Random], RewardSample]] = {
 
 
 def responses(task: str, count: int, seed: int = 0) -> Iterator[RewardSample]:
-    """`count` responses to a task of MAKERS."""
+    """Makes `count` responses to a task of MAKERS."""
     rng = random.Random(f"{task} {seed}")
     return (MAKERS[task](rng) for _ in range(count))
 

@@ -21,7 +21,7 @@ def write(raw: Path) -> None:
 
 
 def table(recorded: list[list[dict[str, Any]]]) -> str:
-    """Markdown, of runs that each begin with their `run` line."""
+    """Writes the page, as Markdown, from runs that each begin with their `run` line."""
     last = {
         (line["task"], line["isolation"]): lines for lines in recorded for line in lines if line["kind"] == "graded"
     }
@@ -32,7 +32,7 @@ def table(recorded: list[list[dict[str, Any]]]) -> str:
         "",
         (
             f"{machine['processor']}, python {run['versions']['python']}. CPU milliseconds a grade, "
-            f"medians over repeats of at least {min(one['settings']['grades'] for one in newest)} grades, {ROUND} in a round. Beyond the function, processes "
+            f"medians over repeats of at least {min(line['settings']['grades'] for line in newest)} grades, {ROUND} in a round. Beyond the function, processes "
             f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork of the zygote, whose child does nothing, and the function. "
             "No grade in a process of its own costs less than a fork into the sandbox and the call in it: `confined` is such a fork of a bare "
             "process, whose child does nothing."
@@ -62,5 +62,5 @@ def table(recorded: list[list[dict[str, Any]]]) -> str:
 
 
 def _medians(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Of what is measured, over repeats."""
+    """Computes medians of what is measured, over repeats."""
     return {name: median(line[name] for line in lines) for name, value in lines[0].items() if isinstance(value, float)}

@@ -25,18 +25,18 @@ class Allocations(TorchDispatchMode):
         self._live: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        earlier = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        made = [storage for storage in _storages(result) if storage._cdata not in given]
+        made = [storage for storage in _storages(result) if storage._cdata not in earlier]
         for storage in made:
             if storage._cdata not in self._live:
                 self._live[storage._cdata] = StorageWeakRef(storage)
         if made or func._schema.is_mutable:  # a view takes no memory
-            self.held()
+            self.bytes_held()
         return result
 
-    def held(self) -> int:
-        """Bytes that are held now."""
+    def bytes_held(self) -> int:
+        """Returns the bytes that are held now."""
         total, strong = 0, torch.UntypedStorage._new_with_weak_ptr
         for address, reference in list(self._live.items()):
             storage = strong(reference.cdata)

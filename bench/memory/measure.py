@@ -35,7 +35,7 @@ LOOK = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `python -m bench.run memory`."""
+    """Adds the options of `python -m bench.run memory`."""
     parser.add_argument("--sizes", nargs="*", default=["0.5B"], choices=SHAPES, help="parameters of the models")
     parser.add_argument("--ranks", type=int, default=1, help="on GPUs: one each")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
@@ -63,10 +63,19 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(size: str, model: Path, arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """What each rank, a process of its own, has measured. Bytes and seconds."""
+    """Measures in each rank, a process of its own. Bytes and seconds."""
     address = process_group.serve("127.0.0.1")
-    given = (arguments.ranks, address, size, model, arguments.device, arguments.bins, arguments.tokens, scratch)
-    torch.multiprocessing.spawn(_rank, given, nprocs=arguments.ranks)
+    rank_arguments = (
+        arguments.ranks,
+        address,
+        size,
+        model,
+        arguments.device,
+        arguments.bins,
+        arguments.tokens,
+        scratch,
+    )
+    torch.multiprocessing.spawn(_rank, rank_arguments, nprocs=arguments.ranks)
     return [torch.load(scratch / f"rank-{rank}") for rank in range(arguments.ranks)]
 
 
@@ -101,14 +110,14 @@ def _rank(
 
 
 def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: int) -> dict[str, Any]:
-    """Of the second step, since the first also makes what stays: its seconds, and the memory of its gradients."""
-    found: dict[str, Any] = {}
+    """Measures the seconds of the second step and the memory of gradients in the third; the first also makes what stays."""
+    results: dict[str, Any] = {}
     samples = _samples(rank.world_size * bins, tokens, vocabulary)
     by_id = {sample.id: sample for sample in samples}
     accumulate = rank.updates.accumulate
 
     def measured(*batches: Any) -> Any:
-        with _measured(device) as found["accumulate"]:
+        with _measured(device) as results["accumulate"]:
             return accumulate(*batches)
 
     def step(number: int) -> float:
@@ -118,20 +127,20 @@ def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: i
         return time.monotonic() - started
 
     step(1)
-    found["step_seconds"] = step(2)
+    results["step_seconds"] = step(2)
     rank.updates.accumulate = measured  # type: ignore[method-assign]
     step(3)
-    return found
+    return results
 
 
 @contextmanager
 def _measured(device: str) -> Iterator[dict[str, float]]:
-    """Seconds, and bytes above those at the start: the largest allocation, the most held at one time, and those still held.
+    """Measures seconds, and bytes above those at the start: the largest allocation, the most held at one time, and those still held.
 
     Of the GPU by its allocator, of the CPU by following every tensor's memory. `host` is the most private memory of the process
     beyond the start; pages of mapped files are not in it.
     """
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     with _host_memory() as host:
         started = time.monotonic()
         if device == "cuda":
@@ -139,24 +148,24 @@ def _measured(device: str) -> Iterator[dict[str, float]]:
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
-            yield found
+            yield results
             torch.cuda.synchronize()
             traces = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
             torch.cuda.memory._record_memory_history(enabled=None)
-            found["largest"] = max((event["size"] for event in traces if event["action"] == "alloc"), default=0)
-            found["peak"] = torch.cuda.max_memory_allocated() - before
-            found["held"] = torch.cuda.memory_allocated() - before
+            results["largest"] = max((event["size"] for event in traces if event["action"] == "alloc"), default=0)
+            results["peak"] = torch.cuda.max_memory_allocated() - before
+            results["held"] = torch.cuda.memory_allocated() - before
         else:
             with Allocations() as allocations:
-                yield found
-            found |= {"held": allocations.held(), "largest": allocations.largest, "peak": allocations.peak}
-        found["seconds"] = time.monotonic() - started
-    found["host"] = host()
+                yield results
+            results |= {"held": allocations.bytes_held(), "largest": allocations.largest, "peak": allocations.peak}
+        results["seconds"] = time.monotonic() - started
+    results["host"] = host()
 
 
 @contextmanager
 def _host_memory() -> Iterator[Callable[[], int]]:
-    """The most private memory of this process in the block, beyond that at its start."""
+    """Yields what returns the most private memory of this process in the block, beyond that at its start."""
     before = most = _private_memory()
     ended = threading.Event()
 
@@ -180,7 +189,7 @@ def _private_memory() -> int:
 
 
 def _units(model: torch.nn.Module) -> list[int]:
-    """Float32 bytes of the units that are gathered and scattered separately, largest first."""
+    """Lists the sizes, in float32 bytes, of the units that are gathered and scattered separately, largest first."""
     sizes = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -192,7 +201,7 @@ def _units(model: torch.nn.Module) -> list[int]:
 
 
 def _samples(count: int, tokens: int, vocabulary: int) -> list[GeneratedSample]:
-    """One fills a bin."""
+    """Makes samples of which one fills a bin."""
     random = np.random.default_rng(0)
     prompts = (random.integers(0, vocabulary, PROMPT_TOKENS).astype(np.int32) for _ in range(count))
     return [

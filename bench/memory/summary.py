@@ -18,7 +18,7 @@ def write(raw: Path) -> None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown. With several ranks, the largest figure of any."""
+    """Writes the page, as Markdown. With several ranks, it has the largest figure of any."""
     text = [
         "# Time and memory of trainer ranks",
         "",
@@ -46,7 +46,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     for (key, size), ranks in cases.items():
         text.append("| " + " | ".join(_row(runs[key], size, ranks)) + " |")
     versions = ", ".join(f"{name} {value}" for name, value in run.get("versions", {}).items())
-    commits = ", ".join(dict.fromkeys(of["settings"].get("commit") or of["commit"] for of in runs.values()))
+    commits = ", ".join(dict.fromkeys(run["settings"].get("commit") or run["commit"] for run in runs.values()))
     text += ["", f"Newest run: {versions}. Commits: {commits}."]
     return "\n".join(text) + "\n"
 

@@ -49,8 +49,8 @@ class ApiDouble:
     # The operator's requests.
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """POST."""
-        await self._asked()
+        """Creates the object, as POST does."""
+        await self._receive_request()
         key = _key(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"])
         if key in self._objects:
             raise AlreadyExistsError(409, "AlreadyExists", f"{key} already exists")
@@ -70,37 +70,37 @@ class ApiDouble:
         force: bool = True,
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Server-side apply: of a status guarded by its version, of anything else as a replacement."""
-        await self._asked()
+        """Applies an object as a server-side apply: a status guarded by its version, anything else as a replacement."""
+        await self._receive_request()
         key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
-        held = self._objects[key]
+        stored = self._objects[key]
         if subresource is None:
-            return self._store(key, {**held, **body, "metadata": {**held["metadata"], **body["metadata"]}})
-        if body["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+            return self._store(key, {**stored, **body, "metadata": {**stored["metadata"], **body["metadata"]}})
+        if body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
             raise ConflictError(409, "Conflict", "the object has been modified")
         return self._apply_status(key, manager, dict(body["status"]))
 
     async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """Server-side apply that makes the object."""
+        """Makes the object, as a server-side apply would."""
         return await self.create(resource, body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
-        """GET."""
-        await self._asked()
-        found = self._objects.get(_key(resource, namespace, name))
-        if found is None:
+        """Reads the object, as GET does."""
+        await self._receive_request()
+        stored = self._objects.get(_key(resource, namespace, name))
+        if stored is None:
             raise NotFoundError(404, "NotFound", name)
-        return _copy(found)
+        return _copy(stored)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Object, *_: Any, **__: Any) -> Any:
-        """PATCH of the first level."""
-        await self._asked()
+        """Replaces keys of the first level, as PATCH does."""
+        await self._receive_request()
         key = _key(resource, namespace, name)
         return self._store(key, {**self._objects[key], **body})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
-        """DELETE; nothing lingers."""
-        await self._asked()
+        """Deletes the object, as DELETE does; nothing lingers."""
+        await self._receive_request()
         gone = self._objects.pop(_key(resource, namespace, name), None)
         if gone is None:
             raise NotFoundError(404, "NotFound", name)
@@ -110,25 +110,25 @@ class ApiDouble:
         return {"kind": "Status"}
 
     async def list_pages(self, resource: Resource, namespace: str, **_: Any) -> AsyncIterator[Page]:
-        """Nothing: the operator lists warnings about pods, of which there are none."""
-        await self._asked()
+        """Lists nothing: the operator lists warnings about pods, of which there are none."""
+        await self._receive_request()
         yield Page([], "1")
 
     # Others.
 
     def submit(self, body: Object) -> None:
-        """A user creates a job or a template."""
+        """Creates a job or a template, as a user does."""
         metadata = {**body["metadata"], "uid": str(uuid.uuid4()), "generation": 1}
         key = (body["kind"], metadata.get("namespace", ""), metadata["name"])
         self._store(key, {**body, "metadata": metadata})
 
     def status(self, namespace: str, name: str) -> dict[str, Any]:
-        """A job's status."""
+        """Reads a job's status."""
         status: dict[str, Any] = self._objects[(RL_JOB.kind, namespace, name)].get("status") or {}
         return status
 
     def drive(self, namespace: str, name: str, **fields: Any) -> None:
-        """A driver applies its part of the status."""
+        """Applies a driver's part of the status."""
         key = (RL_JOB.kind, namespace, name)
         began = time.process_time()
         before = self.own_seconds
@@ -154,7 +154,7 @@ class ApiDouble:
         if set(names) - set(demand["rollout"].get("drained", ())):
             self.drive(key[1], key[2], demand={**demand, "rollout": {**demand["rollout"], "drained": names}})
 
-    async def _asked(self) -> None:
+    async def _receive_request(self) -> None:
         self.requests += 1
         await asyncio.sleep(ANSWER_SECONDS)
 

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.2
 
 
 def latency(jobs: int, demands: int, period_seconds: float, running: str | None = None) -> dict[str, Any]:
-    """`demands` of so many jobs, one every `period_seconds`: seconds until each was read as answered, and the operator's CPU.
+    """Measures `demands` of so many jobs, one every `period_seconds`: seconds until each was read as answered, and the operator's CPU.
 
     On a test cluster of its own, else on the one named `running`.
     No node takes the jobs' pods, so nothing but the API server and the operator has a part in it.
@@ -41,10 +41,10 @@ def latency(jobs: int, demands: int, period_seconds: float, running: str | None 
     if running is None:
         with clusters.own("bench-operator", nodes=1) as cluster:
             return asyncio.run(_run(cluster, names, demands, period_seconds))
-    found = Cluster.find(running)
-    if found is None:
+    running_cluster = Cluster.find(running)
+    if running_cluster is None:
         raise RuntimeError(f"--cluster {running}: it is not up")
-    return asyncio.run(_run(found, names, demands, period_seconds))
+    return asyncio.run(_run(running_cluster, names, demands, period_seconds))
 
 
 async def _run(cluster: Cluster, names: list[str], demands: int, period_seconds: float) -> dict[str, Any]:
@@ -68,7 +68,7 @@ async def _run(cluster: Cluster, names: list[str], demands: int, period_seconds:
 async def _measure(
     client: KubeClient, names: list[str], demands: int, period_seconds: float, operator: int
 ) -> dict[str, Any]:
-    asked: dict[tuple[str, int], float] = {}
+    sent_at: dict[tuple[str, int], float] = {}
     answered: dict[tuple[str, int], float] = {}
     listed = [page async for page in client.list_pages(RL_JOB, NAMESPACE)]
     async with client.watch(RL_JOB, NAMESPACE, "", listed[-1].resource_version) as events:
@@ -83,15 +83,15 @@ async def _measure(
                 "replicas": REPLICAS - turn % 2,
                 "reason": "as many as it can use",
             }
-            asked[name, turn] = time.monotonic()
+            sent_at[name, turn] = time.monotonic()
             await _drive(client, name, {"demand": {"incarnationRequest": "token", "rollout": rollout}})
-        while asked.keys() - answered.keys():  # noqa: ASYNC110
+        while sent_at.keys() - answered.keys():  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         used = _cpu_seconds(operator) - cpu
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
     return {
-        "seconds": [round(answered[key] - sent, 4) for key, sent in asked.items()],
+        "seconds": [round(answered[key] - sent, 4) for key, sent in sent_at.items()],
         "operator_cpu_ms": 1e3 * used / demands,
         "wall_seconds": time.monotonic() - began,
     }
@@ -131,7 +131,7 @@ async def _create(client: KubeClient, resource: Resource, name: str, spec: dict[
 
 
 async def _drive(client: KubeClient, name: str, status: dict[str, Any]) -> None:
-    """A driver applies its part of the status."""
+    """Applies a driver's part of the status."""
     metadata = {"namespace": NAMESPACE, "name": name}
     body = {"apiVersion": RL_JOB.api_version, "kind": RL_JOB.kind, "metadata": metadata, "status": status}
     await client.apply(RL_JOB, body, subresource="status", manager="longboat-driver")
@@ -157,6 +157,6 @@ async def _operator(cluster: Cluster) -> AsyncIterator[asyncio.subprocess.Proces
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Reads the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -49,7 +49,7 @@ class Slice:
 
 
 def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any]:
-    """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
+    """Measures jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
 
     `unsettled` are jobs that lack what they asked for, or for which there is something left to do, when nothing calls for a plan.
     """
@@ -81,11 +81,11 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
         api.drive(NAMESPACE, name, training={"incarnation": 1, "state": "Running", "step": 1})
     await _all(api, names, lambda status: status["phase"] == "Running")
     await _rest(api, queue)
-    found = await _measure(api, queue, names, period_seconds, seconds)
+    results = await _measure(api, queue, names, period_seconds, seconds)
     await _rest(api, queue)
     queue.close()
     await asyncio.gather(*workers)
-    return {**found, "unsettled": len([name for name in names if not _settled(api, cache, name)])}
+    return {**results, "unsettled": len([name for name in names if not _settled(api, cache, name)])}
 
 
 async def _measure(
@@ -124,7 +124,7 @@ async def _measure(
 
 
 def _loop_ms(seconds: float) -> float:
-    """Milliseconds of a million additions."""
+    """Measures the milliseconds of a million additions."""
     return 1e3 * seconds * 10**6 / SPEED_ADDITIONS
 
 
@@ -147,8 +147,8 @@ def _settled(api: ApiDouble, cache: Cache, name: str) -> bool:
 
 async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
     """Returns once it is true of every job's status."""
-    left = list(names)
-    while left := [name for name in left if not true(api.status(NAMESPACE, name))]:  # noqa: ASYNC110
+    waiting = list(names)
+    while waiting := [name for name in waiting if not true(api.status(NAMESPACE, name))]:  # noqa: ASYNC110
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

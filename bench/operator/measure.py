@@ -20,7 +20,7 @@ PERIOD_SECONDS = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=operator`."""
+    """Adds the options of `make bench NAME=operator`."""
     parser.add_argument("--jobs", type=int, default=JOBS, help="jobs that change their demand, in memory")
     parser.add_argument("--period", type=float, default=PERIOD_SECONDS, help="seconds between changes of one job")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they do")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """One after the other. Appends to `path`."""
+    """Runs one part after the other. Appends to `path`."""
     gc.set_threshold(*COLLECTED_AFTER)  # as the operator's process does
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     recorder = Recorder(path, **dict(vars(arguments).items()))
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
         ("many_jobs", lambda: many_jobs(arguments.jobs, arguments.period, arguments.seconds)),
         ("latency", lambda: latency(arguments.real_jobs, arguments.demands, 0.5, arguments.cluster)),
     ):
-        found = values()
-        recorder.write(kind, **found)
-        print(kind, {name: value for name, value in found.items() if name not in {"seconds", "slices"}}, flush=True)
+        results = values()
+        recorder.write(kind, **results)
+        print(kind, {name: value for name, value in results.items() if name not in {"seconds", "slices"}}, flush=True)
     recorder.close()

@@ -16,7 +16,7 @@ LOOKS = 200
 
 
 def plan_costs(repeats: int) -> dict[str, float]:
-    """CPU milliseconds of a plan that finds nothing to do, medians of `repeats` times `LOOKS` plans; and of a Python loop."""
+    """Measures the CPU milliseconds of a plan that finds nothing to do, medians of `repeats` times `LOOKS` plans; and of a Python loop."""
     cluster = SimulatedCluster(
         spec_of(rollout={"replicas": 12}, trainer={"replicas": 4}, rewardPools=[{"name": "default", "replicas": 3}])
     )
@@ -37,7 +37,7 @@ def plan_costs(repeats: int) -> dict[str, float]:
 
 
 def _with_reward_pools() -> RewardCluster:
-    """A converged job of one rollout and one trainer pod, whose four reward pools of eight pods each share CPUs that have moved."""
+    """Makes a converged job of one rollout and one trainer pod, whose four reward pools of eight pods each share CPUs that have moved."""
     pools = [{"name": name, "replicas": 8} for name in ("code", "math", "style", "tools")]
     cluster = RewardCluster(reward_spec("32", pools, rollout={"replicas": 1}, trainer={"replicas": 1}))
     cluster.up()
@@ -51,10 +51,10 @@ def _cost(cluster: SimulatedCluster, key: Key, repeats: int) -> float:
     observed = cluster.observed(key)
     if not plan(observed, cluster.now).empty:
         raise RuntimeError(f"{key} has not converged")
-    found = []
+    costs = []
     for _ in range(repeats):
         began = time.process_time()
         for _ in range(LOOKS):
             plan(observed, cluster.now)
-        found.append(1e3 * (time.process_time() - began) / LOOKS)
-    return median(found)
+        costs.append(1e3 * (time.process_time() - began) / LOOKS)
+    return median(costs)

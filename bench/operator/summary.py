@@ -20,7 +20,7 @@ FULL_SPEED_MS = 45.0
 def write(raw: Path) -> None:
     """Writes `operator.md` beside the raw file, from its newest run."""
     run, *lines = newest_run(raw)
-    found = {line["kind"]: line for line in lines}
+    by_kind = {line["kind"]: line for line in lines}
     machine, settings = run["machine"], run["settings"]
     text = [
         "# What the operator costs",
@@ -32,7 +32,7 @@ def write(raw: Path) -> None:
         "",
         "| measured | found | bar |",
         "|---|---|---|",
-        *_rows(found),
+        *_rows(by_kind),
         "",
         (
             f"The {settings['jobs']} jobs of seven pods change their demand every {settings['period']:g} s, evenly spread, between two and "
@@ -44,9 +44,9 @@ def write(raw: Path) -> None:
     raw.with_suffix(".md").write_text("\n".join(text) + "\n")
 
 
-def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
+def _rows(by_kind: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
-    if plans := found.get("plans"):
+    if plans := by_kind.get("plans"):
         rows += [
             f"| CPU of a plan of a converged job of 20 pods | {plans['job_ms']:.2f} ms | {PLAN_MS:g} ms |",
             f"| CPU of a plan of its capacity | {plans['capacity_ms']:.2f} ms | {PLAN_MS:g} ms |",
@@ -64,7 +64,7 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
                 else []
             ),
         ]
-    if many := found.get("many_jobs"):
+    if many := by_kind.get("many_jobs"):
         rate = many["demands"] / many["wall_seconds"]
         rows += [
             f"| {rate:.0f} changed demands a second: the longest that a key waited | {many['oldest_seconds']:.2f} s | {OLDEST_SECONDS:g} s |",
@@ -76,7 +76,7 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
         if full := [cores for cores, *loops in many.get("slices", ()) if max(loops) <= FULL_SPEED_MS]:
             text = f"| the same: CPU in the {len(full)} of {len(many['slices'])} seconds in which they took at most {FULL_SPEED_MS:g} ms"
             rows.append(f"{text} | {sum(full) / len(full):.2f} cores | {CORES:g} cores |")
-    if latency := found.get("latency"):
+    if latency := by_kind.get("latency"):
         cuts = quantiles(latency["seconds"], n=100)
         rows += [
             f"| demand written to grant read, median of {len(latency['seconds'])} | {cuts[49]:.2f} s | {GRANT_SECONDS:g} s |",

@@ -44,59 +44,59 @@ class Graded:
 
 
 def rounds_of(log: Iterable[Event]) -> list[Graded]:
-    """What became of each round, of a log in which none overlaps with another. Pure."""
-    found: list[Graded] = []
+    """Collects what became of each round, from a log in which none overlaps with another. Pure."""
+    rounds: list[Graded] = []
     opened = generated = graded = 0.0
-    told: list[tuple[str, float, dict[str, float]]] = []
+    changes: list[tuple[str, float, dict[str, float]]] = []
     for event in log:
         body, at = event.body, event.time
         if isinstance(body, events.RoundOpened):
-            found.append(Graded(body.round))
+            rounds.append(Graded(body.round))
             opened = generated = graded = at
-            told = []
-        elif not found:
+            changes = []
+        elif not rounds:
             continue
         elif isinstance(body, events.Launched):
-            found[-1].rows.append(body.prompt.row)
+            rounds[-1].rows.append(body.prompt.row)
         elif isinstance(body, events.Generated):
             generated = at
         elif isinstance(body, events.Graded):
             graded = at
-            found[-1].ended |= dict.fromkeys(body.parts, at)
-            found[-1].grades += 1
-            found[-1].scored += body.kind is GradeKind.SCORED
+            rounds[-1].ended |= dict.fromkeys(body.parts, at)
+            rounds[-1].grades += 1
+            rounds[-1].scored += body.kind is GradeKind.SCORED
         elif isinstance(body, events.CpusAsked):
-            told.append(("asked", at, dict(body.pools)))
+            changes.append(("asked", at, dict(body.pools)))
         elif isinstance(body, events.CpusGranted):
-            told.append(("granted", at, dict(body.pools)))
+            changes.append(("granted", at, dict(body.pools)))
         elif isinstance(body, events.RoundGraded):
-            of = next(of for of in found if of.round == body.round)
-            of.cpu = {name: pool.cpu_seconds for name, pool in body.pools.items()}
+            round_ = next(round_ for round_ in rounds if round_.round == body.round)
+            round_.cpu = {name: pool.cpu_seconds for name, pool in body.pools.items()}
         elif isinstance(body, events.StepCommitted):
-            last = found[-1]
+            last = rounds[-1]
             last.seconds, last.generating = round(graded - generated, 3), round(generated - opened, 3)
             last.ended = {domain: round(when - generated, 3) for domain, when in last.ended.items()}
-            for kind, when, pools in told:
+            for kind, when, pools in changes:
                 (last.asked if kind == "asked" else last.granted).append((round(when - generated, 3), pools))
-    return found
+    return rounds
 
 
 def flaws(trace: Trace, graded: list[Graded], incarnations: int) -> Iterator[str]:
-    """What makes a block void: rounds that aren't those of the trace, grades that failed, a driver that started again. Pure."""
+    """Yields what makes a block void: rounds that aren't those of the trace, grades that failed, a driver that started again. Pure."""
     if len(graded) != trace.rounds:
         yield f"{len(graded)} rounds"
-    for of in graded:
-        due = range((of.round - 1) * PROMPTS, of.round * PROMPTS)
-        if sorted(of.rows) != list(due):
-            yield f"round {of.round} has rows {sorted(of.rows)}"
-        if of.scored != swaps.GRADES or of.grades != swaps.GRADES:
-            yield f"round {of.round} has {of.scored} scores of {of.grades} grades"
+    for round_ in graded:
+        due = range((round_.round - 1) * PROMPTS, round_.round * PROMPTS)
+        if sorted(round_.rows) != list(due):
+            yield f"round {round_.round} has rows {sorted(round_.rows)}"
+        if round_.scored != swaps.GRADES or round_.grades != swaps.GRADES:
+            yield f"round {round_.round} has {round_.scored} scores of {round_.grades} grades"
     if incarnations != 1:
         yield f"{incarnations} drivers"
 
 
 def block(site: Site, arm: str, trace: Trace, total: int) -> dict[str, Any]:
-    """One arm, from the job's start to its end: all that is recorded of it."""
+    """Runs one arm, from the job's start to its end; returns all that is recorded of it."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"{arm}-{trace.seed}")
     seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
@@ -115,4 +115,4 @@ def block(site: Site, arm: str, trace: Trace, total: int) -> dict[str, Any]:
     void = list(flaws(trace, graded, len({event.incarnation for event in log})))
     if restarts:
         void.append(f"{restarts} restarts")
-    return {**values, "rounds": [asdict(of) for of in graded], "void": void}
+    return {**values, "rounds": [asdict(round_) for round_ in graded], "void": void}

@@ -31,7 +31,7 @@ MOVES_SEED = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=rewards`."""
+    """Adds the options of `make bench NAME=rewards`."""
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cluster", help="a test cluster that is up; default: one of its own")
     parser.add_argument("--blocks", type=int, default=2, help="cpus: blocks of each arm, each a job and a seed")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """One part after the other. Appends to `path`."""
+    """Runs one part after the other. Appends to `path`."""
     recorder = Recorder(path, **vars(arguments))
     if "timeouts" in arguments.parts:
         timeouts.run(arguments, recorder)
@@ -58,23 +58,23 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -> None:
-    """Blocks of the arms, in an order that turns round, so that none always comes first."""
+    """Measures blocks of the arms, in an order that turns round, so that none always comes first."""
     for seed in range(arguments.blocks):
         trace = Trace(seed, 1 + 2 * arguments.swap, arguments.swap, WORK)
         for arm in ARMS if seed % 2 == 0 else tuple(reversed(ARMS)):
             values = cpus.block(site, arm, trace, TOTAL)
             recorder.write("block", total=TOTAL, work=WORK, **values)
-            print(arm, seed, [of["seconds"] for of in values["rounds"]], values["void"] or "", flush=True)
+            print(arm, seed, [round_["seconds"] for round_ in values["rounds"]], values["void"] or "", flush=True)
 
 
 @contextmanager
 def _site(running: str | None) -> Iterator[sites.Site]:
-    """Longboat on a test cluster of its own, else on the one named `running`, with the tiny model."""
+    """Yields Longboat on the cluster named `running`, else on a test cluster of its own, with the tiny model."""
     if running is not None:
-        found = Cluster.find(running)
-        if found is None:
+        cluster = Cluster.find(running)
+        if cluster is None:
             raise RuntimeError(f"--cluster {running}: it is not up")
-        yield _prepared(found)
+        yield _prepared(cluster)
         return
     with clusters.own("bench-rewards", nodes=2) as made:
         yield _prepared(made)

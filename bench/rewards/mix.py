@@ -19,7 +19,7 @@ LEAST_SECONDS, MOST_SECONDS = 0.05, 5.0
 HARD_LIMIT = 30.0
 # Half of the responses that hang sleep, the other half compute.
 HANGING, ASLEEP = 0.05, 0.5
-# Of correct responses, how many take a slower way, and how many times as long as others.
+# How many correct responses take a slower way, and how many times as long as others.
 SLOW_WAY, SLOWER = 0.05, (2.0, 4.0)
 # What wrong responses take, of what a correct one would: most fail early, some are what makes a problem hard to solve in time.
 WRONG, WRONG_SLOW_WAY, WRONG_SLOWER = (0.1, 1.1), 0.1, (3.0, 10.0)
@@ -86,16 +86,22 @@ class Mix:
         normal, spreads = generator.standard_normal(problems), generator.uniform(0.1, 0.5, problems)
         solved = generator.uniform(0.05, 0.95, problems)
         self.problems = [
-            Problem(row, domain, _clipped(domain.seconds * math.exp(domain.spread * normal[row])), spreads[row], of)
-            for row, (domain, of) in enumerate(zip((DOMAINS[index] for index in chosen), solved, strict=True))
+            Problem(
+                row,
+                domain,
+                _clipped(domain.seconds * math.exp(domain.spread * normal[row])),
+                spreads[row],
+                solved_share,
+            )
+            for row, (domain, solved_share) in enumerate(zip((DOMAINS[index] for index in chosen), solved, strict=True))
         ]
 
     def responses(self, rows: Sequence[int], round_: int) -> list[Response]:
-        """One response to the problem of each of these rows, as a model gives them in this round."""
+        """Draws one response to the problem of each of these rows, as a model gives them in this round."""
         generator = np.random.default_rng((self._seed, 1, round_))
         uniform, normal = generator.random((4, len(rows))), generator.standard_normal(len(rows))
         return [
-            self._response(self.problems[row], normal[place], *(float(of[place]) for of in uniform))
+            self._response(self.problems[row], normal[place], *(float(column[place]) for column in uniform))
             for place, row in enumerate(rows)
         ]
 
@@ -125,7 +131,7 @@ class Contention:
     STAYS = 60.0
 
     def __init__(self, seed: int, seconds: float) -> None:
-        """For so many seconds; the last level stays."""
+        """Draws levels for so many seconds; the last one stays."""
         generator = np.random.default_rng((seed, 2))
         self._starts, self._levels = [0.0], [float(generator.choice(self.LEVELS, p=self.SHARES))]
         while self._starts[-1] < seconds:
@@ -133,7 +139,7 @@ class Contention:
             self._levels.append(float(generator.choice(self.LEVELS, p=self.SHARES)))
 
     def at(self, seconds: float) -> float:
-        """The factor so many seconds after the start."""
+        """Returns the factor so many seconds after the start."""
         return self._levels[bisect.bisect_right(self._starts, seconds) - 1]
 
 
@@ -142,6 +148,6 @@ def _clipped(seconds: float) -> float:
 
 
 def _between(bounds: tuple[float, float], share: float) -> float:
-    """At this share of the way, of logarithms."""
+    """Returns the value at this share of the way, of logarithms."""
     low, high = bounds
     return low * (high / low) ** share

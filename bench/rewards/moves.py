@@ -78,12 +78,12 @@ class Seen:
     outcomes: dict[tuple[float, str], str] = field(default_factory=dict)
 
     def pod(self, event: Object) -> None:
-        """One event of the watch of pods, which comes now."""
+        """Takes one event of the watch of pods, which comes now."""
         if event["type"] in {"ADDED", "MODIFIED"}:
             self.pods.append(pod_seen(time.time(), event["object"]))
 
     def job(self, event: Object) -> None:
-        """One event of the watch of the job."""
+        """Takes one event of the watch of the job."""
         body = event["object"]
         status = body.get("status", {}).get("rewardCpu", {})
         pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools") or ()}
@@ -97,7 +97,7 @@ class Seen:
 
 
 def pod_seen(at: float, pod: Object) -> PodSeen:
-    """What a reward pod's graders have in force, and whether its node is done with it."""
+    """Reads what a reward pod's graders have in force, and whether its node is done with it."""
     metadata, status = pod["metadata"], pod.get("status", {})
     resizing = any(each["type"].startswith("PodResize") for each in status.get("conditions") or ())
     return PodSeen(
@@ -111,13 +111,13 @@ def pod_seen(at: float, pod: Object) -> PodSeen:
 
 
 def _cpu(containers: Iterable[Object]) -> int:
-    """The graders' limit in millicores; 0 without one."""
+    """Reads the graders' limit in millicores; 0 without one."""
     limits = [each.get("resources", {}).get("limits", {}) for each in containers if each["name"] == "graders"]
     return next((millicores(limit["cpu"]) for limit in limits if "cpu" in limit), 0)
 
 
 def timed(decisions: Iterable[Decision], pods: Sequence[PodSeen]) -> list[TimedMove]:
-    """Each move, oldest first: how long it took and how many pods it changed. Pure."""
+    """Times each move, oldest first: how long it took and how many pods it changed. Pure."""
     ordered = sorted(decisions, key=lambda decision: decision.decided)
     ends = [*(decision.decided for decision in ordered[1:]), float("inf")]
     return [_timed(decision, end, pods) for decision, end in zip(ordered, ends, strict=True)]
@@ -132,7 +132,7 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
     share = decision.share - CONVERSION
 
     def last(names: Collection[str], reached: Callable[[PodSeen], bool]) -> float | None:
-        """When the last of these pods had reached it."""
+        """Returns the seconds from the decision until the last of these pods had reached it; None unless all did."""
         first: dict[str, float] = {}
         for pod in during:
             if pod.pod in names and reached(pod):
@@ -152,18 +152,18 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
 
 
 def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, Any]:
-    """The whole trace, in two pools of so many pods each: all that is recorded of it."""
+    """Runs the whole trace, in two pools of so many pods each; returns all that is recorded of it."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"moves-{trace.seed}")
     jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?fieldSelector="
     jobs += quote(f"metadata.name={job.name}")
-    seen, load, void = Seen(), os.getloadavg()[0], []
+    watched, load, void = Seen(), os.getloadavg()[0], []
     seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
     try:
         with (
             watching(job) as sums,
-            following(job.cluster, reward_pods(job), seen.pod),
-            following(job.cluster, jobs, seen.job),
+            following(job.cluster, reward_pods(job), watched.pod),
+            following(job.cluster, jobs, watched.job),
         ):
             job.apply(dict(swaps.job_spec(trace, swaps.moving(total, replicas), total)))
             wait_until(job.has_succeeded, f"{job.name} has not succeeded", seconds, interval=0.5)
@@ -173,7 +173,7 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
         void.append(str(error).split("\n", 1)[0])
     finally:
         job.delete()
-    moves = timed(seen.decisions.values(), seen.pods)
+    moves = timed(watched.decisions.values(), watched.pods)
     return {
         "seed": trace.seed,
         "load": load,
@@ -182,7 +182,7 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
         "most": {"counted": max(sums.sums, default=0), "quotas": max(sums.quotas, default=0)},
         "looks": {"counted": len(sums.sums), "quotas": len(sums.quotas)},
         "container_restarts": sums.restarts,
-        "moves": [{**asdict(move), "outcome": seen.outcomes[move.decided, move.target]} for move in moves],
+        "moves": [{**asdict(move), "outcome": watched.outcomes[move.decided, move.target]} for move in moves],
         "wall": round(moves[-1].decided - moves[0].decided, 1) if moves else 0.0,
         "void": void,
     }

@@ -25,7 +25,7 @@ NOTICED = 0.1
 
 @dataclass
 class Counts:
-    """Of grades with a learned limit, and of those that are correct with the hard one, how many it kills or would have killed."""
+    """Counts grades with a learned limit, those that are correct with the hard one, and how many of either it kills or would have killed."""
 
     limited: int = 0
     limited_wrong: int = 0
@@ -80,7 +80,7 @@ class SimulatedGrading:
         return self
 
     def round(self, number: int, epoch: int, rows: list[int]) -> None:
-        """The samples of a group are graded in any order."""
+        """Grades a round; the samples of a group are graded in any order."""
         self.timeouts.fold(events.RoundOpened(number, RoundKind.SHORT, number - 1))
         samples = [SampleId(epoch, row, number, index) for row in rows for index in range(GROUP)]
         responses = self.mix.responses([sample.row for sample in samples], number)
@@ -128,7 +128,7 @@ class _Taken:
 
 
 def _taken(response: Response, slowdown: float, limit: float | None) -> _Taken:
-    """As graders see it: a limit counts own seconds, the hard limit those on the wall."""
+    """Returns what a response takes as graders see it: a limit counts own seconds, the hard limit those on the wall."""
     computes = response.fate is not Fate.ASLEEP
     share = response.cpu_seconds / response.seconds if math.isfinite(response.seconds) else float(computes)
     pace = share * slowdown + 1 - share  # of the wall's seconds, to one of its own

@@ -34,16 +34,16 @@ def write(raw: Path) -> None:
 
 
 def page(recorded: Sequence[list[Line]]) -> str:
-    """Markdown, of runs that each begin with their `run` line, oldest first."""
+    """Writes the page, as Markdown, from runs that each begin with their `run` line, oldest first."""
     text = ["# Grading"]
-    for kinds, told in (({"round", "simulated"}, _timeouts), ({"block"}, _cpus), ({"moves"}, _moves)):
+    for kinds, section in (({"round", "simulated"}, _timeouts), ({"block"}, _cpus), ({"moves"}, _moves)):
         if lines := _newest(recorded, kinds):
-            text += told(lines)
+            text += section(lines)
     return "\n".join(text) + "\n"
 
 
 def _newest(recorded: Sequence[list[Line]], kinds: Collection[str]) -> list[Line]:
-    """The `run` line of the newest run with lines of these kinds, and those."""
+    """Finds the `run` line of the newest run with lines of these kinds, and those."""
     for run in reversed(recorded):
         if lines := [line for line in run if line["kind"] in kinds]:
             return [run[0], *lines]
@@ -105,10 +105,12 @@ def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
             f"| {arm} | {cpu:.1f} | {occupied:.1f} | {seconds:.1f} | {others} | {limited} | {wrong} | {wrong / max(correct, 1):.2%} |"
         )
     times = {name: _saved(rounds, name) for name in ("cpu", "occupied", "seconds")}
-    lasts = [max((line for line in of if line["arm"] == "learned"), key=lambda line: line["round"]) for of in by_mix]
+    lasts = [
+        max((line for line in rounds if line["arm"] == "learned"), key=lambda line: line["round"]) for rounds in by_mix
+    ]
     wrong, audits = (sum(last[name] for last in lasts) for name in ("wrong_audits", "audits"))
     low, high = interval(wrong, audits)
-    by_set = {name: ", ".join(f"{_saved(of, name):.2f}" for of in by_mix) for name in ("cpu", "occupied")}
+    by_set = {name: ", ".join(f"{_saved(rounds, name):.2f}" for rounds in by_mix) for name in ("cpu", "occupied")}
     text += [
         "",
         (
@@ -126,7 +128,7 @@ def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
 
 
 def _saved(rounds: Sequence[Line], name: str) -> float:
-    """How many times as much the hard limit takes."""
+    """Returns how many times as much the hard limit takes."""
     hard, learned = (sum(line[name] for line in rounds if line["arm"] == arm) for arm in ARMS)
     return float(hard / learned)
 
@@ -160,23 +162,25 @@ def _simulated(runs: list[dict[str, Any]]) -> list[str]:
         "| | mean | least | most | bar |",
         "|---|---|---|---|---|",
     ]
-    text += [f"| {name} | {mean(of):.2f} | {min(of):.2f} | {max(of):.2f} | {bar} |" for name, of, bar in rows]
+    text += [
+        f"| {name} | {mean(values):.2f} | {min(values):.2f} | {max(values):.2f} | {bar} |" for name, values, bar in rows
+    ]
     for name, key, bar in shares:
-        of = [line[key] for line in runs]
-        text.append(f"| {name} | {mean(of):.2%} | {min(of):.2%} | {max(of):.2%} | < {bar:.0%} |")
+        values = [line[key] for line in runs]
+        text.append(f"| {name} | {mean(values):.2%} | {min(values):.2%} | {max(values):.2%} | < {bar:.0%} |")
     return text
 
 
 def seconds_of(blocks: Sequence[Line]) -> dict[str, Seconds]:
-    """Of each arm: seconds of the rounds after the first that every arm has graded, in blocks that aren't void. Pure."""
-    found: dict[str, Seconds] = {arm: {} for arm in swaps.ARMS}
+    """Returns for each arm the seconds of the rounds after the first that every arm has graded, in blocks that aren't void. Pure."""
+    by_arm: dict[str, Seconds] = {arm: {} for arm in swaps.ARMS}
     for block in blocks:
         if not block["void"]:
-            found[block["arm"]] |= {
-                (block["seed"], of["round"]): of["seconds"] for of in block["rounds"] if of["round"] > 1
+            by_arm[block["arm"]] |= {
+                (block["seed"], round_["round"]): round_["seconds"] for round_ in block["rounds"] if round_["round"] > 1
             }
-    paired = set.intersection(*(set(of) for of in found.values()))
-    return {arm: {key: of[key] for key in sorted(paired)} for arm, of in found.items()}
+    paired = set.intersection(*(set(own) for own in by_arm.values()))
+    return {arm: {key: own[key] for key in sorted(paired)} for arm, own in by_arm.items()}
 
 
 def _cpus(lines: list[Line]) -> list[str]:
@@ -197,9 +201,9 @@ def _cpus(lines: list[Line]) -> list[str]:
         "| arm | rounds | mean seconds | after a swap | else | least | most | CPUs used |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for arm, of in seconds.items():
-        if of:
-            text.append(f"| {arm} | {len(of)} | {' | '.join(_row(blocks, arm, of, settings['swap']))} |")
+    for arm, own in seconds.items():
+        if own:
+            text.append(f"| {arm} | {len(own)} | {' | '.join(_row(blocks, arm, own, settings['swap']))} |")
     fixed, moving, shared = (sum(seconds[arm].values()) for arm in ("fixed", "moving", "shared"))
     if moving:
         by_block = ", ".join(f"{value:.2f}" for value in _by_block(seconds))
@@ -222,20 +226,20 @@ def _row(blocks: Sequence[Line], arm: str, seconds: Seconds, swap: int) -> Itera
     yield f"{min(seconds.values()):.1f}"
     yield f"{max(seconds.values()):.1f}"
     cpu = sum(
-        sum(of["cpu"].values())
+        sum(round_["cpu"].values())
         for block in blocks
         if block["arm"] == arm and not block["void"]
-        for of in block["rounds"]
-        if (block["seed"], of["round"]) in seconds
+        for round_ in block["rounds"]
+        if (block["seed"], round_["round"]) in seconds
     )
     yield f"{cpu / sum(seconds.values()):.2f}"
 
 
 def _by_block(seconds: dict[str, Seconds]) -> Iterator[float]:
-    """Fixed over moving."""
+    """Yields for each seed the seconds of the fixed arm by those of the moving one."""
     for seed in sorted({seed for seed, _ in seconds["moving"]}):
         fixed, moving = (
-            sum(value for (of, _), value in seconds[arm].items() if of == seed) for arm in ("fixed", "moving")
+            sum(value for (other, _), value in seconds[arm].items() if other == seed) for arm in ("fixed", "moving")
         )
         yield fixed / moving
 
@@ -251,49 +255,49 @@ def _void(lines: Sequence[Line]) -> list[str]:
 
 
 def within(share: float, seconds: Sequence[float]) -> float:
-    """The least number of seconds within which this share of all moves was over. Pure."""
+    """Returns the least number of seconds within which this share of all moves was over. Pure."""
     return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
 
 
-def _took(line: Line) -> list[float]:
-    """Seconds of each move; infinite if receivers were not seen to have their share before the next one."""
+def _move_seconds(line: Line) -> list[float]:
+    """Returns the seconds of each move; infinite if receivers were not seen to have their share before the next one."""
     return [math.inf if move["seconds"] is None else move["seconds"] for move in line["moves"]]
 
 
 def _moves(lines: list[Line]) -> list[str]:
     run, line = lines[0], lines[-1]
-    took = _took(line)
+    durations = _move_seconds(line)
     text = [
         "",
         "## How long a move takes",
         "",
         (
             f"{_where(run)} {line['pods']} reward pods in two pools share {line['total'] / 1000:g} CPUs, and the load swaps with every round of "
-            f"{line['work']:g} CPU seconds, while the job trains: {len(took)} moves in {line['wall']:.0f} s, {line['steps']} optimizer steps. Seconds are "
+            f"{line['work']:g} CPU seconds, while the job trains: {len(durations)} moves in {line['wall']:.0f} s, {line['steps']} optimizer steps. Seconds are "
             "those from the operator's decision, by its record in the status, until a watch says that every pod of the receiving pool has its share "
             "in force."
         ),
         "",
     ]
-    if not took:
+    if not durations:
         return [*text, "Nothing moved.", "", *_void([line])]
     most, looks = line["most"], line["looks"]
     changed = [move["receivers"] + move["donors"] for move in line["moves"]]
     outcomes = sorted({move["outcome"] for move in line["moves"]})
-    told = ", ".join(f"{sum(move['outcome'] == outcome for move in line['moves'])} {outcome}" for outcome in outcomes)
+    counts = ", ".join(f"{sum(move['outcome'] == outcome for move in line['moves'])} {outcome}" for outcome in outcomes)
     return [
         *text,
         "| moves | pods changed, least and median | p50 s | p90 s | p99 s | longest s |",
         "|---|---|---|---|---|---|",
         (
-            f"| {len(took)} | {min(changed)} and {median(changed):g} | {within(0.5, took):.2f} (≤ {BAR_HALF:g}) | {within(0.9, took):.2f} | "
-            f"{within(0.99, took):.2f} (≤ {BAR_MOST:g}) | {max(took):.2f} |"
+            f"| {len(durations)} | {min(changed)} and {median(changed):g} | {within(0.5, durations):.2f} (≤ {BAR_HALF:g}) | {within(0.9, durations):.2f} | "
+            f"{within(0.99, durations):.2f} (≤ {BAR_MOST:g}) | {max(durations):.2f} |"
         ),
         "",
         _stages(line["moves"]),
         "",
         (
-            f"Outcomes: {told}. {sum(map(math.isinf, took))} moves were not seen to be over before the next one, and count as endless."
+            f"Outcomes: {counts}. {sum(map(math.isinf, durations))} moves were not seen to be over before the next one, and count as endless."
         ),
         "",
         (
@@ -307,44 +311,44 @@ def _moves(lines: list[Line]) -> list[str]:
 
 
 def _stages(moves: Sequence[Mapping[str, Any]]) -> str:
-    """When each stage of a move was over, by its median."""
+    """Says when each stage of a move was over, by its median."""
     words = {
         "lowered": "donors asked for less",
         "freed": "had less",
         "raised": "receivers asked for more",
         "seconds": "had it",
     }
-    found = {stage: [move[stage] for move in moves if move[stage] is not None] for stage in words}
-    told = [f"{word} after {median(found[stage]):.2f} s" for stage, word in words.items() if found[stage]]
-    return f"Medians of the stages: {', '.join(told)}."
+    by_stage = {stage: [move[stage] for move in moves if move[stage] is not None] for stage in words}
+    parts = [f"{word} after {median(by_stage[stage]):.2f} s" for stage, word in words.items() if by_stage[stage]]
+    return f"Medians of the stages: {', '.join(parts)}."
 
 
 def plot(recorded: Sequence[list[Line]], path: Path) -> None:
-    """Seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
+    """Draws the seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
     blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
     seconds = seconds_of(blocks) if blocks else {}
-    took = sorted(value for value in _took(moves[-1]) if math.isfinite(value)) if moves else []
-    if not (seconds or took):
+    durations = sorted(value for value in _move_seconds(moves[-1]) if math.isfinite(value)) if moves else []
+    if not (seconds or durations):
         return
-    with picture(path, columns=bool(seconds) + bool(took), width=6, height=3) as (_, panels):
+    with picture(path, columns=bool(seconds) + bool(durations), width=6, height=3) as (_, panels):
         free = iter(panels[0])
         if seconds:
             _plot_rounds(next(free), seconds)
-        if took:
-            _plot_moves(next(free), took, len(moves[-1]["moves"]))
+        if durations:
+            _plot_moves(next(free), durations, len(moves[-1]["moves"]))
 
 
 def _plot_rounds(panel: Any, seconds: Mapping[str, Seconds]) -> None:
-    for arm, of in seconds.items():
-        panel.plot(range(1, len(of) + 1), list(of.values()), marker=".", label=arm)
+    for arm, own in seconds.items():
+        panel.plot(range(1, len(own) + 1), list(own.values()), marker=".", label=arm)
     panel.set_xlabel("round, of all blocks")
     panel.set_ylabel("s from last response to last grade")
     panel.set_ylim(bottom=0)
     panel.legend(fontsize=7)
 
 
-def _plot_moves(panel: Any, took: Sequence[float], moves: int) -> None:
-    panel.plot(took, [(place + 1) / moves for place in range(len(took))], drawstyle="steps-post")
+def _plot_moves(panel: Any, durations: Sequence[float], moves: int) -> None:
+    panel.plot(durations, [(place + 1) / moves for place in range(len(durations))], drawstyle="steps-post")
     panel.plot([BAR_HALF, BAR_MOST], [0.5, 0.99], linestyle="", marker="|", color="black", label="at most")
     panel.set_xlabel("s from decision to receivers")
     panel.set_ylabel("share of moves")

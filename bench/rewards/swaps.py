@@ -1,6 +1,6 @@
 """A job whose load swaps between two reward pools, and the arms that grade it with the same CPUs.
 
-Of the prompts of a round seven in eight are of one domain, and after so many rounds they are of the other. Each domain has a reward of its
+Seven in eight prompts of a round are of one domain, and after so many rounds they are of the other. Each domain has a reward of its
 own, whose grades compute for as long as their row says.
 """
 
@@ -57,11 +57,11 @@ class Trace:
     work: float
 
     def heavy(self, number: int) -> str:
-        """The domain of most prompts of a round."""
+        """Returns the domain of most prompts of a round."""
         return DOMAINS[(self.seed + (number - 2) // self.swap + 1) % 2]
 
     def rows(self) -> Rows:
-        """The dataset in the order in which its rows are drawn."""
+        """Makes the dataset in the order in which its rows are drawn."""
         return [row for number in range(1, self.rounds + 1) for row in self._round(number)]
 
     def _round(self, number: int) -> Rows:
@@ -83,18 +83,18 @@ class Trace:
 
 
 def fixed_halves(total: int) -> Pools:
-    """Each domain has half of `total` millicores, whatever comes."""
+    """Gives each domain half of `total` millicores, whatever comes."""
     half = {"min": f"{total // 2}m", "max": f"{total // 2}m"}
     return [{"name": domain, "gradersPerPod": GRADERS_PER_POD, "cpu": half} for domain in DOMAINS]
 
 
 def moving(total: int, replicas: int = 1) -> Pools:
-    """CPUs go to the pool that waits; each pod keeps what it can't be without."""
+    """Lets CPUs go to the pool that waits; each pod keeps what it can't be without."""
     return [{"name": domain, "replicas": replicas, "gradersPerPod": GRADERS_PER_POD} for domain in DOMAINS]
 
 
 def one_shared(total: int) -> Pools:
-    """One pool grades both domains."""
+    """Lets one pool grade both domains."""
     return [{"name": "all", "gradersPerPod": GRADERS_PER_POD}]
 
 
@@ -102,7 +102,7 @@ ARMS = {"fixed": fixed_halves, "moving": moving, "shared": one_shared}
 
 
 def write(trace: Trace, data: Path) -> None:
-    """The dataset and the function, where pods see them."""
+    """Writes the dataset and the function, where pods see them."""
     files = {
         _dataset(trace): "".join(json.dumps(row) + "\n" for row in trace.rows()),
         FUNCTION_FILE: FUNCTION,
@@ -113,7 +113,7 @@ def write(trace: Trace, data: Path) -> None:
 
 
 def job_spec(trace: Trace, pools: Pools, total: int) -> Mapping[str, Any]:
-    """A job that trains every round of the trace, once `write` has written it, and ends. `total` is in millicores."""
+    """Makes a job that trains every round of the trace, once `write` has written it, and ends. `total` is in millicores."""
     names = [pool["name"] for pool in pools]
     rewards = [
         {

@@ -50,7 +50,7 @@ def grade(sample):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this part."""
+    """Adds the options of this part."""
     processes = len(os.sched_getaffinity(0))
     parser.add_argument("--mixes", type=int, default=4, help="timeouts: sets of problems, one after the other")
     parser.add_argument("--rounds", type=int, default=25, help="timeouts: rounds of each set that both arms grade")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, recorder: Recorder) -> None:
-    """Both arms on real graders, and the simulated runs."""
+    """Runs both arms on real graders, and the simulated runs."""
     for seed in range(arguments.simulated):
         recorder.write("simulated", seed=seed, **_simulated(seed))
     if arguments.rounds:
@@ -119,7 +119,7 @@ async def _graded(arguments: argparse.Namespace, recorder: Recorder) -> None:
 async def _mix(
     seed: int, reward: RewardSpec, client: GraderClient, arguments: argparse.Namespace, recorder: Recorder
 ) -> None:
-    """All rounds of one set of problems, of which nothing is known at first."""
+    """Runs all rounds of one set of problems, of which nothing is known at first."""
     contention = Contention(seed, 3600.0)
     arms = _Arms(Mix(seed, arguments.problems), reward, client, arguments.scale)
     for number in range(1, arguments.rounds + 1):
@@ -133,7 +133,7 @@ async def _mix(
 
 @contextmanager
 def _others(count: int) -> Iterator[None]:
-    """So many processes that want a CPU all the time."""
+    """Runs so many processes that want a CPU all the time."""
     endless = [sys.executable, "-S", "-c", "while True: pass"]
     processes = [subprocess.Popen(endless) for _ in range(count)]
     try:
@@ -153,7 +153,7 @@ class _Arms:
         self._timeouts = LearnedTimeouts([reward], lambda row: mix.problems[row].domain.name)
 
     async def round(self, number: int, prompts: int) -> list[dict[str, Any]]:
-        """What each arm took for the round."""
+        """Runs the round in each arm; returns what each took for it."""
         rows = [(number * prompts + place) % len(self._mix.problems) for place in range(prompts)]
         samples = [SampleId(number, row, 0, index) for row in rows for index in range(GROUP)]
         responses = self._mix.responses([sample.row for sample in samples], number)
@@ -172,19 +172,19 @@ class _Arms:
         graded = await asyncio.gather(*grading)
         taken = time.monotonic() - began
         if arm == "learned":
-            for one in graded:
-                self._timeouts.fold(one)
+            for event in graded:
+                self._timeouts.fold(event)
         tally = self._timeouts.rewards[self._reward.name].total
-        times = [one.times[self._reward.name] for one in graded]
-        fates = [of.fate for of in responses]
-        killed = Counter(fate for fate, one in zip(fates, graded, strict=True) if one.kind is GradeKind.TIMEOUT)
+        times = [event.times[self._reward.name] for event in graded]
+        fates = [response.fate for response in responses]
+        killed = Counter(fate for fate, event in zip(fates, graded, strict=True) if event.kind is GradeKind.TIMEOUT)
         by_limit = Counter(fate for fate, time in zip(fates, times, strict=True) if time.killed)
         return {
             "arm": arm,
             "grades": len(graded),
             "seconds": taken,
             "cpu": sum(time.cpu_seconds for time in times),
-            "occupied": sum(one.seconds for one in graded),
+            "occupied": sum(event.seconds for event in graded),
             "killed": {fate.value: killed[fate] for fate in Fate},
             "by_limit": {fate.value: by_limit[fate] for fate in Fate},
             "correct": fates.count(Fate.CORRECT),
@@ -202,9 +202,9 @@ class _Arms:
             "asleep": None if hangs else (response.seconds - response.cpu_seconds) / self._scale,
             "score": float(response.fate is Fate.CORRECT),
         }
-        told = RewardSample("", "", columns=columns)
+        row_sample = RewardSample("", "", columns=columns)
         own = own_seconds([reward], limits)[name]
-        outcomes = {name: await self._client.grade(name, told, reward.timeout_seconds, 0, own)}
+        outcomes = {name: await self._client.grade(name, row_sample, reward.timeout_seconds, 0, own)}
         grade = combine([reward], outcomes)
         times = grade_times(outcomes, limits)
         return events.Graded(sample, grade.kind, grade.score, grade.seconds, grade.message, dict(grade.parts), times)

@@ -46,7 +46,7 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
 
 
 def steps(records: list[Record]) -> dict[str, list[float]]:
-    """Of each step: seconds in all, with rollout, with training and publication, and whether its round was long."""
+    """Reads of each step: seconds in all, with rollout, with training and publication, and whether its round was long."""
     made = [record.metrics for record in records if record.step]
     return {
         "step": [metrics["timing_s/step"] - sum(metrics.get(name, 0.0) for name in _APART) for metrics in made],
@@ -57,7 +57,7 @@ def steps(records: list[Record]) -> dict[str, list[float]]:
 
 
 def fates(log: list[events.Body]) -> dict[str, Any]:
-    """What was drawn in which order, and for each launched group: epoch, row, attempt, tokens by index, indices trained.
+    """Reads what was drawn in which order, and for each launched group: epoch, row, attempt, tokens by index, indices trained.
 
     A response that was paused and continued has all its tokens. Tokens are negative for a response that was stopped, less one; null for
     one about which nothing is known.
@@ -79,18 +79,19 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
                 for sample in samples:
                     trained.setdefault((sample.prompt, sample.attempt), []).append(sample.index)
     groups = [
-        [*prompt, attempt, of, trained.get((prompt, attempt), [])] for (prompt, attempt), of in sorted(tokens.items())
+        [*prompt, attempt, counts, trained.get((prompt, attempt), [])]
+        for (prompt, attempt), counts in sorted(tokens.items())
     ]
     return {"drawn": [list(prompt) for prompt in drawn], "groups": groups}
 
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Tokens of responses that ended on their own."""
+    """Returns the tokens of responses that ended on their own."""
     return {sample: count for sample, count in _generated(block) if count >= 0}
 
 
 def stopped(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Tokens of responses that were stopped."""
+    """Returns the tokens of responses that were stopped."""
     return {sample: -1 - count for sample, count in _generated(block) if count < 0}
 
 
@@ -104,7 +105,7 @@ def _generated(block: dict[str, Any]) -> list[tuple[SampleId, int]]:
 
 
 def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
-    """Tokens of trained responses, by prompt."""
+    """Returns the tokens of trained responses, by prompt."""
     return {
         PromptId(epoch, row): [tokens[index] for index in indices]
         for epoch, row, _, tokens, indices in block["groups"]
@@ -113,5 +114,5 @@ def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
 
 
 def generated_tokens(block: dict[str, Any]) -> int:
-    """All response tokens, stopped ones included."""
+    """Counts all response tokens, stopped ones included."""
     return sum(ended(block).values()) + sum(stopped(block).values())

@@ -36,10 +36,10 @@ class Measured:
 
 
 def measured(blocks: Blocks, arm: str) -> Measured:
-    """`blocks` are of one task."""
+    """Computes what is measured of an arm; `blocks` are of one task."""
     own = {seed: block for (name, seed), block in blocks.items() if name == arm}
     trained = {seed: trained_tokens(block) for seed, block in own.items()}
-    samples = {seed: sum(map(len, of.values())) for seed, of in trained.items()}
+    samples = {seed: sum(map(len, prompts.values())) for seed, prompts in trained.items()}
     seconds = {
         name: {seed: sum(block[name]) / samples[seed] for seed, block in own.items()} for name in ("rollout", "step")
     }
@@ -48,35 +48,35 @@ def measured(blocks: Blocks, arm: str) -> Measured:
         for name in ("rollout", "step")
     }
     pairs = [
-        (float(np.mean(of[prompt])), float(np.mean(reference[prompt])))
-        for seed, of in trained.items()
+        (float(np.mean(prompts[prompt])), float(np.mean(reference[prompt])))
+        for seed, prompts in trained.items()
         for reference in [trained_tokens(blocks[BASELINE, seed])]
-        for prompt in of.keys() & reference.keys()
+        for prompt in prompts.keys() & reference.keys()
     ]
-    kept = sum(sum(map(sum, of.values())) for of in trained.values())
+    trained_tokens_in_all = sum(sum(map(sum, prompts.values())) for prompts in trained.values())
     return Measured(
         rollout=float(np.mean([*seconds["rollout"].values()])),
         step=float(np.mean([*seconds["step"].values()])),
         rollout_faster=[before["rollout"][seed] / seconds["rollout"][seed] for seed in own],
         step_faster=[before["step"][seed] / seconds["step"][seed] for seed in own],
-        generated_to_kept=sum(generated_tokens(block) for block in own.values()) / kept,
+        generated_to_kept=sum(generated_tokens(block) for block in own.values()) / trained_tokens_in_all,
         long_share=float(np.mean([flag for block in own.values() for flag in block["long"]])),
         length=ratio(pairs),
     )
 
 
 def longer(blocks: Blocks, arm: str, other: str) -> Estimate | None:
-    """Mean trained length of the other arm less the arm's, by the baseline's, on the prompts that all three trained; None without any."""
-    found = []
+    """Estimates the mean trained length of the other arm less the arm's, by the baseline's, on the prompts that all three trained; None without any."""
+    pairs = []
     for seed in sorted({seed for _, seed in blocks}):
         keys = [(name, seed) for name in (arm, other, BASELINE)]
         if all(key in blocks for key in keys):
             first, second, reference = (trained_tokens(blocks[key]) for key in keys)
-            found += [
+            pairs += [
                 (float(np.mean(second[prompt]) - np.mean(first[prompt])), float(np.mean(reference[prompt])))
                 for prompt in first.keys() & second.keys() & reference.keys()
             ]
-    return ratio(found) if found else None
+    return ratio(pairs) if pairs else None
 
 
 def _samples(block: dict[str, Any]) -> int:
@@ -99,7 +99,7 @@ class Accuracy:
 
 
 def accuracy(blocks: Blocks, arm: str) -> Accuracy:
-    """Paired by seed and prompt, over the seeds that the arm has: at least two."""
+    """Compares an arm's accuracy with the baseline's, paired by seed and prompt, over the seeds that the arm has: at least two."""
     seeds = sorted(seed for name, seed in blocks if name == arm)
     tokens: dict[int, list[int]] = defaultdict(list)
     for seed in seeds:
@@ -119,9 +119,9 @@ def accuracy(blocks: Blocks, arm: str) -> Accuracy:
 
 
 def _less(block: dict[str, Any], baseline: dict[str, Any], rows: Container[int]) -> float:
-    """Share of correct answers to `rows`, less the baseline's; every row has as many answers."""
+    """Returns the share of correct answers to `rows`, less the baseline's; every row has as many answers."""
     first, second = (
-        float(np.mean([score for row, _, score in of["held_out"] if row in rows])) for of in (block, baseline)
+        float(np.mean([score for row, _, score in each["held_out"] if row in rows])) for each in (block, baseline)
     )
     return first - second
 
@@ -138,18 +138,18 @@ class Distribution:
 
 
 def distribution(blocks: Blocks, prompts: int) -> Distribution:
-    """Rounds of the baseline have `prompts` prompts each, in the order they were drawn; medians over rounds."""
+    """Describes the trained lengths of the baseline, whose rounds have `prompts` prompts each, in the order they were drawn; `longest_by_median` is a median over rounds."""
     rounds = []
     for (name, _), block in blocks.items():
         if name == BASELINE:
-            of = trained_tokens(block)
-            lengths = [of[prompt] for prompt in (tuple(drawn) for drawn in block["drawn"]) if prompt in of]
+            tokens = trained_tokens(block)
+            lengths = [tokens[prompt] for prompt in (tuple(drawn) for drawn in block["drawn"]) if prompt in tokens]
             rounds += [np.concatenate(lengths[first : first + prompts]) for first in range(0, len(lengths), prompts)]
     everything = np.concatenate(rounds)
     return Distribution(
         median=float(np.median(everything)),
         mean=float(everything.mean()),
         p75=float(np.quantile(everything, 0.75)),
-        longest_by_median=median(float(of.max() / np.median(of)) for of in rounds),
+        longest_by_median=median(float(lengths.max() / np.median(lengths)) for lengths in rounds),
         limit_share=float((everything == everything.max()).mean()),
     )

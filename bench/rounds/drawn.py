@@ -26,7 +26,7 @@ ROWS = 4096
 
 
 def distribution(seed: int) -> TwoLevel:
-    """Lengths of one seed, the same for every arm."""
+    """Returns the lengths of one seed, the same for every arm."""
     return TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST, seed)
 
 
@@ -49,7 +49,7 @@ class DrawnFleet:
 
 
 def prepare(folder: Path, layers: int) -> None:
-    """The model of the tests with `layers` layers and without an end token, and prompts of random letters."""
+    """Writes the model of the tests with `layers` layers and without an end token, and prompts of random letters."""
     from tests.support.tiny_model import build_tiny_model
 
     without_end(build_tiny_model(folder / "model", layers=layers, max_length=2048))

@@ -23,18 +23,18 @@ class Estimate:
     count: int
 
     def text(self, form: str = ".3f", shown: Callable[[float], float] = float) -> str:
-        """Value and ends, each as `shown` makes it."""
-        value, low, high = (format(shown(of), form) for of in (self.value, self.low, self.high))
+        """Writes the value and the ends, each as `shown` makes it."""
+        value, low, high = (format(shown(end), form) for end in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
     def needed(self, loss: float) -> int | None:
-        """The count with which the interval would exclude `loss`, if the value stayed; None if it loses that much."""
+        """Returns the count with which the interval would exclude `loss`, if the value stayed; None if it loses that much."""
         margin = self.value + loss
         return None if margin <= 0 else max(1, round(self.count * ((self.value - self.low) / margin) ** 2))
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """Sum of the first by sum of the second; pairs are resampled."""
+    """Estimates the sum of the first by the sum of the second; pairs are resampled."""
     first, second = np.array(pairs, dtype=np.float64).T
     drawn = _draws(len(pairs))
     ratios = first[drawn].sum(1) / second[drawn].sum(1)
@@ -42,15 +42,15 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Mean of at least two values that are about normal."""
-    known = np.array(values, dtype=np.float64)
-    half = _student(len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known))
-    return Estimate(float(known.mean()), float(known.mean() - half), float(known.mean() + half), len(known))
+    """Estimates the mean of at least two values that are about normal."""
+    array = np.array(values, dtype=np.float64)
+    half = _student(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array))
+    return Estimate(float(array.mean()), float(array.mean() - half), float(array.mean() + half), len(array))
 
 
 @cache
 def _student(freedom: int) -> float:
-    """Its 97.5 % quantile with `freedom` degrees of freedom."""
+    """Estimates the 97.5 % quantile of Student's t with `freedom` degrees of freedom."""
     return float(np.quantile(np.random.default_rng(0).standard_t(freedom, _T_DRAWS), 0.975))
 
 
@@ -58,6 +58,6 @@ def _draws(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, count, (DRAWS, count))
 
 
-def _ends(found: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(found, [0.025, 0.975])
+def _ends(means: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)

@@ -13,21 +13,21 @@ from longboat_runtime.samples import FinishedSample, Row, SampleRequest, sample_
 
 
 async def answers(components: Components, job: Job, rows: Sequence[Row], each: int) -> list[tuple[int, int, int]]:
-    """(row, tokens, right) of `each` answers to each of `rows`. `right` is 1 or 0."""
-    asked = {evaluation_id(0, row, index): row for row in rows for index in range(each)}
+    """Draws `each` answers to each of `rows`; returns (row, tokens, right) of each answer. `right` is 1 or 0."""
+    requested = {evaluation_id(0, row, index): row for row in rows for index in range(each)}
     await components.fleet.submit(
         [
             SampleRequest(sample, row.token_ids, sample_seed("held-out", 0, sample), job.sampling, evaluation=True)
-            for sample, row in asked.items()
+            for sample, row in requested.items()
         ]
     )
-    waiting, grading = set(asked), []
+    waiting, grading = set(requested), []
     while waiting:
         for finished in await components.fleet.finished():
             if finished.id not in waiting or not isinstance(finished, FinishedSample):
                 raise RuntimeError(f"{finished} instead of a held-out answer")
             waiting.remove(finished.id)
-            grading.append(asyncio.create_task(_graded(components, finished, asked[finished.id])))
+            grading.append(asyncio.create_task(_graded(components, finished, requested[finished.id])))
     return sorted(await asyncio.gather(*grading))
 
 

@@ -21,7 +21,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=rounds`."""
+    """Adds the options of `make bench NAME=rounds`."""
     parser.add_argument("--tasks", nargs="*", default=[*TASKS.values()], type=task_named, help=", ".join(TASKS))
     parser.add_argument("--arms", nargs="*", type=arm_named, help=f"instead of the task's own: {', '.join(ARMS)}")
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
@@ -66,8 +66,10 @@ async def _measure(task: Task, arguments: argparse.Namespace, recorder: Recorder
                 spec = task.spec(arm, folder, steps=arguments.steps or task.steps, prompts=prompts, seed=seed)
                 root = folder / f"{arm}-{seed}"
                 job, values = await run_block(task, spec, components, root)
-                asked = task.learns and arm in LEARNING
-                held_out = await answers(components, job, components.evaluation, arguments.held_out) if asked else []
+                is_examined = task.learns and arm in LEARNING
+                held_out = (
+                    await answers(components, job, components.evaluation, arguments.held_out) if is_examined else []
+                )
                 shutil.rmtree(root)
                 recorder.write(
                     "block", task=task.name, arm=arm, seed=seed, load=os.getloadavg()[0], held_out=held_out, **values

@@ -36,7 +36,7 @@ class PacedActor(actor.EngineActor):
 
 @contextmanager
 def paced_engines(*, paced: bool) -> Iterator[None]:
-    """Engines that are started within the block are paced, if `paced`."""
+    """Paces engines that are started within the block, if `paced`."""
     usual = actor.EngineActor
     actor.EngineActor = PacedActor if paced else usual  # type: ignore[misc]
     try:

@@ -29,7 +29,7 @@ from longboat_runtime.simulate.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Of one arm, over all its seeds. Seconds are for each trained sample."""
+    """Predictions for one arm, over all its seeds. Seconds are for each trained sample."""
 
     rollout: float
     step: float
@@ -38,7 +38,7 @@ class Predicted:
 
 
 class Predictor:
-    """Of one task. Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
+    """Predicts the arms of one task. Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
 
     `overhead` is what a synchronous round takes beyond the simulated one.
 
@@ -51,18 +51,19 @@ class Predictor:
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
         self._blocks, self._task, self._settings = blocks, task, settings
         self.observed = self._step_times([arm for arm, _ in blocks if arm not in OVERLAPPING])
-        self.site = Site(StepCurve.of(self.observed), engines=ENGINES)
+        self.site = Site(StepCurve.from_observed(self.observed), engines=ENGINES)
         seeds = [seed for arm, seed in blocks if arm == BASELINE]
         real = [blocks[BASELINE, seed] for seed in seeds]
         simulated = [self._simulate(BASELINE, seed).rollout_per_round for seed in seeds]
-        self.overhead = float(np.mean([of for block in real for of in block["rollout"]]) - np.mean(simulated))
+        self.overhead = float(np.mean([seconds for block in real for seconds in block["rollout"]]) - np.mean(simulated))
         self._rest = float(
-            np.mean([of for b in real for of in b["step"]]) - np.mean([of for b in real for of in b["rollout"]])
+            np.mean([seconds for b in real for seconds in b["step"]])
+            - np.mean([seconds for b in real for seconds in b["rollout"]])
         )
         self.site = replace(self.site, latency=max(0.0, self.overhead) / 2, update=self._rest)
 
     def predict(self, arm: str, *, beforehand: bool = False) -> Predicted:
-        """All seeds of the arm; `beforehand` without a look at the lengths that it saw."""
+        """Predicts all seeds of the arm; `beforehand` without a look at the lengths that it saw."""
         outcomes = [self._simulate(arm, seed, beforehand=beforehand) for name, seed in self._blocks if name == arm]
         return Predicted(
             rollout=float(np.mean([outcome.rollout_per_sample for outcome in outcomes])),
@@ -82,12 +83,14 @@ class Predictor:
         if arm not in OVERLAPPING:
             return self.site
         longer = self._updates(arm) - self._updates(BASELINE)
-        return replace(self.site, curve=StepCurve.of(self._step_times([arm])), update=self._rest + longer)
+        return replace(self.site, curve=StepCurve.from_observed(self._step_times([arm])), update=self._rest + longer)
 
     def _updates(self, arm: str) -> float:
-        """Mean seconds of a step's training and publication; 0 where runs didn't record them yet."""
-        found = [of for (name, _), block in self._blocks.items() if name == arm for of in block.get("update", ())]
-        return float(np.mean(found)) if found else 0.0
+        """Returns the mean seconds of a step's training and publication; 0 where runs didn't record them yet."""
+        updates = [
+            seconds for (name, _), block in self._blocks.items() if name == arm for seconds in block.get("update", ())
+        ]
+        return float(np.mean(updates)) if updates else 0.0
 
     def _simulate(self, arm: str, seed: int, *, beforehand: bool = False) -> SimulatedRun:
         prompts = self._settings["prompts"][self._task.name]
@@ -96,7 +99,7 @@ class Predictor:
         )
         distribution = self._distribution(seed)
         if self._task.learns and not beforehand:
-            distribution = Recorded.of(self._blocks[arm, seed], distribution)
+            distribution = Recorded.from_block(self._blocks[arm, seed], distribution)
         size = self._task.group_size
         steps = spec.rounds.steps
         return simulate(open_policy(spec), size, self._site_of(arm), distribution, steps, source=self._source())
@@ -105,13 +108,13 @@ class Predictor:
         if not self._task.learns:
             return drawn.distribution(seed)
         trained = trained_tokens(self._blocks[BASELINE, seed])
-        lengths = [PromptLengths("", tuple(of), (), (), tuple(of)) for of in trained.values()]
-        known = {prompt: number for number, prompt in enumerate(trained)}
-        longest = max(max(of) for of in trained.values())
-        return FirstLaunchDistribution.of(complete(lengths, longest), self._task.group_size, known, seed)
+        lengths = [PromptLengths("", tuple(tokens), (), (), tuple(tokens)) for tokens in trained.values()]
+        numbers = {prompt: number for number, prompt in enumerate(trained)}
+        longest = max(max(tokens) for tokens in trained.values())
+        return FirstLaunchDistribution.from_launches(complete(lengths, longest), self._task.group_size, numbers, seed)
 
     def _source(self) -> Source:
-        """The prompts in the order the dataset gave them, to the farthest that any arm went."""
+        """Makes a source of the prompts in the order the dataset gave them, to the farthest that any arm went."""
         order = max((block["drawn"] for block in self._blocks.values()), key=len)
         prompts = [PromptId(*prompt) for prompt in order]
 

@@ -22,9 +22,9 @@ class Recorded:
     other: LengthDistribution
 
     @classmethod
-    def of(cls, block: dict[str, Any], other: LengthDistribution) -> Recorded:
-        known = ended(block)
-        return cls(known, stopped(block), sorted(known.values()), other)
+    def from_block(cls, block: dict[str, Any], other: LengthDistribution) -> Recorded:
+        lengths = ended(block)
+        return cls(lengths, stopped(block), sorted(lengths.values()), other)
 
     def __call__(self, sample: SampleId) -> int:
         if sample in self.ended:

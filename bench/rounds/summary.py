@@ -48,7 +48,7 @@ def write(raw: Path) -> None:
 
 
 def last_run(raw: Path, task: str) -> tuple[dict[str, Any] | None, Blocks]:
-    """The newest run with blocks of the task in which the baseline has every seed of every arm; without arms that are no more."""
+    """Finds the newest run with blocks of the task whose seed the baseline has too, and those blocks, without arms that are no more."""
     runs: list[tuple[dict[str, Any], dict[tuple[str, int], dict[str, Any]]]] = []
     for line in read(raw):
         if line["kind"] == "run":
@@ -66,10 +66,10 @@ Panel = tuple[str, list[tuple[str, Measured, Predicted]], Predictor]
 
 
 def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], Panel]:
-    """Lines of Markdown, and what is plotted."""
+    """Returns the lines of Markdown, and what is plotted."""
     task, settings = TASKS[name], run["settings"]
     predictor = Predictor(blocks, task, settings)
-    arms = [arm for arm in ARMS if any(arm == found for found, _ in blocks)]
+    arms = [arm for arm in ARMS if any(arm == own for own, _ in blocks)]
     rows = [(arm, measured(blocks, arm), predictor.predict(arm)) for arm in arms]
     prompts = settings["prompts"][name]
     lengths = distribution(blocks, prompts)
@@ -90,26 +90,27 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
         ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for arm, real, said in rows:
+    for arm, real, predicted in rows:
         cells = [
             arm,
             _ms(real.rollout),
             _range(real.rollout_faster),
-            _ms(said.rollout),
-            f"{said.rollout / real.rollout - 1:+.0%}",
+            _ms(predicted.rollout),
+            f"{predicted.rollout / real.rollout - 1:+.0%}",
             _ms(real.step),
             _range(real.step_faster),
-            _ms(said.step),
+            _ms(predicted.step),
             f"{real.generated_to_kept:.2f}",
-            f"{said.generated_to_kept:.2f}",
+            f"{predicted.generated_to_kept:.2f}",
             f"{real.long_share:.2f}",
-            f"{said.long_share:.2f}",
+            f"{predicted.long_share:.2f}",
             real.length.text(),
         ]
         text.append("| " + " | ".join(cells) + " |")
     # Drawn lengths are known beforehand.
     beforehand = {
-        arm: (predictor.predict(arm, beforehand=True) if task.learns else said).rollout for arm, _, said in rows
+        arm: (predictor.predict(arm, beforehand=True) if task.learns else predicted).rollout
+        for arm, _, predicted in rows
     }
     text += ["", *_by_samples(blocks), *_curve(predictor), ""]
     if task.learns:
@@ -119,13 +120,13 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
 
 
 def _by_samples(blocks: Blocks) -> list[str]:
-    found = longer(blocks, *BY_SAMPLES)
-    if found is None:
+    difference = longer(blocks, *BY_SAMPLES)
+    if difference is None:
         return []
     return [
         (
-            f"With sampleOvercommit 1.25 instead of 1.0 the mean trained length differs by {found.text('+.3f')} of the synchronous arm's, on "
-            f"{found.count} prompts that all three trained."
+            f"With sampleOvercommit 1.25 instead of 1.0 the mean trained length differs by {difference.text('+.3f')} of the synchronous arm's, on "
+            f"{difference.count} prompts that all three trained."
         ),
         "",
     ]
@@ -145,11 +146,11 @@ def _curve(predictor: Predictor) -> list[str]:
 
 def _errors(rows: list[tuple[str, Measured, Predicted]], beforehand: Mapping[str, float]) -> list[str]:
     errors = {arm: beforehand[arm] / real.rollout - 1 for arm, real, _ in rows}
-    told = ", ".join(f"{arm} {error:+.0%}" for arm, error in errors.items() if arm != BASELINE)
+    listed = ", ".join(f"{arm} {error:+.0%}" for arm, error in errors.items() if arm != BASELINE)
     return [
         (
             "Lengths depend on what an arm has learned: these predictions are on those of its own log. By the synchronous arm's lengths "
-            f"alone, rollout would be predicted with errors of {told}."
+            f"alone, rollout would be predicted with errors of {listed}."
         ),
     ]
 
@@ -167,10 +168,10 @@ def _accuracies(blocks: Blocks, arms: list[str]) -> list[str]:
     for arm in arms:
         if not all(block["held_out"] for (name, _), block in blocks.items() if name == arm):
             continue
-        found = accuracy(blocks, arm)
-        each = ", ".join(f"{100 * difference:+.1f}" for difference in found.by_seed)
-        cells = [arm, str(found.answers), _points(found.overall), each, _excluded(found.overall, LOSS)]
-        cells += [_points(found.longest), str(found.long_answers), _excluded(found.longest, LOSS_LONGEST)]
+        result = accuracy(blocks, arm)
+        each = ", ".join(f"{100 * difference:+.1f}" for difference in result.by_seed)
+        cells = [arm, str(result.answers), _points(result.overall), each, _excluded(result.overall, LOSS)]
+        cells += [_points(result.longest), str(result.long_answers), _excluded(result.longest, LOSS_LONGEST)]
         text.append("| " + " | ".join(cells) + " |")
     return text
 
@@ -180,7 +181,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def _excluded(estimate: Estimate, loss: float) -> str:
-    """Whether `loss` is excluded, and if not, how many seeds would settle it."""
+    """Says whether `loss` is excluded, and if not, how many seeds would settle it."""
     needed = estimate.needed(loss)
     if estimate.low > -loss:
         return "excluded"
@@ -190,7 +191,7 @@ def _excluded(estimate: Estimate, loss: float) -> str:
 
 
 def plot(panels: list[Panel], path: Path) -> None:
-    """For each task: rollout time of each arm, measured and predicted, and the step-cost curve."""
+    """Draws for each task the rollout time of each arm, measured and predicted, and the step-cost curve."""
     with picture(path, rows=2, columns=len(panels), width=5.5, height=3.25) as (_, axes):
         for (name, rows, predictor), bars, curve in zip(panels, *axes, strict=True):
             _bars(bars, name, rows)
@@ -208,7 +209,7 @@ def plot(panels: list[Panel], path: Path) -> None:
 def _bars(axis: Any, name: str, rows: list[tuple[str, Measured, Predicted]]) -> None:
     places = range(len(rows))
     measured_ms = [1000 * real.rollout for _, real, _ in rows]
-    simulated_ms = [1000 * said.rollout for *_, said in rows]
+    simulated_ms = [1000 * predicted.rollout for *_, predicted in rows]
     axis.bar([place - 0.2 for place in places], measured_ms, 0.4, label="measured", color="#7aa6c2")
     axis.bar([place + 0.2 for place in places], simulated_ms, 0.4, label="simulated", color="#c2785c")
     arms = [arm.replace("TailBatching-", "Tail ") for arm, *_ in rows]

@@ -43,7 +43,7 @@ class Task:
     arms: Sequence[str] = (*ARMS,)
 
     def prepare(self, folder: Path) -> None:
-        """Model and data, into `folder`."""
+        """Prepares model and data in `folder`."""
         if self.learns:
             command = [sys.executable, str(QUICKSTART / "build_base.py"), str(folder)]
             subprocess.run(command, check=True, stdout=sys.stderr)
@@ -51,7 +51,7 @@ class Task:
             drawn.prepare(folder, self.layers)
 
     def spec(self, arm: str, folder: Path, *, steps: int, prompts: int, seed: int) -> RLJobSpec:
-        """The job of one block."""
+        """Makes the job of one block."""
         rounds = {**ARMS[arm], "steps": steps, "promptsPerRound": prompts, "seed": seed}
         rollout = {"enginesPerPod": ENGINES, "kvCache": "256Mi", "enforceEager": True}
         spec: dict[str, Any] = {
@@ -72,7 +72,7 @@ class Task:
         return load_job(json.dumps(job)).spec
 
     def _learned(self, folder: Path, rollout: dict[str, Any]) -> dict[str, Any]:
-        """As in examples/quickstart, except for the number of prompts in a round and of engines."""
+        """Makes the parts of the spec that are as in examples/quickstart, except for the number of prompts in a round and of engines."""
         return {
             "dataset": {
                 "files": {"paths": [str(folder / "train.jsonl")]},

@@ -16,7 +16,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=sample_files`."""
+    """Adds the options of `make bench NAME=sample_files`."""
     cases = [case_named("even-0.6M-32"), case_named("even-4M-128")]
     parser.add_argument("--cases", nargs="*", default=cases, type=case_named, help="of bench/step, such as even-4M-128")
     parser.add_argument("--steps", type=int, default=40, help="steps of a run that count")

@@ -19,7 +19,7 @@ def write(raw: Path) -> None:
 
 
 def table(run: dict[str, Any], *lines: dict[str, Any]) -> str:
-    """Markdown. The same steps are compared: those of a repeat have the same tokens in every setting."""
+    """Writes the page, as Markdown. The same steps are compared: those of a repeat have the same tokens in every setting."""
     machine, settings = run["machine"], run["settings"]
     steps = {(line["case"], line["every"], line["repeat"], line["number"]): line["seconds"]["step"] for line in lines}
     text = [
@@ -38,8 +38,8 @@ def table(run: dict[str, Any], *lines: dict[str, Any]) -> str:
     for case, every in dict.fromkeys((case, every) for case, every, _, _ in steps if every):
         pairs = [
             (seconds, steps[case, None, repeat, number])
-            for (of, setting, repeat, number), seconds in steps.items()
-            if (of, setting) == (case, every)
+            for (own, setting, repeat, number), seconds in steps.items()
+            if (own, setting) == (case, every)
         ]
         middle = [f"{median(column):.3f}" for column in ([b for _, b in pairs], [a for a, _ in pairs])]
         text.append(f"| {case} | {every} | {' | '.join(middle)} | {ratio(pairs).text()} |")

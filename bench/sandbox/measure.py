@@ -20,7 +20,7 @@ from tests.reward.hostile_responses import RESPONSES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=sandbox`."""
+    """Adds the options of `make bench NAME=sandbox`."""
     parser.add_argument("--variants", nargs="*", default=[*RESPONSES], choices=[*RESPONSES], metavar="VARIANT")
 
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     recorder = Recorder(path, variants=len(arguments.variants))
     with tempfile.TemporaryDirectory(prefix="lb-") as name:
         directory = Path(name)
-        # Of the graders' user, which is another one.
+        # The graders' user, which is another one, has to write there.
         directory.chmod(0o777)
         with victim_and_secrets(directory) as victim, running_graders(directory) as socket:
             asyncio.run(_contain(recorder, socket, victim, arguments.variants))

@@ -22,7 +22,10 @@ def write(raw: Path) -> None:
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """What of the bar a run misses: each variant does harm without the sandbox and none in it, and the next sample's grade comes in time."""
+    """Lists what of the bar a run misses.
+
+    Each variant has to do harm without the sandbox and none in it, and the next sample's grade has to come in time.
+    """
     tried = _of_kind(lines, "tried")
     unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}
     classes = {line["group"] for line in tried}
@@ -42,7 +45,7 @@ def missed(lines: list[Line]) -> list[str]:
 
 
 def table(lines: list[Line]) -> str:
-    """Markdown."""
+    """Writes the page, as Markdown."""
     run, tried = lines[0], _of_kind(lines, "tried")
     unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}
     groups = {line["group"]: [each for each in tried if each["group"] == line["group"]] for line in tried}

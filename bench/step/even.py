@@ -15,7 +15,7 @@ MAX_TOKENS = 128
 
 
 def build_model(size: str, directory: Path) -> None:
-    """The same bytes for both systems."""
+    """Builds a model of the same bytes for both systems."""
     from tests.support.tiny_model import build_tiny_model
 
     layers, hidden, heads = SIZES[size]
@@ -23,11 +23,11 @@ def build_model(size: str, directory: Path) -> None:
 
 
 def rows(count: int, seed: int) -> list[dict[str, str]]:
-    """Random letters."""
+    """Makes rows with prompts of random letters."""
     source = random.Random(seed)
     return [{"prompt": "".join(source.choices(string.ascii_lowercase, k=PROMPT_TOKENS))} for _ in range(count)]
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-    """Share of lower-case letters in a completion, for both systems (TRL's signature)."""
+    """Returns the share of lower-case letters in a completion, for both systems (TRL's signature)."""
     return [sum(character in string.ascii_lowercase for character in text) / max(1, len(text)) for text in completions]

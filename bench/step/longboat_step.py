@@ -29,7 +29,7 @@ class Setting:
 
 
 def job(case: Case, model: Path, data: Path, steps: int, seed: int, setting: Setting) -> dict[str, Any]:
-    """The RLJob. Checkpoints are made after the last step only, as TRL makes none."""
+    """Makes the RLJob. Checkpoints are made after the last step only, as TRL makes none."""
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "RLJob",
@@ -68,7 +68,7 @@ def measure(
     *,
     samples: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
-    """Seconds of each step after the first: whole (from report to report), and by stage. `samples` is that of the spec."""
+    """Measures the seconds of each step after the first: whole (from report to report), and by stage. `samples` is that of the spec."""
     from longboat_runtime.metrics.record import read_records
 
     output = scratch / "longboat"

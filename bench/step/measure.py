@@ -36,7 +36,7 @@ COMPILE_LAYERS = (False, True) if HAS_COMPILER else (False,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=step`."""
+    """Adds the options of `make bench NAME=step`."""
     parser.add_argument("--cases", nargs="*", default=CASES, type=case_named, help="such as tail-4M-64")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run that count")
     parser.add_argument("--micro-batch", type=int, help="TRL's; default: the best, searched for")
@@ -74,22 +74,22 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
-    """Tried from small to large until the next one is slower: the curve has one valley (overhead, then cache misses)."""
-    found: dict[int, float] = {}
+    """Finds the fastest size, from small to large until one is clearly slower: the curve has one valley (overhead, then cache misses)."""
+    best_seconds: dict[int, float] = {}
     for size in MICRO_BATCHES:
         if size > case.samples:
             break
         rows = _trl(case, model, size, TRIAL, seed=99)[-1:]
         # Generation doesn't depend on it, and varies more than the rest.
-        found[size] = min(row["step"] - row["generate"] for row in rows)
-        recorder.write("setting", case=case.name, system="trl", micro_batch=size, seconds=found[size])
-        if found[size] > SLOWER * min(found.values()):
+        best_seconds[size] = min(row["step"] - row["generate"] for row in rows)
+        recorder.write("setting", case=case.name, system="trl", micro_batch=size, seconds=best_seconds[size])
+        if best_seconds[size] > SLOWER * min(best_seconds.values()):
             break
-    return min(found, key=lambda size: found[size])
+    return min(best_seconds, key=lambda size: best_seconds[size])
 
 
 def _best_setting(recorder: Recorder, case: Case, model: Path, scratch: Path, arguments: argparse.Namespace) -> Setting:
-    """The best engines, with them the best bins, and with both the better of layers that are compiled and those that aren't."""
+    """Finds the best engines, with them the best bins, and with both the better of layers that are compiled and those that aren't."""
     tried: dict[str, Sequence[Any]] = {
         "engines": ENGINES,
         "eager": EAGER,
@@ -97,8 +97,8 @@ def _best_setting(recorder: Recorder, case: Case, model: Path, scratch: Path, ar
         "compile_layers": COMPILE_LAYERS,
     }
     for name in tried:
-        if (given := getattr(arguments, name)) is not None:
-            tried[name] = [given]
+        if (chosen_value := getattr(arguments, name)) is not None:
+            tried[name] = [chosen_value]
     first = Setting(**{name: values[0] for name, values in tried.items()})
     seconds: dict[Setting, float] = {}
 
@@ -110,7 +110,9 @@ def _best_setting(recorder: Recorder, case: Case, model: Path, scratch: Path, ar
 
     if all(len(values) == 1 for values in tried.values()):
         return first
-    chosen = best(replace(first, engines=one, eager=eager) for one in tried["engines"] for eager in tried["eager"])
+    chosen = best(
+        replace(first, engines=engines, eager=eager) for engines in tried["engines"] for eager in tried["eager"]
+    )
     chosen = best(replace(chosen, bin_samples=samples) for samples in tried["bin_samples"])
     return best(replace(chosen, compile_layers=compiled) for compiled in tried["compile_layers"])
 

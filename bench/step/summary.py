@@ -25,7 +25,7 @@ def write(raw: Path) -> None:
 
 
 def last_runs(raw: Path) -> list[dict[str, Any]]:
-    """The `run` line of the newest run, and of each case the steps of the last run that has them of both systems."""
+    """Finds the `run` line of the newest run, and of each case the steps of the last run that has them of both systems."""
     recorded = runs(raw)
     last = {case.name: run for case in CASES for run in recorded if _systems(run, case.name) == set(SYSTEMS)}
     steps = [line for name, run in last.items() for line in run if _is_step(line, name)]
@@ -42,7 +42,7 @@ def _systems(run: list[dict[str, Any]], case: str) -> set[str]:
 
 
 def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
-    """By case and system: the median over all steps of all repeats, of every stage and of what isn't generation."""
+    """Computes by case and system the median over all steps of all repeats, of every stage and of what isn't generation."""
     rows: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "step":
@@ -56,15 +56,17 @@ def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, floa
 
 
 def faster(lines: list[dict[str, Any]], case: str) -> dict[str, list[float]]:
-    """How many times faster than TRL the whole step (`step`) and what isn't generation (`rest`) are, in each repeat, by its medians."""
+    """Returns how many times faster than TRL the whole step (`step`) and what isn't generation (`rest`) are, in each repeat, by its medians."""
     repeats = sorted({line["repeat"] for line in lines if _is_step(line, case)})
-    by_repeat = [medians([line for line in lines if _is_step(line, case) and line["repeat"] == one]) for one in repeats]
-    both = [of for of in by_repeat if len(of) == len(SYSTEMS)]
-    return {name: [of[case, "trl"][name] / of[case, "longboat"][name] for of in both] for name in ("step", "rest")}
+    by_repeat = [
+        medians([line for line in lines if _is_step(line, case) and line["repeat"] == repeat]) for repeat in repeats
+    ]
+    both = [own for own in by_repeat if len(own) == len(SYSTEMS)]
+    return {name: [own[case, "trl"][name] / own[case, "longboat"][name] for own in both] for name in ("step", "rest")}
 
 
 def lower_bound(ratios: list[float]) -> float | None:
-    """The lower 95 % bound of the mean ratio over repeats, on a logarithmic scale by Student's t; None for fewer than two repeats."""
+    """Computes the lower 95 % bound of the mean ratio over repeats, on a logarithmic scale by Student's t; None for fewer than two repeats."""
     if len(ratios) < 2:
         return None
     logs = [math.log(ratio) for ratio in ratios]
@@ -73,9 +75,9 @@ def lower_bound(ratios: list[float]) -> float | None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    run, found = lines[0], medians(lines)
-    cases = list(dict.fromkeys(case for case, _ in found))
+    """Writes the page, as Markdown."""
+    run, results = lines[0], medians(lines)
+    cases = list(dict.fromkeys(case for case, _ in results))
     versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
     text = [
         "# Seconds of a synchronous step",
@@ -93,12 +95,17 @@ def table(lines: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:
-        trl, ours = (found[case, system] for system in SYSTEMS)
+        trl, longboat = (results[case, system] for system in SYSTEMS)
         ratios = faster(lines, case)
-        cells = [case, f"{ours['count']:.0f}"]
+        cells = [case, f"{longboat['count']:.0f}"]
         for name in ("step", "rest"):
             bound = lower_bound(ratios[name])
-            cells += [_s(trl[name]), _s(ours[name]), _times(trl[name] / ours[name]), _times(bound) if bound else "-"]
+            cells += [
+                _s(trl[name]),
+                _s(longboat[name]),
+                _times(trl[name] / longboat[name]),
+                _times(bound) if bound else "-",
+            ]
         text.append("| " + " | ".join(cells) + " |")
     text += [
         "",
@@ -108,25 +115,25 @@ def table(lines: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for case in cases:
-        ours = found[case, "longboat"]
-        cells = [_setting(lines, case), *(_s(ours[name]) for name in ("generate", "reward", "train", "publish"))]
+        longboat = results[case, "longboat"]
+        cells = [_setting(lines, case), *(_s(longboat[name]) for name in ("generate", "reward", "train", "publish"))]
         text.append(f"| {case} | {' | '.join(cells)} |")
     text += ["", "Mean response, in tokens (TRL, Longboat): "]
     text[-1] += "; ".join(
-        f"{case} {found[case, 'trl']['mean_tokens']:.0f}, {found[case, 'longboat']['mean_tokens']:.0f}"
+        f"{case} {results[case, 'trl']['mean_tokens']:.0f}, {results[case, 'longboat']['mean_tokens']:.0f}"
         for case in cases
     )
     return "\n".join(text) + "\n"
 
 
 def plot(lines: list[dict[str, Any]], path: Path) -> None:
-    """Two bars per case: generation and the rest."""
-    found = medians(lines)
-    cases = list(dict.fromkeys(case for case, _ in found))
+    """Draws two bars per case: generation and the rest."""
+    results = medians(lines)
+    cases = list(dict.fromkeys(case for case, _ in results))
     with picture(path, columns=len(cases), width=2.2, height=3.4) as (figure, panels):
         for axis, case in zip(panels[0], cases, strict=True):
-            generate = [found[case, system]["generate"] for system in SYSTEMS]
-            rest = [found[case, system]["rest"] for system in SYSTEMS]
+            generate = [results[case, system]["generate"] for system in SYSTEMS]
+            rest = [results[case, system]["rest"] for system in SYSTEMS]
             axis.bar(SYSTEMS, generate, label="generation", color="#7aa6c2")
             axis.bar(SYSTEMS, rest, bottom=generate, label="the rest", color="#c2785c")
             axis.set_title(case, fontsize=9)
@@ -135,7 +142,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def _setting(lines: list[dict[str, Any]], case: str) -> str:
-    """Two cells, engines and the trainer's layers, of the setting that was the best in trials."""
+    """Writes two cells, engines and the trainer's layers, of the setting that was the best in trials."""
     setting = next(line["setting"] for line in lines if _is_step(line, case) and line["system"] == "longboat")
     engines = f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
     return f"{engines} | {'compiled' if setting.get('compile_layers', False) else 'not compiled'}"

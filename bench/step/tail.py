@@ -32,7 +32,7 @@ _reward = _quickstart("reward").reward
 
 
 def build_model(size: str, directory: Path) -> None:
-    """The quickstart's base: half a minute to three minutes."""
+    """Builds the quickstart's base, which takes half a minute to three minutes."""
     import torch
 
     base = _quickstart("build_base")
@@ -46,14 +46,14 @@ def build_model(size: str, directory: Path) -> None:
 
 
 def rows(count: int, seed: int) -> list[dict[str, str]]:
-    """Prompts as the quickstart draws them."""
+    """Draws prompts as the quickstart does."""
     source = random.Random(seed)
     prompts = [_countdown.draw(source) for _ in range(count)]
     return [{"prompt": prompt, "answer": _countdown.answer(prompt)} for prompt in prompts]
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
-    """The quickstart's reward, for both systems (TRL's signature)."""
+    """Computes the quickstart's reward, for both systems (TRL's signature)."""
     return [
         _reward(SimpleNamespace(ground_truth=right, text=text)) for right, text in zip(answer, completions, strict=True)
     ]

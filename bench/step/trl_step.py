@@ -19,7 +19,7 @@ from bench.step.cases import CLIP, GROUP_SIZE, LEARNING_RATE, Case, case_named
 
 
 def settings(case: Case, micro_batch: int, steps: int, seed: int, output: Path) -> dict[str, Any]:
-    """Arguments of GRPOConfig."""
+    """Returns the arguments of GRPOConfig."""
     return {
         "output_dir": str(output),
         "use_cpu": True,
@@ -51,7 +51,7 @@ def settings(case: Case, micro_batch: int, steps: int, seed: int, output: Path) 
 
 
 def measure(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
-    """Seconds of each step: whole (from the end of the one before), and of generation and reward within it."""
+    """Measures the seconds of each step: whole (from the end of the one before), and of generation and reward within it."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback

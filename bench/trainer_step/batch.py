@@ -14,18 +14,18 @@ from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 
 
 def advantage(position: int) -> float:
-    """Of the sample at this place in the step; neither zero nor the same for all."""
+    """Returns the advantage of the sample at this place in the step; neither zero nor the same for all."""
     return float(np.sin(1.0 + position))
 
 
 def request(step: int, samples: Sequence[GeneratedSample]) -> TrainRequest:
-    """Longboat's."""
+    """Makes Longboat's request to train the samples."""
     entries = tuple(TrainSample(sample.id, advantage(i), sample.size) for i, sample in enumerate(samples))
     return TrainRequest(step, 10_000, entries, len(entries))
 
 
 def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
-    """As TRL's trainer has them: prompts padded on the left and completions on the right, to the longest of the micro-batch."""
+    """Pads as TRL's trainer does: prompts on the left and completions on the right, to the longest of the micro-batch."""
     tensors = {}
     for name, texts in {
         "prompt": [s.prompt_ids for s in samples],
@@ -43,7 +43,7 @@ def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
 def trl_update(
     trainer: Any, optimizer: torch.optim.Optimizer, parts: Sequence[dict[str, Any]]
 ) -> Callable[[int], None]:
-    """One update by GRPOTrainer's loss of micro-batches."""
+    """Returns a step that makes one update by GRPOTrainer's loss of micro-batches."""
 
     def step(_: int) -> None:
         for part in parts:

@@ -30,13 +30,13 @@ from longboat_runtime.trainer.rank import TrainerRank
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = (64, 256)
-# Of responses, log-normal, as those of 7B models to GSM8K and MATH are: most are short, a few run on.
+# Lengths of responses, log-normal, as those of 7B models to GSM8K and MATH are: most are short, a few run on.
 MEDIAN, SIGMA = 350, 0.9
 WARM_UP = 2
 
 
 def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Namespace) -> None:
-    """All arms, in turns; the device has to have room for them all."""
+    """Measures all arms, in turns; the device has to have room for them all."""
     model = build_model(size, folder / size)
     samples = responses(arguments.samples, arguments.longest, VOCABULARY.get(size, 151936))
     lengths = [sample.size.tokens for sample in samples]
@@ -45,31 +45,31 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
         arms["TRL"] = trl_step(model, samples, arguments.micro_batch, folder)
     with _rank(model, arguments) as rank:
         flops = rank.load().flops
-        ours = _ours(rank, samples)
-        not_compiled = _not_compiled(rank, ours)
+        longboat = _longboat_step(rank, samples)
+        not_compiled = _not_compiled(rank, longboat)
         arms["Longboat, not compiled, sample by sample"] = _sample_by_sample(not_compiled)
-        arms |= {"Longboat, not compiled": not_compiled, "Longboat": ours}
+        arms |= {"Longboat, not compiled": not_compiled, "Longboat": longboat}
         arms = {name: step for name, step in arms.items() if name not in arguments.without}
         for number in range(1, WARM_UP + arguments.steps + 1):
             for arm, step in arms.items():
                 torch.cuda.reset_peak_memory_stats()
-                held = torch.cuda.memory_allocated()
+                allocated = torch.cuda.memory_allocated()
                 torch.cuda.synchronize()
                 wall, cpu = time.perf_counter(), time.process_time()
                 step(number)
                 torch.cuda.synchronize()
                 line = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-                line["beyond"] = torch.cuda.max_memory_allocated() - held
+                line["beyond"] = torch.cuda.max_memory_allocated() - allocated
                 line["mfu"] = flops.utilisation(lengths, line["wall"], 1)
                 line["tokens"] = sum(lengths)
                 if number > WARM_UP:
                     recorder.write("gpu-step", size=size, arm=arm, number=number, **line)
         if arguments.profile:
-            profile(ours, arguments.profile / f"{size}.txt")
+            profile(longboat, arguments.profile / f"{size}.txt")
 
 
 def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample]:
-    """`count` samples with random tokens; prompt and response together have at most `longest`."""
+    """Makes `count` samples with random tokens; prompt and response together have at most `longest`."""
     random = np.random.default_rng(0)
     samples = []
     for number in range(count):
@@ -86,10 +86,10 @@ def profile(step: Callable[[int], None], path: Path) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    with profiled(activities=[ProfilerActivity.CUDA]) as found:
+    with profiled(activities=[ProfilerActivity.CUDA]) as profiler:
         step(1)
         torch.cuda.synchronize()
-    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=60, max_name_column_width=110)
+    table = profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=60, max_name_column_width=110)
     path.write_text(table)
 
 
@@ -125,7 +125,7 @@ def serve_older_torch() -> None:
         varlen.varlen_attn = older
 
 
-def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:
+def _longboat_step(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:
     by_id = {sample.id: sample for sample in samples}
 
     def step(number: int) -> None:
@@ -135,7 +135,7 @@ def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], 
 
 
 def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[int], None]:
-    """The same step by the model as it was before it was compiled."""
+    """Makes the same step by the model as it was before it was compiled."""
 
     def slower(number: int) -> None:
         compiled = {
@@ -153,7 +153,7 @@ def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[i
 
 
 def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
-    """The same step with attention computed for one sample, or several of one length, at a time."""
+    """Makes the same step with attention computed for one sample, or several of one length, at a time."""
 
     def slower(number: int) -> None:
         rule = attention.takes_all
@@ -167,7 +167,7 @@ def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def trl_step(model: Path, samples: list[GeneratedSample], micro_batch: int, folder: Path) -> Callable[[int], None]:
-    """What GRPOTrainer does with a generated batch: its loss and backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step that does what GRPOTrainer does with a generated batch: loss, backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=trainer_step`."""
+    """Adds the options of `make bench NAME=trainer_step`."""
     parser.add_argument("--cases", nargs="*", default=[*map(case_named, CASES)], type=case_named)
     parser.add_argument("--steps", type=int, default=10, help="steps of each arm that count")
     parser.add_argument("--micro-batch", type=int, default=16, help="TRL's")
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batch: int) -> None:
-    """All arms of a case on one random model of its size; lengths are drawn as the case has them."""
+    """Measures all arms of a case on one random model of its size; lengths are drawn as the case has them."""
     model = _random_model(case, folder / "model")
     samples = batch(case)
     arms: dict[str, Callable[[int], None]] = {"TRL": trl_step(case, model, samples, micro_batch, steps)}
@@ -75,11 +75,11 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
     spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, Setting())["spec"])
     rank = TrainerRank(spec, 0, 1, address)
     try:
-        arms["Longboat with FSDP2 and the model's layers"] = _ours(rank, samples, fsdp=True, cpu_layers=False)
-        arms["Longboat with the model's layers"] = _ours(rank, samples, fsdp=False, cpu_layers=False)
-        arms["Longboat"] = _ours(rank, samples, fsdp=False, cpu_layers=True)
+        arms["Longboat with FSDP2 and the model's layers"] = _longboat_step(rank, samples, fsdp=True, cpu_layers=False)
+        arms["Longboat with the model's layers"] = _longboat_step(rank, samples, fsdp=False, cpu_layers=False)
+        arms["Longboat"] = _longboat_step(rank, samples, fsdp=False, cpu_layers=True)
         if shutil.which("g++"):
-            arms["Longboat, compiled"] = _ours(rank, samples, fsdp=False, cpu_layers=True, compiled=True)
+            arms["Longboat, compiled"] = _longboat_step(rank, samples, fsdp=False, cpu_layers=True, compiled=True)
         for number in range(1, WARM_UP + steps + 1):
             for arm, step in arms.items():
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -92,7 +92,7 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
 
 
 def batch(case: Case) -> list[GeneratedSample]:
-    """Random tokens; lengths as in bench/step: even ones end by chance (1 in 400 tokens), others are log-normal with median 17."""
+    """Makes samples of random tokens; lengths as in bench/step: even ones end by chance (1 in 400 tokens), others are log-normal with median 17."""
     random = np.random.default_rng(0)
     longest = case.module.MAX_TOKENS
     draw = {"even": lambda: random.geometric(1 / 400), "tail": lambda: np.exp(random.normal(np.log(17), 0.9))}
@@ -113,10 +113,10 @@ def _random_model(case: Case, directory: Path) -> Path:
     return build_tiny_model(directory, layers=layers, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
 
 
-def _ours(
+def _longboat_step(
     rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_layers: bool, compiled: bool = False
 ) -> Callable[[int], None]:
-    """A step of a model that is loaded with or without each; the rank is given the model back at every step."""
+    """Makes a step of a model that is loaded with or without each of these; the rank is given the model back at every step."""
     trainer = rank.spec.trainer.model_copy(update={"compile": compiled})
     rank.spec = rank.spec.model_copy(update={"trainer": trainer})
     rules = sharding.needs_fsdp, cpu_arithmetic.suit
@@ -138,7 +138,7 @@ def _ours(
 def trl_step(
     case: Case, model: Path, samples: list[GeneratedSample], micro_batch: int, steps: int
 ) -> Callable[[int], None]:
-    """What GRPOTrainer does with a generated batch: its loss and backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step that does what GRPOTrainer does with a generated batch: loss, backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -37,8 +37,8 @@ def _on_cpus(run: dict[str, Any], *lines: dict[str, Any]) -> list[str]:
     ]
     for case in dict.fromkeys(line["case"] for line in lines):
         for arm in dict.fromkeys(line["arm"] for line in lines):
-            of = [line for line in lines if (line["case"], line["arm"]) == (case, arm)]
-            values = [choose(line[clock] for line in of) for clock in ("cpu", "wall") for choose in (min, median)]
+            own = [line for line in lines if (line["case"], line["arm"]) == (case, arm)]
+            values = [choose(line[clock] for line in own) for clock in ("cpu", "wall") for choose in (min, median)]
             text.append(f"| {case} | {arm} | {' | '.join(f'{1000 * value:.0f}' for value in values)} |")
     return text
 
@@ -64,16 +64,16 @@ def _on_gpus(measured: list[list[dict[str, Any]]]) -> list[str]:
     for size in dict.fromkeys(line["size"] for *_, line in lines):
         arms = {arm for _, arm, line in lines if line["size"] == size}
         for arm in sorted(arms, key=lambda arm: (arm.startswith("Longboat"), -len(arm))):
-            of = [(commit, line) for commit, its, line in lines if (line["size"], its) == (size, arm)]
-            seconds = [line["wall"] for _, line in of]
+            own = [(commit, line) for commit, its, line in lines if (line["size"], its) == (size, arm)]
+            seconds = [line["wall"] for _, line in own]
             text.append(
-                f"| {size} | {arm} | {', '.join(dict.fromkeys(commit for commit, _ in of))} | {len(of)} | {median(seconds):.2f} | "
-                f"{min(seconds):.2f} to {max(seconds):.2f} | {of[0][1]['tokens'] / median(seconds):,.0f} | "
-                f"{median(line['mfu'] for _, line in of):.2f} | {max(line['beyond'] for _, line in of) / 2**30:.1f} |"
+                f"| {size} | {arm} | {', '.join(dict.fromkeys(commit for commit, _ in own))} | {len(own)} | {median(seconds):.2f} | "
+                f"{min(seconds):.2f} to {max(seconds):.2f} | {own[0][1]['tokens'] / median(seconds):,.0f} | "
+                f"{median(line['mfu'] for _, line in own):.2f} | {max(line['beyond'] for _, line in own) / 2**30:.1f} |"
             )
     return text
 
 
 def _arm(settings: dict[str, Any], line: dict[str, Any]) -> str:
-    """With the size of its micro-batches, if it is TRL: runs differ in it."""
+    """Names the arm, with the size of its micro-batches if it is TRL: runs differ in it."""
     return f"TRL, micro-batches of {settings['micro_batch']}" if line["arm"] == "TRL" else str(line["arm"])

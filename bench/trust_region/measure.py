@@ -37,20 +37,20 @@ EACH = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=trust_region`."""
+    """Adds the options of `make bench NAME=trust_region`."""
     phases = ("search", "select", "confirm", "compare")
     parser.add_argument("--phases", nargs="*", choices=phases, default=phases, help="only some, in this order")
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
     """Appends to `path`; prints the outcome of each training."""
-    known = known_lines(path)
+    earlier = known_lines(path)
     recorder = Recorder(path, steps=STEPS, prompts=PROMPTS, each=EACH)
     with (
         tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder,
         open_bench(Path(folder), STEPS, PROMPTS) as bench,
     ):
-        measurement = Measurement(bench, recorder, known)
+        measurement = Measurement(bench, recorder, earlier)
         setting = measurement.search()
         if setting is not None:
             if "select" in arguments.phases:
@@ -63,17 +63,17 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def known_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of trainings, and of the untrained model."""
+    """Reads the lines of trainings, and of the untrained model."""
     return [line for line in read(path) if line["kind"] != "run"] if path.exists() else []
 
 
 class Measurement:
     """Runs the trainings that aren't known yet."""
 
-    def __init__(self, bench: Bench, recorder: Recorder, known: list[dict[str, Any]]) -> None:
+    def __init__(self, bench: Bench, recorder: Recorder, earlier: list[dict[str, Any]]) -> None:
         self._bench, self._recorder = bench, recorder
-        self._known = {training_of(line): line for line in known if line["kind"] == "training"}
-        untrained = next((line for line in known if line["kind"] == "untrained"), None)
+        self._known = {training_of(line): line for line in earlier if line["kind"] == "training"}
+        untrained = next((line for line in earlier if line["kind"] == "untrained"), None)
         if untrained is None:
             answers = bench.examine(None, EACH)
             untrained = {"reward": answers.reward, "held_out": answers.right}
@@ -81,11 +81,11 @@ class Measurement:
         self._untrained = untrained["reward"]
 
     def search(self) -> Setting | None:
-        """The mildest setting in which the former loss collapses often enough."""
+        """Finds the mildest setting in which the former loss collapses often enough."""
         for setting in SETTINGS:
             outcomes: list[bool] = []
             for seed in SEARCH_SEEDS:
-                outcomes.append(self.one(Training("search", BEFORE, setting, seed)))
+                outcomes.append(self.collapses(Training("search", BEFORE, setting, seed)))
                 ended = search_ended(outcomes)
                 if ended is not None:
                     break
@@ -94,13 +94,13 @@ class Measurement:
         return None
 
     def all(self, phase: str, arms: list[str], setting: Setting, seeds: range) -> None:
-        """Seed by seed, so that arms have equally many whenever this is interrupted."""
+        """Runs all trainings seed by seed, so that arms have equally many whenever this is interrupted."""
         for seed in seeds:
             for arm in arms:
-                self.one(Training(phase, arm, setting, seed))
+                self.collapses(Training(phase, arm, setting, seed))
 
-    def one(self, training: Training) -> bool:
-        """Whether it collapsed."""
+    def collapses(self, training: Training) -> bool:
+        """Runs the training unless it is known; returns whether it collapsed."""
         if training not in self._known:
             began = time.process_time()
             staleness = 0 if training.arm == SYNCHRONOUS else training.setting.staleness
@@ -119,5 +119,5 @@ class Measurement:
 
 
 def training_of(line: dict[str, Any]) -> Training:
-    """The training that a raw line belongs to."""
+    """Returns the training that a raw line belongs to."""
     return Training(line["phase"], line["arm"], Setting(*line["setting"]), line["seed"])

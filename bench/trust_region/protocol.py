@@ -17,7 +17,7 @@ PROMPTS = 16
 
 WINDOW = 5
 LOSS = 0.1
-ENOUGH = 6
+COLLAPSES_NEEDED = 6
 
 
 class Setting(NamedTuple):
@@ -66,20 +66,20 @@ class Training(NamedTuple):
 
 
 def collapsed(rewards: Sequence[float], untrained: float) -> bool:
-    """`rewards` of all steps so far; see the package's docstring."""
+    """Whether a training with `rewards` of all steps so far has collapsed; see the package's docstring."""
     return any(
         sum(rewards[first : first + WINDOW]) / WINDOW < untrained - LOSS for first in range(len(rewards) - WINDOW + 1)
     )
 
 
 def search_ended(outcomes: Sequence[bool]) -> bool | None:
-    """Of the trainings of one setting so far, which collapsed: True, enough did; False, too few will; None, continue."""
-    if sum(outcomes) >= ENOUGH:
+    """Judges which trainings of one setting have collapsed so far: True, enough did; False, too few will; None, continue."""
+    if sum(outcomes) >= COLLAPSES_NEEDED:
         return True
-    left = len(SEARCH_SEEDS) - len(outcomes)
-    return False if sum(outcomes) + left < ENOUGH else None
+    remaining = len(SEARCH_SEEDS) - len(outcomes)
+    return False if sum(outcomes) + remaining < COLLAPSES_NEEDED else None
 
 
 def best(collapses: Mapping[str, int], right: Mapping[str, float]) -> str:
-    """Of the candidates: the fewest collapses, then the most correct answers."""
+    """Chooses the candidate with the fewest collapses, then the most correct answers."""
     return min(collapses, key=lambda arm: (collapses[arm], -right[arm]))

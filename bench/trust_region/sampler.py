@@ -33,7 +33,7 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> list[tuple[IntArray, FloatArray]]:
-        """Tokens and log-probs of one response to each prompt."""
+        """Draws one response to each prompt; returns tokens and log-probs."""
         config, rows = self._config, len(prompts)
         ids = torch.tensor(prompts, dtype=torch.int64)
         length, room = ids.shape[1], ids.shape[1] + self._longest
@@ -56,10 +56,10 @@ class Sampler:
             if bool(done.all()):
                 break
             if int(done.sum()) > (1 - COMPACT_AT) * len(done):
-                kept = (~done).nonzero()[:, 0]
-                compact = torch.empty((*shape[:2], len(kept), *shape[3:]))
-                compact[..., :length, :] = cache[:, :, kept, :, :length]
-                cache, running, chosen, done = compact, running[kept], chosen[kept], done[kept]
+                running_rows = (~done).nonzero()[:, 0]
+                compact = torch.empty((*shape[:2], len(running_rows), *shape[3:]))
+                compact[..., :length, :] = cache[:, :, running_rows, :, :length]
+                cache, running, chosen, done = compact, running[running_rows], chosen[running_rows], done[running_rows]
             ids = chosen[:, None]
             length += 1
         return [
@@ -68,7 +68,7 @@ class Sampler:
         ]
 
     def _forward(self, ids: Tensor, cache: Tensor, start: int) -> Tensor:
-        """Logits (rows, vocabulary) behind the last of `ids` (rows, T), which are at `start`; fills the cache."""
+        """Computes the logits (rows, vocabulary) behind the last of `ids` (rows, T), which are at `start`; fills the cache."""
         config, weights = self._config, self._weights
         rows, count = ids.shape
         end = start + count
@@ -76,20 +76,20 @@ class Sampler:
         hidden = weights["model.embed_tokens.weight"][ids]
         groups = config.num_attention_heads // config.num_key_value_heads
         for layer in range(config.num_hidden_layers):
-            of = f"model.layers.{layer}."
-            attended = self._norm(hidden, of + "input_layernorm")
+            prefix = f"model.layers.{layer}."
+            attended = self._norm(hidden, prefix + "input_layernorm")
             query, key, value = (
-                (attended @ weights[f"{of}self_attn.{name}_proj.weight"].T)
+                (attended @ weights[f"{prefix}self_attn.{name}_proj.weight"].T)
                 .view(rows, count, -1, self._size)
                 .transpose(1, 2)
                 for name in "qkv"
             )
-            query = _rotated(self._norm(query, of + "self_attn.q_norm"), cos, sin)
-            cache[layer, 0, :, :, start:end] = _rotated(self._norm(key, of + "self_attn.k_norm"), cos, sin)
+            query = _rotated(self._norm(query, prefix + "self_attn.q_norm"), cos, sin)
+            cache[layer, 0, :, :, start:end] = _rotated(self._norm(key, prefix + "self_attn.k_norm"), cos, sin)
             cache[layer, 1, :, :, start:end] = value
             keys, values = cache[layer, 0, :, :, :end], cache[layer, 1, :, :, :end]
             if count > 1:
-                found = scaled_dot_product_attention(
+                attention = scaled_dot_product_attention(
                     query,
                     keys.repeat_interleave(groups, 1),
                     values.repeat_interleave(groups, 1),
@@ -97,12 +97,15 @@ class Sampler:
                 )
             else:
                 # The query heads of one key head take the place of positions: every one sees all that is in the cache.
-                found = scaled_dot_product_attention(query.view(rows, -1, groups, self._size), keys, values)
-                found = found.reshape(rows, -1, 1, self._size)
-            hidden = hidden + found.transpose(1, 2).reshape(rows, count, -1) @ weights[of + "self_attn.o_proj.weight"].T
-            inner = self._norm(hidden, of + "post_attention_layernorm")
-            gate, up = (inner @ weights[f"{of}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-            hidden = hidden + (silu(gate) * up) @ weights[of + "mlp.down_proj.weight"].T
+                attention = scaled_dot_product_attention(query.view(rows, -1, groups, self._size), keys, values)
+                attention = attention.reshape(rows, -1, 1, self._size)
+            hidden = (
+                hidden
+                + attention.transpose(1, 2).reshape(rows, count, -1) @ weights[prefix + "self_attn.o_proj.weight"].T
+            )
+            inner = self._norm(hidden, prefix + "post_attention_layernorm")
+            gate, up = (inner @ weights[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+            hidden = hidden + (silu(gate) * up) @ weights[prefix + "mlp.down_proj.weight"].T
         return self._norm(hidden[:, -1], "model.norm") @ weights["model.embed_tokens.weight"].T
 
     def _norm(self, values: Tensor, name: str) -> Tensor:

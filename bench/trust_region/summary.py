@@ -52,16 +52,16 @@ def write(raw: Path) -> None:
             "held-out prompts."
         ),
         "",
-        *_search(_of(trainings, "search")),
-        *_select(_of(trainings, "select"), _of(trainings, "search")),
-        *_confirm(_of(trainings, "confirm")),
-        *_compare(_of(trainings, "compare")),
+        *_search(_of_phase(trainings, "search")),
+        *_select(_of_phase(trainings, "select"), _of_phase(trainings, "search")),
+        *_confirm(_of_phase(trainings, "confirm")),
+        *_compare(_of_phase(trainings, "compare")),
     ]
     raw.with_suffix(".md").write_text("\n".join(parts))
     plot(trainings, untrained["reward"], raw.with_suffix(".svg"))
 
 
-def _of(trainings: Lines, phase: str) -> Lines:
+def _of_phase(trainings: Lines, phase: str) -> Lines:
     return [line for line in trainings if line["phase"] == phase]
 
 
@@ -75,10 +75,10 @@ def _search(lines: Lines) -> list[str]:
         "|---|---|---|---|",
     ]
     for setting in SETTINGS:
-        found = _at(lines, setting)
-        if found:
+        trainings = _at(lines, setting)
+        if trainings:
             text.append(
-                f"| {setting.rate:g} | {setting.staleness} | {sum(line['collapsed'] for line in found)} | {len(found)} |"
+                f"| {setting.rate:g} | {setting.staleness} | {sum(line['collapsed'] for line in trainings)} | {len(trainings)} |"
             )
     return [*text, ""]
 
@@ -107,28 +107,31 @@ def _at(lines: Lines, setting: Setting) -> Lines:
 
 
 def _table(lines: Lines) -> list[str]:
-    """One row for each arm."""
+    """Writes one row for each arm."""
     text = [
         "| loss | collapsed | of seeds | right held-out answers of those that held, % | clipped, % | masked, % |",
         "|---|---|---|---|---|---|",
     ]
     for arm in dict.fromkeys(line["arm"] for line in lines):
         own = [line for line in lines if line["arm"] == arm]
-        held = sorted(100 * float(np.mean(line["held_out"])) for line in own if line["held_out"])
+        accuracies = sorted(100 * float(np.mean(line["held_out"])) for line in own if line["held_out"])
         text.append(
-            f"| {arm} | {sum(line['collapsed'] for line in own)} | {len(own)} | {', '.join(f'{right:.0f}' for right in held) or '-'} | "
+            f"| {arm} | {sum(line['collapsed'] for line in own)} | {len(own)} | {', '.join(f'{right:.0f}' for right in accuracies) or '-'} | "
             f"{100 * _step_mean(own, 'clipped'):.1f} | {100 * _step_mean(own, 'masked'):.1f} |"
         )
     return text
 
 
 def chosen(lines: Lines) -> str:
-    """The candidate that `best` takes from the trainings of phase `select`; a collapsed one has no correct answers."""
+    """Returns the candidate that `best` takes from the trainings of phase `select`; a collapsed one has no correct answers."""
     arms = {line["arm"] for line in lines}
     own = {arm: [line for line in lines if line["arm"] == arm] for arm in CANDIDATES if arm in arms}
     return best(
-        {arm: sum(line["collapsed"] for line in of) for arm, of in own.items()},
-        {arm: float(np.mean([np.mean(line["held_out"] or [0.0]) for line in of])) for arm, of in own.items()},
+        {arm: sum(line["collapsed"] for line in trainings) for arm, trainings in own.items()},
+        {
+            arm: float(np.mean([np.mean(line["held_out"] or [0.0]) for line in trainings]))
+            for arm, trainings in own.items()
+        },
     )
 
 
@@ -171,7 +174,10 @@ def _compare(lines: Lines) -> list[str]:
 
 
 def differences_of(lines: Lines) -> dict[int, float]:
-    """By seed: correct held-out answers of the default less those of synchronous training, as a share. A collapsed one has none."""
+    """Returns by seed the correct held-out answers of the default less those of synchronous training, as a share.
+
+    A collapsed training has no correct answers.
+    """
     right = {(line["arm"], line["seed"]): float(np.mean(line["held_out"] or [0.0])) for line in lines}
     return {
         seed: right[DEFAULT, seed] - right[SYNCHRONOUS, seed]
@@ -185,12 +191,12 @@ def _points(estimate: Estimate) -> str:
 
 
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
-    """The reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
+    """Draws the reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
     panels = [
-        ("the former loss", [line for line in _of(trainings, "confirm") if line["arm"] == BEFORE]),
-        ("the default", [line for line in _of(trainings, "confirm") if line["arm"] == DEFAULT]),
-        ("the default, usual setting", [line for line in _of(trainings, "compare") if line["arm"] == DEFAULT]),
-        ("synchronous, usual rate", [line for line in _of(trainings, "compare") if line["arm"] == SYNCHRONOUS]),
+        ("the former loss", [line for line in _of_phase(trainings, "confirm") if line["arm"] == BEFORE]),
+        ("the default", [line for line in _of_phase(trainings, "confirm") if line["arm"] == DEFAULT]),
+        ("the default, usual setting", [line for line in _of_phase(trainings, "compare") if line["arm"] == DEFAULT]),
+        ("synchronous, usual rate", [line for line in _of_phase(trainings, "compare") if line["arm"] == SYNCHRONOUS]),
     ]
     with picture(path, columns=len(panels), width=3.2, height=3.0) as (_, axes):
         for axis, (title, lines) in zip(axes[0], panels, strict=True):

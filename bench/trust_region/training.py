@@ -77,15 +77,15 @@ class Bench:
         sharded.write(rank.snapshot(), self._beginning)
         self._tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         self.training, self.held_out = (self._questions(folder / f"{name}.jsonl") for name in ("train", "heldout"))
-        found = importlib.util.spec_from_file_location("quickstart_reward", QUICKSTART / "reward.py")
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
+        module_spec = importlib.util.spec_from_file_location("quickstart_reward", QUICKSTART / "reward.py")
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(module)
         self._reward = module.reward
 
     def spec(self, seed: int, setting: Setting, sections: Mapping[str, Mapping[str, Any]]) -> RLJobSpec:
-        """The quickstart's job with the rate of `setting`; `sections` replace keys of its sections."""
+        """Makes the quickstart's job with the rate of `setting`; `sections` replace keys of its sections."""
         values = self._spec.to_json()
         for name, section in sections.items():
             values[name] |= section
@@ -125,7 +125,7 @@ class Bench:
         return {**steps, "collapsed": False, "failed": "", "held_out": self.examine(versions[-1], each).right}
 
     def examine(self, weights: Mapping[str, Tensor] | None, each: int) -> Examination:
-        """`each` answers to every held-out prompt by `weights` (None: of the beginning), always with the same random numbers."""
+        """Examines `each` answers to every held-out prompt by `weights` (None: of the beginning), always with the same random numbers."""
         if weights is None:
             self._rank.restore(self._beginning)
             weights = self._weights()
@@ -155,7 +155,7 @@ class Bench:
         each: int,
         seed: tuple[int, int],
     ) -> list[Answer]:
-        """`each` answers to every row, in order."""
+        """Draws `each` answers to every row, in order."""
         longest = self._spec.rollout.sampling.max_tokens
         generator = torch.Generator().manual_seed(seed[0] << 32 | seed[1])
         places = [(row, index) for row in rows for index in range(each)]

@@ -72,7 +72,7 @@ class RatioBounds(ApiModel):
 class AlgorithmSpec(ApiModel):
     """Loss and advantages. An unset knob takes the preset's value."""
 
-    name: AlgorithmName = Field(AlgorithmName.GRPO, description="Preset that unset knobs take their value from.")
+    name: AlgorithmName = AlgorithmName.GRPO
     group_size: int = Field(8, ge=1, le=1024, description="Samples for each prompt.")
     advantage_baseline: AdvantageBaseline | None = Field(None, description="Default: the preset's.")
     advantage_scale: AdvantageScale | None = Field(None, description="Default: the preset's.")
@@ -190,7 +190,7 @@ class ResolvedLoss(ResolvedAlgorithm):
 
 
 def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
-    """The knobs given in `spec`, and the preset's for the rest."""
+    """Returns the knobs given in `spec`, and the preset's for the rest."""
     preset = PRESETS[spec.name]
     return ResolvedAlgorithm(
         group_size=spec.group_size,
@@ -209,7 +209,10 @@ def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
 
 
 def resolve_loss(spec: AlgorithmSpec, *, off_policy: bool) -> ResolvedLoss:
-    """The same, and the knobs whose default depends on whether the job's policy trains on tokens of older weights (`rounds.OFF_POLICY`)."""
+    """Resolves the knobs as `resolve` does, and those whose default depends on whether the policy trains on tokens of older weights.
+
+    `off_policy` says so (`rounds.OFF_POLICY`).
+    """
     knobs = resolve(spec)
     against = spec.clip_against or (ClipAgainst.BEHAVIOUR if off_policy else ClipAgainst.PROXIMAL)
     return ResolvedLoss(
@@ -220,7 +223,10 @@ def resolve_loss(spec: AlgorithmSpec, *, off_policy: bool) -> ResolvedLoss:
 
 
 def _importance_cap(spec: AlgorithmSpec, against: ClipAgainst) -> float | None:
-    """None: tokens have no weight. Against the behaviour policy the clipped ratio is the weight; a mask leaves nothing to truncate."""
+    """Returns the cap of a token's importance weight; None: tokens have no weight.
+
+    Against the behaviour policy the clipped ratio is the weight; a mask leaves nothing to truncate.
+    """
     if against is ClipAgainst.BEHAVIOUR:
         return None
     if spec.importance_cap is not None:

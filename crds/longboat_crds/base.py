@@ -63,7 +63,7 @@ Opaque = Annotated[dict[str, Any], Field(json_schema_extra={PRESERVE_UNKNOWN: Tr
 
 
 def list_map(key: str) -> dict[str, Any]:
-    """Extra schema of a list whose items are told apart by `key`: no two items may have the same."""
+    """Returns the extra schema of a list whose items are told apart by `key`: no two items may have the same."""
     return {LIST_TYPE: "map", LIST_MAP_KEYS: [key]}
 
 
@@ -76,7 +76,7 @@ class FieldsModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
     def to_json(self) -> dict[str, Any]:
-        """The value as it appears in a manifest: camelCase keys, unset optional fields left out."""
+        """Returns the value as it appears in a manifest: camelCase keys, unset optional fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -88,7 +88,7 @@ class ApiModel(FieldsModel):
     @model_validator(mode="before")
     @classmethod
     def _null_means_unset(cls, value: Any) -> Any:
-        """Like the API server, takes a null for a field not given."""
+        """Takes a null for a field that isn't given, like the API server."""
         if isinstance(value, dict) and None in value.values():
             return {k: v for k, v in value.items() if v is not None}
         return value
@@ -105,9 +105,9 @@ class ApiModel(FieldsModel):
             for rule in model.rules:
                 if not rule.holds.evaluate(scope):
                     raise PydanticCustomError("rule", "{message}", rule.broken_by(scope["self"]))
-        for name, by in _told_apart(model):
+        for name, key_field in _distinct_lists(model):
             items = getattr(self, name) or ()
-            keys = list(items) if by is None else [getattr(item, by) for item in items]
+            keys = list(items) if key_field is None else [getattr(item, key_field) for item in items]
             for position, key in enumerate(keys):
                 if key in keys[:position]:
                     field = model.model_fields[name].alias or name
@@ -117,16 +117,16 @@ class ApiModel(FieldsModel):
 
 
 @cache
-def _told_apart(model: type[ApiModel]) -> tuple[tuple[str, str | None], ...]:
-    """A model's lists without two equal items, and what these are told apart by; None: by themselves."""
-    found: list[tuple[str, str | None]] = []
+def _distinct_lists(model: type[ApiModel]) -> tuple[tuple[str, str | None], ...]:
+    """Returns the names of a model's lists without two equal items, each with the field that is the items' key; None: the item itself."""
+    lists: list[tuple[str, str | None]] = []
     for name, info in model.model_fields.items():
         extra = cast("Mapping[str, Any]", info.json_schema_extra or {})
         if extra.get(LIST_TYPE) == "map":
-            found.append((name, extra[LIST_MAP_KEYS][0]))
+            lists.append((name, extra[LIST_MAP_KEYS][0]))
         elif extra.get(LIST_TYPE) == "set":
-            found.append((name, None))
-    return tuple(found)
+            lists.append((name, None))
+    return tuple(lists)
 
 
 class Role(StrEnum):

@@ -61,16 +61,18 @@ _DROPS_EQUAL_GROUPS = choose(
     field("algorithm.dropZeroVariance"),
     one_of(_NAME, _DROPPING),
 )
-_NO_SCORER = every("rewards", "r", negation(equals(field("kind", of="r"), constant(RewardKind.REASONING_GYM.value))))
+_NO_SCORER = every(
+    "rewards", "r", negation(equals(field("kind", variable="r"), constant(RewardKind.REASONING_GYM.value)))
+)
 _ONE_POOL = at_most(size(field("rewardPools")), constant(1))
-_NAMES_A_POOL = some("rewardPools", "p", equals(field("name", of="p"), field("pool", of="r")))
-_POD_MIN = product(constant(POD_MIN_MILLICORES / 1000), floating(field("replicas", of="p")))
+_NAMES_A_POOL = some("rewardPools", "p", equals(field("name", variable="p"), field("pool", variable="r")))
+_POD_MIN = product(constant(POD_MIN_MILLICORES / 1000), floating(field("replicas", variable="p")))
 _LEAST_CPU = choose(
-    present("cpu.min", of="p"),
-    cores(field("cpu.min", of="p")),
+    present("cpu.min", variable="p"),
+    cores(field("cpu.min", variable="p")),
     choose(
-        both(present("cpu.max", of="p"), less_than(cores(field("cpu.max", of="p")), _POD_MIN)),
-        cores(field("cpu.max", of="p")),
+        both(present("cpu.max", variable="p"), less_than(cores(field("cpu.max", variable="p")), _POD_MIN)),
+        cores(field("cpu.max", variable="p")),
         _POD_MIN,
     ),
 )
@@ -78,10 +80,10 @@ _LEAST_CPU = choose(
 _HALF_A_MILLICORE = 0.0005
 _ENFORCEABLE = [
     either(
-        negation(present(f"cpu.{bound}", of="p")),
+        negation(present(f"cpu.{bound}", variable="p")),
         less_than(
-            product(constant(LEAST_POD_MILLICORES / 1000), floating(field("replicas", of="p"))),
-            plus(cores(field(f"cpu.{bound}", of="p")), constant(_HALF_A_MILLICORE)),
+            product(constant(LEAST_POD_MILLICORES / 1000), floating(field("replicas", variable="p"))),
+            plus(cores(field(f"cpu.{bound}", variable="p")), constant(_HALF_A_MILLICORE)),
         ),
     )
     for bound in ("min", "max")
@@ -185,18 +187,18 @@ COHERENCE = (
         "dataset.evaluation",
     ),
     Rule(
-        either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", of="r")))),
+        either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", variable="r")))),
         "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
         "rewards",
     ),
     Rule(
-        every("rewards", "r", either(negation(present("pool", of="r")), _NAMES_A_POOL)),
+        every("rewards", "r", either(negation(present("pool", variable="r")), _NAMES_A_POOL)),
         "a reward's pool must be the name of one of rewardPools: correct it, or add that pool",
         "rewards",
         closer=_unknown_pool,
     ),
     Rule(
-        either(_ONE_POOL, every("rewards", "r", present("pool", of="r"))),
+        either(_ONE_POOL, every("rewards", "r", present("pool", variable="r"))),
         "with several rewardPools every reward has to name one of them: set its pool",
         "rewards",
         FieldError.REQUIRED,
@@ -211,7 +213,9 @@ COHERENCE = (
                 some(
                     "rewards",
                     "r",
-                    both(present("pool", of="r"), equals(field("pool", of="r"), field("name", of="p"))),
+                    both(
+                        present("pool", variable="r"), equals(field("pool", variable="r"), field("name", variable="p"))
+                    ),
                 ),
             ),
         ),
@@ -220,7 +224,7 @@ COHERENCE = (
         closer=_idle_pool,
     ),
     Rule(
-        either(present("rewardCpu"), every("rewardPools", "p", negation(present("cpu", of="p")))),
+        either(present("rewardCpu"), every("rewardPools", "p", negation(present("cpu", variable="p")))),
         "cpu bounds a pool's part of rewardCpu.total: give rewardCpu, or leave cpu out",
         "rewardPools",
         FieldError.FORBIDDEN,

@@ -23,7 +23,7 @@ class Column:
     wide: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """An item of additionalPrinterColumns."""
+        """Returns an item of additionalPrinterColumns."""
         column = {"name": self.name, "type": self.type, "jsonPath": self.path, "description": self.description}
         return column | {"priority": 1} if self.wide else column
 
@@ -49,7 +49,7 @@ RUNTIME_COLUMNS = (Column("Image", ".spec.image", "Runtime image."), AGE)
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """Every CustomResourceDefinition by the name of its file."""
+    """Returns every CustomResourceDefinition by the name of its file."""
     return {
         "rljobs": job_definition(),
         "rlruntimes": runtime_definition(),
@@ -58,7 +58,7 @@ def definitions() -> dict[str, dict[str, Any]]:
 
 
 def job_definition() -> dict[str, Any]:
-    """RLJob, with status and scale subresources; the scale is that of rollout pods."""
+    """Returns the definition of RLJob, with status and scale subresources; the scale is that of rollout pods."""
     schema = _root(json_schema(RLJob))
     schema["properties"]["metadata"]["properties"] = {
         "name": {"type": "string", "pattern": JOB_NAME_PATTERN, "maxLength": JOB_NAME_MAX_LENGTH}
@@ -82,12 +82,12 @@ def job_definition() -> dict[str, Any]:
 
 
 def runtime_definition() -> dict[str, Any]:
-    """RLRuntime."""
+    """Returns the definition of RLRuntime."""
     return _definition("RLRuntime", "rlruntimes", "rlrt", "Namespaced", _runtime_version(RLRuntime))
 
 
 def cluster_runtime_definition() -> dict[str, Any]:
-    """ClusterRLRuntime."""
+    """Returns the definition of ClusterRLRuntime."""
     return _definition("ClusterRLRuntime", "clusterrlruntimes", "crlrt", "Cluster", _runtime_version(ClusterRLRuntime))
 
 
@@ -99,7 +99,7 @@ def _runtime_version(model: type[RLRuntime | ClusterRLRuntime]) -> dict[str, Any
 
 
 def _root(schema: Schema) -> Schema:
-    """A structural schema whose metadata is left to the API server."""
+    """Returns a structural schema whose metadata is left to the API server."""
     result = structural(schema)
     result["properties"]["metadata"] = {"type": "object"}
     result["properties"]["apiVersion"]["description"] = "Version of this API."
@@ -109,7 +109,7 @@ def _root(schema: Schema) -> Schema:
 
 
 def _drop_defaults(schema: Schema) -> None:
-    """A status has no defaults: a field that nobody wrote is absent."""
+    """Removes all defaults from the schema of a status, in place: a field that nobody wrote is absent."""
     schema.pop("default", None)
     for item in schema.get("properties", {}).values():
         _drop_defaults(item)

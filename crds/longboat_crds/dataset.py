@@ -20,7 +20,7 @@ class FileFormat(StrEnum):
 
 
 class TooLongPrompts(StrEnum):
-    """What happens to a row whose prompt leaves no room for a response of maxTokens."""
+    """What happens to a row whose prompt has more than model.maxLength - rollout.sampling.maxTokens tokens."""
 
     FAIL = "Fail"
     SKIP = "Skip"
@@ -92,8 +92,7 @@ class DatasetSpec(ApiModel):
     )
     too_long_prompts: TooLongPrompts = Field(
         TooLongPrompts.FAIL,
-        description="What happens to a row whose prompt has more than model.maxLength - rollout.sampling.maxTokens tokens: `Fail` "
-        "fails the job before the first step and names the row (a generated row fails it when drawn); `Skip` never draws the "
+        description="`Fail` fails the job before the first step and names the row (a generated row fails it when drawn); `Skip` never draws the "
         "row, in training or evaluation, and counts it in status.training.skippedPrompts.",
     )
     shuffle_seed: Seed = Field(0, description="Seed of the order of rows; every epoch has its own permutation.")

@@ -406,6 +406,6 @@ EXPLANATIONS: dict[Reason, Explanation] = {
 
 
 def explain(reason: str) -> Explanation | None:
-    """The explanation of a reason; None for one that this version doesn't know."""
-    known = Reason.__members__.values()
-    return EXPLANATIONS[Reason(reason)] if reason in known else None
+    """Returns the explanation of a reason; None for one that this version doesn't know."""
+    reasons = Reason.__members__.values()
+    return EXPLANATIONS[Reason(reason)] if reason in reasons else None

@@ -21,26 +21,26 @@ class Expression:
     evaluate: Callable[[Scope], Any]
 
 
-def field(path: str, of: str = "self") -> Expression:
-    """The value at a dotted path."""
+def field(path: str, variable: str = "self") -> Expression:
+    """Returns the value at a dotted path."""
     keys = path.split(".")
 
     def read(scope: Scope) -> Any:
-        value = scope[of]
+        value = scope[variable]
         for key in keys:
             value = value[key]
         return value
 
-    return Expression(f"{of}.{path}", read)
+    return Expression(f"{variable}.{path}", read)
 
 
-def present(path: str, of: str = "self") -> Expression:
-    """Whether there is a value at the path; false too where an object on the way to it is not there."""
+def present(path: str, variable: str = "self") -> Expression:
+    """Holds where there is a value at the path; not where an object on the way to it is not there."""
     keys = path.split(".")
-    steps = [".".join([of, *keys[: n + 1]]) for n in range(len(keys))]
+    steps = [".".join([variable, *keys[: n + 1]]) for n in range(len(keys))]
 
     def read(scope: Scope) -> bool:
-        value = scope[of]
+        value = scope[variable]
         for key in keys:
             if key not in value:
                 return False
@@ -51,86 +51,86 @@ def present(path: str, of: str = "self") -> Expression:
 
 
 def constant(value: Any) -> Expression:
-    """A string, number, boolean, or a list of them."""
+    """Writes a string, number, boolean, or a list of them in CEL."""
     return Expression(_literal(value), lambda _: value)
 
 
-def equals(left: Expression, right: Expression) -> Expression:
-    """The two values are the same."""
-    return _binary("==", left, right, lambda a, b: a == b)
+def equals(first: Expression, second: Expression) -> Expression:
+    """Holds where the two values are the same."""
+    return _binary("==", first, second, lambda a, b: a == b)
 
 
-def at_most(left: Expression, right: Expression) -> Expression:
-    """left <= right."""
-    return _binary("<=", left, right, lambda a, b: a <= b)
+def at_most(first: Expression, second: Expression) -> Expression:
+    """Holds where first <= second."""
+    return _binary("<=", first, second, lambda a, b: a <= b)
 
 
-def less_than(left: Expression, right: Expression) -> Expression:
-    """left < right."""
-    return _binary("<", left, right, lambda a, b: a < b)
+def less_than(first: Expression, second: Expression) -> Expression:
+    """Holds where first < second."""
+    return _binary("<", first, second, lambda a, b: a < b)
 
 
-def one_of(left: Expression, values: Sequence[str]) -> Expression:
-    """The value is one of these."""
-    return _binary("in", left, constant(list(values)), lambda a, b: a in b)
+def one_of(value: Expression, values: Sequence[str]) -> Expression:
+    """Holds where the value is one of these."""
+    return _binary("in", value, constant(list(values)), lambda a, b: a in b)
 
 
-def product(left: Expression, right: Expression) -> Expression:
-    """left x right."""
-    return _binary("*", left, right, lambda a, b: a * b)
+def product(first: Expression, second: Expression) -> Expression:
+    """Multiplies the two: first x second."""
+    return _binary("*", first, second, lambda a, b: a * b)
 
 
-def plus(left: Expression, right: Expression) -> Expression:
-    """left + right."""
-    return _binary("+", left, right, lambda a, b: a + b)
+def plus(first: Expression, second: Expression) -> Expression:
+    """Adds the two: first + second."""
+    return _binary("+", first, second, lambda a, b: a + b)
 
 
 def cores(quantity: Expression) -> Expression:
-    """Cores of a CPU quantity, as a number."""
+    """Reads the cores of a CPU quantity, as a number."""
     return Expression(
         f"quantity({quantity.cel}).asApproximateFloat()", lambda s: millicores(quantity.evaluate(s)) / 1000
     )
 
 
 def floating(number: Expression) -> Expression:
-    """The whole number as one that may have a fraction: CEL calculates with numbers of one kind only."""
+    """Turns a whole number into one that may have a fraction: CEL calculates with numbers of one kind only."""
     return Expression(f"double({number.cel})", lambda s: float(number.evaluate(s)))
 
 
 def empty(items: Expression) -> Expression:
-    """The list has no item."""
+    """Holds where the list has no item."""
     return Expression(f"(size({items.cel}) == 0)", lambda s: len(items.evaluate(s)) == 0)
 
 
 def size(items: Expression) -> Expression:
-    """How many items the list has."""
+    """Counts the items of the list."""
     return Expression(f"size({items.cel})", lambda s: len(items.evaluate(s)))
 
 
 def negation(operand: Expression) -> Expression:
-    """Not."""
+    """Holds where the operand does not."""
     return Expression(f"!{operand.cel}", lambda s: not operand.evaluate(s))
 
 
 def both(*operands: Expression) -> Expression:
-    """All of them hold; a later one is read only if those before it hold."""
+    """Holds where all operands hold; a later one is read only if those before it hold."""
     cel = " && ".join(o.cel for o in operands)
     return Expression(f"({cel})", lambda s: all(o.evaluate(s) for o in operands))
 
 
 def either(*operands: Expression) -> Expression:
-    """One of them holds; a later one is read only if those before it do not."""
+    """Holds where one operand holds; a later one is read only if those before it do not."""
     cel = " || ".join(o.cel for o in operands)
     return Expression(f"({cel})", lambda s: any(o.evaluate(s) for o in operands))
 
 
 def implies(condition: Expression, conclusion: Expression) -> Expression:
-    """The conclusion holds, which is read only where the condition holds."""
+    """Holds where the conclusion holds or the condition does not; the conclusion is read only where the condition holds."""
     return either(negation(condition), conclusion)
 
 
 def choose(condition: Expression, yes: Expression, no: Expression) -> Expression:
-    """The value of `yes` where the condition holds, else that of `no`."""
+    """Chooses the value of `yes` where the condition holds, else that of `no`."""
     return Expression(
         f"({condition.cel} ? {yes.cel} : {no.cel})",
         lambda s: (yes if condition.evaluate(s) else no).evaluate(s),
@@ -138,18 +138,18 @@ def choose(condition: Expression, yes: Expression, no: Expression) -> Expression
 
 
 def if_present(path: str, conclusion: Callable[[Expression], Expression]) -> Expression:
-    """The conclusion holds for the value at the path, if there is one."""
+    """Holds where there is no value at the path, or the conclusion holds for it."""
     return implies(present(path), conclusion(field(path)))
 
 
 def exactly_one(*names: str) -> Expression:
-    """Exactly one of the object's optional fields is given."""
-    given = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
-    return Expression(f"({given} == 1)", lambda s: sum(name in s["self"] for name in names) == 1)
+    """Holds where exactly one of the object's optional fields is given."""
+    count = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
+    return Expression(f"({count} == 1)", lambda s: sum(name in s["self"] for name in names) == 1)
 
 
 def every(path: str, variable: str, body: Expression) -> Expression:
-    """`body`, which reads the item as `variable`, holds for every item of the list at the path."""
+    """Holds where `body`, which reads the item as `variable`, holds for every item of the list at the path."""
     items = field(path)
     return Expression(
         f"{items.cel}.all({variable}, {body.cel})",
@@ -158,7 +158,7 @@ def every(path: str, variable: str, body: Expression) -> Expression:
 
 
 def some(path: str, variable: str, body: Expression) -> Expression:
-    """`body`, which reads the item as `variable`, holds for an item of the list at the path."""
+    """Holds where `body`, which reads the item as `variable`, holds for an item of the list at the path."""
     items = field(path)
     return Expression(
         f"{items.cel}.exists({variable}, {body.cel})",
@@ -167,13 +167,13 @@ def some(path: str, variable: str, body: Expression) -> Expression:
 
 
 def total(path: str, name: str) -> Expression:
-    """The sum of the numbers `name` of the items of the list at the path."""
+    """Sums the numbers `name` of the items of the list at the path."""
     items = field(path)
     return Expression(f"{items.cel}.map(i, i.{name}).sum()", lambda s: sum(item[name] for item in items.evaluate(s)))
 
 
 def sum_over(path: str, variable: str, body: Expression) -> Expression:
-    """The sum of `body`, which reads the item as `variable`, over the items of the list at the path."""
+    """Sums `body`, which reads the item as `variable`, over the items of the list at the path."""
     items = field(path)
     return Expression(
         f"{items.cel}.map({variable}, {body.cel}).sum()",
@@ -181,8 +181,10 @@ def sum_over(path: str, variable: str, body: Expression) -> Expression:
     )
 
 
-def _binary(operator: str, left: Expression, right: Expression, meaning: Callable[[Any, Any], Any]) -> Expression:
-    return Expression(f"({left.cel} {operator} {right.cel})", lambda s: meaning(left.evaluate(s), right.evaluate(s)))
+def _binary(operator: str, first: Expression, second: Expression, meaning: Callable[[Any, Any], Any]) -> Expression:
+    return Expression(
+        f"({first.cel} {operator} {second.cel})", lambda s: meaning(first.evaluate(s), second.evaluate(s))
+    )
 
 
 def _literal(value: Any) -> str:

@@ -16,13 +16,13 @@ from longboat_crds.rules import Changeable, FieldError, removed, validation
 
 
 def section(info: FieldInfo) -> type[ApiModel] | None:
-    """The model of a field that is an object of our own, and always there."""
+    """Returns the model of a field that is an object of our own, and always there; None for any other field."""
     kind = info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, ApiModel) else None
 
 
 def mark(info: FieldInfo) -> Changeable | None:
-    """What the field is marked with."""
+    """Returns the mark that says when the field may change; None: it has none."""
     return next((part for part in info.metadata if isinstance(part, Changeable)), None)
 
 
@@ -45,7 +45,7 @@ def marks(model: type[ApiModel], above: str = "") -> Iterator[tuple[str, Changea
 
 
 def _marked(with_: Changeable | None) -> tuple[str, ...]:
-    return tuple(sorted(path for path, found in marks(RLJobSpec) if found is with_))
+    return tuple(sorted(path for path, field_mark in marks(RLJobSpec) if field_mark is with_))
 
 
 FREE = _marked(Changeable.ANY_TIME)
@@ -58,7 +58,7 @@ _SUSPENDED = "(has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended')
 
 
 def transition_rules() -> list[dict[str, Any]]:
-    """Items of x-kubernetes-validations at the root of an RLJob; silent at creation and until the job has started."""
+    """Returns the items of x-kubernetes-validations at the root of an RLJob; silent at creation and until the job has started."""
     return [
         *_unchanged(FIXED, "", "is fixed once the job has started: create another job to change it"),
         *_unchanged(
@@ -95,7 +95,7 @@ def _unchanged(paths: Iterable[str], unless: str, message: str) -> list[dict[str
 
 
 def _same(path: str) -> str:
-    """CEL: the value at a path of `spec` is unchanged, or is still unset."""
+    """Writes in CEL that the value at a path of `spec` is unchanged, or is still unset."""
     new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
     if _always_present(path):
         return f"{new} == {old}"

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """Paths of generated files that are missing or differ from what the models now generate."""
+    """Returns the paths of generated files that are missing or differ from what the models now generate."""
     return [
         path
         for path, text in generated().items()
@@ -19,7 +19,7 @@ def stale(root: Path = ROOT) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 1 with --check if a file is stale."""
+    """Writes the stale files; with --check only names them. Returns 1 if --check finds a stale file, else 0."""
     parser = argparse.ArgumentParser(prog="python -m longboat_crds.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a file would change")
     options = parser.parse_args(arguments)

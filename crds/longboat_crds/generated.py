@@ -30,7 +30,7 @@ _KEEP = """\
 
 @cache
 def generated() -> Mapping[str, str]:
-    """Text by path."""
+    """Returns the text of each generated file by its path."""
     files = {"docs/conditions.md": conditions_page.page()}
     for name, text in reference.pages().items():
         files[f"docs/reference/{name}.md"] = text
@@ -48,7 +48,7 @@ def generated() -> Mapping[str, str]:
 
 
 def _editor_schema(kind: str) -> str:
-    """JSON Schema of what people write, for editors that check YAML."""
+    """Writes the JSON Schema of what people write, for editors that check YAML."""
     schema = without(json_schema(KINDS[kind]), "x-kubernetes-")
     schema["properties"].pop("status", None)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -57,7 +57,7 @@ def _editor_schema(kind: str) -> str:
 
 
 def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
-    """An object with the chart's labels; `spec` is the text of its spec."""
+    """Returns an object with the chart's labels; `spec` is the text of its spec."""
     if "{{" in spec:
         raise ValueError(f"{body['metadata']['name']}: its text would be taken for a template")
     head = dump({key: value for key, value in body.items() if key in ("apiVersion", "kind")})
@@ -65,5 +65,5 @@ def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
 
 
 def _template(switch: str, bodies: list[str]) -> str:
-    """Objects as a chart template that is rendered if `.Values.SWITCH.install` is true."""
+    """Writes objects as a chart template that is rendered if `.Values.SWITCH.install` is true."""
     return f"{{{{- /* {_NOTE} */}}}}\n{{{{- if .Values.{switch}.install }}}}\n" + "---\n".join(bodies) + "{{- end }}\n"

@@ -38,7 +38,7 @@ class ApiError(ValueError):
 
 
 def load_job(text: str) -> RLJob:
-    """The RLJob in a YAML (or JSON) text, with defaults filled in. Raises ApiError naming every field that is wrong."""
+    """Reads the RLJob in a YAML (or JSON) text, with defaults filled in. Raises ApiError naming every field that is wrong."""
     job = load(text)
     if not isinstance(job, RLJob):
         raise ApiError([f"kind: is {job.kind}; an RLJob is needed"])
@@ -46,7 +46,7 @@ def load_job(text: str) -> RLJob:
 
 
 def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
-    """The object of any of the three kinds. Raises ApiError."""
+    """Reads the object of any of the three kinds in a YAML (or JSON) text. Raises ApiError."""
     try:
         documents = [document for document in parse(text) if document is not None]
     except yaml.YAMLError as error:
@@ -63,7 +63,7 @@ def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
 
 
 def checked(model: type[Model], value: Any) -> Model:
-    """The model of a JSON value. Raises ApiError naming every field that is wrong."""
+    """Checks a JSON value and returns its model. Raises ApiError naming every field that is wrong."""
     refused = list(_refused(model, value))
     try:
         valid = model.model_validate_json(to_json(value), strict=True)
@@ -82,13 +82,13 @@ def _refused(model: type[ApiModel], value: Any, above: str = "") -> Iterator[str
         return
     for name, info in model.model_fields.items():
         key = info.alias or name
-        given, path, mark = value.get(key), f"{above}{key}", removed(info)
-        if mark is not None and mark.refuses(given):
+        field_value, path, mark = value.get(key), f"{above}{key}", removed(info)
+        if mark is not None and mark.refuses(field_value):
             yield f"{path}: {mark.message}"
             continue
         for part in _models(info.annotation):
-            yield from _refused(part, given, f"{path}.")
-            for position, item in enumerate(given if isinstance(given, list) else ()):
+            yield from _refused(part, field_value, f"{path}.")
+            for position, item in enumerate(field_value if isinstance(field_value, list) else ()):
                 yield from _refused(part, item, f"{path}[{position}].")
 
 
@@ -101,7 +101,7 @@ def _models(kind: Any) -> Iterator[type[ApiModel]]:
 
 
 def _problem(detail: ErrorDetails, schema: Schema) -> str:
-    """One line: the field's path as the API server writes it, what is wrong, and the cure."""
+    """Writes one line: the field's path as the API server writes it, what is wrong, and the cure."""
     path = _path(detail["loc"])
     context = detail.get("ctx", {})
     if "field" in context:
@@ -109,15 +109,15 @@ def _problem(detail: ErrorDetails, schema: Schema) -> str:
     kind = detail["type"]
     if kind == "extra_forbidden":
         fields = _at(schema, detail["loc"][:-1]).get("properties", {})
-        known = [name for name, field in fields.items() if "deprecated" not in field]
-        close = get_close_matches(str(detail["loc"][-1]), known, n=1)
-        cure = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
+        names = [name for name, field in fields.items() if "deprecated" not in field]
+        close = get_close_matches(str(detail["loc"][-1]), names, n=1)
+        cure = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(names)}"
         return f"{path}: no such field; {cure}"
     if kind in ("enum", "literal_error"):
         return f"{path}: must be {context['expected']}, not {detail['input']!r}"
     words = _WORDS.get(kind) or detail["msg"].replace("Input should", "must").replace("String should", "must")
-    given = "" if kind == "missing" else f" (it is {_short(detail['input'])})"
-    return f"{path}: {words}{given}"
+    actual = "" if kind == "missing" else f" (it is {_short(detail['input'])})"
+    return f"{path}: {words}{actual}"
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -99,5 +99,5 @@ PHASES = (
 
 
 def rule_of(phase: Phase) -> PhaseRule:
-    """The phase's rule."""
+    """Returns the phase's rule."""
     return next(rule for rule in PHASES if rule.phase is phase)

@@ -20,7 +20,7 @@ _STARTED = "has(oldObject.status) && has(oldObject.status.startTime)"
 
 
 def policies() -> dict[str, list[dict[str, Any]]]:
-    """Each policy with its binding, by name."""
+    """Returns each policy with its binding, by name."""
     return {
         DRIVER_STATUS: _policy(
             DRIVER_STATUS,
@@ -62,7 +62,7 @@ def policies() -> dict[str, list[dict[str, Any]]]:
 
 
 def _unchanged(field: str) -> dict[str, Any]:
-    """The operator's field has the same value as before, or is still absent."""
+    """Requires that the operator's field has the same value as before, or is still absent."""
     return {
         "expression": f"object.?status.?{field} == oldObject.?status.?{field}",
         "message": f"status.{field} belongs to the operator",

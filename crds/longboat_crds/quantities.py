@@ -15,20 +15,20 @@ _BYTES = {
 
 @lru_cache(maxsize=4096)
 def millicores(text: str) -> int:
-    """Millicores of a CPU quantity such as `500m` or `2`, rounded up as the API server does."""
+    """Reads the millicores of a CPU quantity such as `500m` or `2`, rounded up as the API server does."""
     factor = _SUFFIXES.get(text[-1:])
     number = Decimal(text[:-1]) * factor if factor else Decimal(text)
     return int((number * 1000).to_integral_value(rounding=ROUND_CEILING))
 
 
 def cpu_quantity(thousandths: int) -> str:
-    """Shortest CPU quantity of so many millicores: `2`, `1500m`."""
+    """Writes the shortest CPU quantity of so many millicores: `2`, `1500m`."""
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
 @lru_cache(maxsize=4096)
 def in_bytes(text: str) -> int:
-    """Whole bytes of a quantity such as `64Mi`, rounded down. Raises decimal.InvalidOperation if it isn't one."""
+    """Reads the whole bytes of a quantity such as `64Mi`, rounded down. Raises decimal.InvalidOperation if it isn't one."""
     for suffix, factor in _BYTES.items():
         if text.endswith(suffix):
             return int(Decimal(text.removesuffix(suffix)) * factor)

@@ -297,7 +297,7 @@ class RewardPoolSpec(ApiModel):
         return self.replicas * self.graders_per_pod
 
     def cpu_bounds(self, total: int) -> tuple[int, int]:
-        """Fewest and most millicores of the pool, given the total of rewardCpu."""
+        """Returns the fewest and most millicores of the pool, given the total of rewardCpu."""
         bounds = self.cpu or PoolCpuSpec()
         most = min(millicores(bounds.max), total) if bounds.max else total
         least = millicores(bounds.min) if bounds.min else min(POD_MIN_MILLICORES * self.replicas, most)
@@ -305,10 +305,10 @@ class RewardPoolSpec(ApiModel):
 
 
 def default_pools() -> list[RewardPoolSpec]:
-    """The pools of a job that names none."""
+    """Returns the pools of a job that names none."""
     return [RewardPoolSpec(name=DEFAULT_POOL)]
 
 
 def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec]:
-    """The rewards that a pool grades, by their places in `rewards`: those that name it, or no pool where there is no other."""
+    """Returns the rewards that a pool grades, by their places in `rewards`: those that name it, or no pool where there is no other."""
     return {place: reward for place, reward in enumerate(rewards) if reward.pool in {None, pool}}

@@ -78,16 +78,16 @@ class Rule:
     closer: Callable[[Mapping[str, Any]], str] | None = None
 
     def broken_by(self, value: Mapping[str, Any]) -> dict[str, str]:
-        """Field and message for an object that breaks the rule."""
+        """Returns the field and message for an object that breaks the rule."""
         return {"field": self.field, "message": self.closer(value) if self.closer else self.message}
 
     def to_cel(self) -> dict[str, Any]:
-        """An item of x-kubernetes-validations."""
+        """Returns an item of x-kubernetes-validations."""
         return validation(self.holds.cel, self.message, self.field, self.error)
 
 
 def validation(cel: str, message: str, field: str, error: FieldError) -> dict[str, Any]:
-    """An item of x-kubernetes-validations; the API server reports `field` relative to the rule's place."""
+    """Returns an item of x-kubernetes-validations; the API server reports `field` relative to the rule's place."""
     while cel.startswith("(") and cel.endswith(")") and _encloses(cel):
         cel = cel[1:-1]
     return {"rule": cel, "message": message, "fieldPath": f".{field}", "reason": error.value}

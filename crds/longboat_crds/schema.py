@@ -14,7 +14,7 @@ VALIDATIONS = "x-kubernetes-validations"
 
 
 def json_schema(model: type[ApiModel]) -> Schema:
-    """The schema (JSON Schema 2020-12) with all references inlined, defaults filled in and optional nulls left out.
+    """Returns the schema (JSON Schema 2020-12) with all references inlined, defaults filled in and optional nulls left out.
 
     Rules between fields become x-kubernetes-validations of their model's schema.
     """
@@ -24,7 +24,7 @@ def json_schema(model: type[ApiModel]) -> Schema:
 
 
 def structural(schema: Schema) -> Schema:
-    """The same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly."""
+    """Returns the same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly."""
     result = {k: v for k, v in schema.items() if k not in ("additionalProperties", "const", "deprecated")}
     if isinstance(schema.get("additionalProperties"), dict):
         result["additionalProperties"] = structural(schema["additionalProperties"])
@@ -42,7 +42,7 @@ def structural(schema: Schema) -> Schema:
 
 
 def without(schema: Schema, unwanted: str) -> Schema:
-    """The schema and all schemas in it without keys that begin with `unwanted`."""
+    """Returns the schema and all schemas in it without keys that begin with `unwanted`."""
     result = {key: value for key, value in schema.items() if not key.startswith(unwanted)}
     for key in ("items", "additionalProperties"):
         if isinstance(result.get(key), dict):
@@ -53,20 +53,20 @@ def without(schema: Schema, unwanted: str) -> Schema:
 
 
 def paragraph(text: str) -> str:
-    """A docstring without its line breaks; paragraphs are kept."""
+    """Returns a docstring without its line breaks; paragraphs are kept."""
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _models(model: type[BaseModel]) -> dict[str, type[BaseModel] | type[StrEnum]]:
-    """The model and everything it is made of, by the names that pydantic gives to definitions."""
-    found: dict[str, type[BaseModel] | type[StrEnum]] = {model.__name__: model}
+    """Returns the model and everything it is made of, by the names that pydantic gives to definitions."""
+    models: dict[str, type[BaseModel] | type[StrEnum]] = {model.__name__: model}
     for info in model.model_fields.values():
         for part in _classes(info.annotation):
             if issubclass(part, BaseModel):
-                found |= _models(part)
+                models |= _models(part)
             elif issubclass(part, StrEnum):
-                found[part.__name__] = part
-    return found
+                models[part.__name__] = part
+    return models
 
 
 def _classes(annotation: Any) -> list[type]:
@@ -77,13 +77,13 @@ def _classes(annotation: Any) -> list[type]:
 
 
 def _inline(node: Schema, definitions: dict[str, Schema], models: dict[str, Any], model: Any = None) -> Schema:
-    """`node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win."""
+    """Returns `node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win."""
     node = dict(node)
     if "anyOf" in node:
-        [given] = [choice for choice in node.pop("anyOf") if choice != {"type": "null"}]
+        [schema] = [choice for choice in node.pop("anyOf") if choice != {"type": "null"}]
         if node.get("default", ...) is None:
             del node["default"]
-        node = {**given, **node}
+        node = {**schema, **node}
     name = node.pop("$ref", "").rpartition("/")[2]
     if name:
         target = definitions[name]
@@ -119,8 +119,8 @@ def _properties(
                 description = paragraph(f"{result[key].get('description', '')} {mark.message}.")
                 result[key] |= {"enum": [*result[key]["enum"], *mark.values], "description": description}
             else:
-                known = {"type": "object", PRESERVE_UNKNOWN: True} if "properties" in result[key] else result[key]
-                result[key] = {**known, "description": f"Removed: {mark.cure}.", "deprecated": True}
+                body = {"type": "object", PRESERVE_UNKNOWN: True} if "properties" in result[key] else result[key]
+                result[key] = {**body, "description": f"Removed: {mark.cure}.", "deprecated": True}
             result[key][VALIDATIONS] = [mark.to_cel()]
         if fields[key].default_factory is not None:
             default = fields[key].get_default(call_default_factory=True)

@@ -17,11 +17,11 @@ RECENT_RESHAPES = 5
 # Domains of each reward of which learned limits are told.
 MOST_LEARNED_LIMITS = 8
 RECENT_CPU_MOVES = 10
-# Of pods that keep their CPUs for a while; at most as many resizes are under way at once, so that none is forgotten.
+# Refusals of pods that keep their CPUs for a while; at most as many resizes are under way at once, so that none is forgotten.
 CPU_REFUSALS = 64
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
-# Of one role.
+# The most pods of one role.
 MAX_PODS = 4096
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -212,7 +212,9 @@ class RolloutDemand(FieldsModel):
     incarnation: Count = Field(
         description="Incarnation of the driver that asks; what another one asked for doesn't count."
     )
-    number: Count = Field(description="Of the demand within its incarnation, from 1; each one is answered by a grant.")
+    number: Count = Field(
+        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
+    )
     replicas: Count = Field(description="Rollout pods that it could use.")
     give_first: list[Line] | None = Field(
         None,
@@ -243,7 +245,9 @@ class RewardDemand(ApiModel):
     incarnation: Count = Field(
         description="Incarnation of the driver that asks; what another one asked for doesn't count."
     )
-    number: Count = Field(description="Of the demand within its incarnation, from 1; each one is answered by a grant.")
+    number: Count = Field(
+        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
+    )
     pools: list[PoolCpuDemand] | None = Field(
         None,
         max_length=MAX_POOLS,
@@ -499,7 +503,7 @@ class RoleStatus(FieldsModel):
     pools: list[PoolStatus] | None = Field(
         None,
         max_length=MAX_POOLS,
-        description="Of reward pods: each pool.",
+        description="The pools of reward pods.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     pods: list[PodRecord] | None = Field(

@@ -10,13 +10,13 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars: `1e-6` is a number, a date is a string, `on` and `no` are strings; a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        names = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a field's name must be a string", key.start_mark)
-            if key.value in seen:
+            if key.value in names:
                 raise yaml.constructor.ConstructorError(None, None, f"field {key.value} is given twice", key.start_mark)
-            seen.add(key.value)
+            names.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -41,10 +41,10 @@ _Loader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~
 
 
 def parse(text: str) -> list[Any]:
-    """The documents of a text. Raises yaml.YAMLError."""
+    """Reads the documents of a text. Raises yaml.YAMLError."""
     return list(yaml.load_all(text, Loader=_Loader))
 
 
 def dump(value: Any) -> str:
-    """A document with keys in alphabetical order, as `kubectl get -o yaml` has them."""
+    """Writes a document with keys in alphabetical order, as `kubectl get -o yaml` has them."""
     return yaml.dump(value, Dumper=_Dumper, width=120, sort_keys=True, allow_unicode=True)

@@ -26,7 +26,7 @@ DIAGNOSIS = REPOSITORY / "build" / "chaos"
 
 
 def main() -> int:
-    """Run; returns the exit status: 0 if all jobs recovered from every fault and every audit is clean."""
+    """Runs jobs and faults; returns the exit status: 0 if all jobs recovered from every fault and every audit is clean."""
     options = _options()
     signal.signal(signal.SIGTERM, _interrupt)
     diagnosis = DIAGNOSIS / time.strftime(f"%Y%m%d-%H%M%S-seed{options.seed}")
@@ -68,12 +68,12 @@ def main() -> int:
 
 @contextmanager
 def _cluster(name: str | None) -> Iterator[Cluster]:
-    """The running cluster of that name, or one of two nodes for this run."""
+    """Yields the running cluster of that name, or one of two nodes for this run."""
     if name:
-        found = Cluster.find(name)
-        if found is None:
+        cluster = Cluster.find(name)
+        if cluster is None:
             raise ClusterError(f"cluster {name} is not up: run `python -m e2e.cluster up --name {name} --nodes 2`")
-        yield found
+        yield cluster
         return
     with clusters.own("chaos", nodes=2) as made:
         yield made

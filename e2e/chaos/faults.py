@@ -31,7 +31,7 @@ UNREACHABLE = (ClusterError, OSError, RuntimeError, http.client.HTTPException)
 
 
 def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
-    """Do it, to `job` if it is a fault of one job, and return its target. Outages are over when this returns.
+    """Does it, to `job` if it is a fault of one job, and returns its target. Outages are over when this returns.
 
     Raises NothingToHit, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
     """
@@ -41,7 +41,7 @@ def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
 
 
 def persist(call: Callable[[], T]) -> T:
-    """What `call` returns, made again while it raises that the API server is away or that there is nothing to hit."""
+    """Calls `call` again while it raises that the API server is away or that there is nothing to hit, for RETRY_SECONDS at most; returns what it returns."""
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
@@ -83,15 +83,15 @@ def _kill_container(job: Job, fault: Fault) -> str:
 
 def _kill_head(job: Job, fault: Fault) -> str:
     pod, container, pids = _container(job, fault.place, "ray-head")
-    found = _titles(pids).get("gcs_server")
-    if not found:
+    servers = _titles(pids).get("gcs_server")
+    if not servers:
         raise NothingToHit(f"{pod}/{container} has no gcs_server")
-    _kill(found)
+    _kill(servers)
     return f"{pod}/{container}: gcs_server"
 
 
 def _suspend(job: Job, fault: Fault) -> str:
-    """Resume after `outage` seconds, if need be before the job has suspended; half of the times wait for that first."""
+    """Suspends the job and resumes it after half of `outage` seconds, if need be before it has suspended; half of the times it waits for that first."""
     job.patch({"suspend": True})
     if fault.forced:
         job.wait("suspended", lambda: job.status().get("phase") == "Suspended")
@@ -113,9 +113,9 @@ def _kill_operator(cluster: Cluster, fault: Fault) -> str:
 
 
 def kill_operator(cluster: Cluster) -> None:
-    """SIGKILL the operator's container, which its node then restarts."""
-    found = cluster.api.get(f"/api/v1/namespaces/{installation.NAMESPACE}/pods") or {}
-    pids = set().union(*(pids for _, pids in _containers(cluster, found.get("items", []))))
+    """Sends SIGKILL to the operator's container, which its node then restarts."""
+    listed = cluster.api.get(f"/api/v1/namespaces/{installation.NAMESPACE}/pods") or {}
+    pids = set().union(*(pids for _, pids in _containers(cluster, listed.get("items", []))))
     _kill(pid for pid in pids if _parent(pid) not in pids)
 
 
@@ -169,31 +169,31 @@ _OF_CLUSTER: dict[Kind, Callable[[Cluster, Fault], str]] = {
 
 
 def _container(job: Job, draw: float, name: str = "") -> tuple[str, str, set[int]]:
-    """Pod, container and its processes: one of the job's, of this name if one is given."""
+    """Chooses a running container of the job, of this name if one is given; returns its pod, its name and its processes."""
     running = [
         (where, pids) for where, pids in _containers(job.cluster, job.pods().values()) if not name or where[1] == name
     ]
     if not running:
         raise NothingToHit(f"{job.name} has no running container {name}")
-    (pod, container), pids = choose(sorted(running, key=lambda one: one[0]), draw)
+    (pod, container), pids = choose(sorted(running, key=lambda container_pids: container_pids[0]), draw)
     return pod, container, pids
 
 
 def _containers(cluster: Cluster, pods: Iterable[Object]) -> list[tuple[tuple[str, str], set[int]]]:
-    """((pod, container), its processes) for every container that runs."""
-    found = []
+    """Returns ((pod, container), its processes) for every container that runs."""
+    containers = []
     for pod in pods:
         status = pod.get("status", {})
         for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
             if "running" in container["state"]:
                 identity = container["containerID"].removeprefix("containerd://")
                 pids = cluster.node(pod["spec"]["nodeName"]).processes(identity)
-                found.append(((pod["metadata"]["name"], container["name"]), pids))
-    return [(where, pids) for where, pids in found if pids]
+                containers.append(((pod["metadata"]["name"], container["name"]), pids))
+    return [(where, pids) for where, pids in containers if pids]
 
 
 def _titles(pids: set[int]) -> dict[str, set[int]]:
-    """Processes by what they are called."""
+    """Groups processes by what they are called."""
     titles: dict[str, set[int]] = {}
     for pid in pids:
         if name := title(process.command_line(pid)):
@@ -202,7 +202,7 @@ def _titles(pids: set[int]) -> dict[str, set[int]]:
 
 
 def title(words: list[str]) -> str:
-    """What a process is called: its program, without options and folders; of a Python program its module and command (pure)."""
+    """Names a process: its program, without options and folders; of a Python program its module and command (pure)."""
     if not words:
         return ""
     if words[0].startswith("ray::"):
@@ -216,7 +216,7 @@ def title(words: list[str]) -> str:
 
 
 def _parent(pid: int) -> int:
-    """The parent's id; 0 if the process has ended."""
+    """Returns the parent's id; 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):

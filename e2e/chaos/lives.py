@@ -31,13 +31,13 @@ CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpoli
 
 @dataclass
 class Life:
-    """One job under a policy. `step` was seen at `seen`, on the monotonic clock; `failed` says why the job has ended."""
+    """One job under a policy. `step` was seen at `looked_at`, on the monotonic clock; `failed` says why the job has ended."""
 
     job: Job
     policy: RoundPolicyName
     until: float
     step: int = 0
-    seen: float = 0.0
+    looked_at: float = 0.0
     failed: str = ""
 
     @property
@@ -48,11 +48,11 @@ class Life:
     def look(self) -> None:
         """See how far it is; nothing is learned while the API server is away."""
         try:
-            found = self.job.get()
+            job_object = self.job.get()
         except UNREACHABLE:
             return
-        self.seen = time.monotonic()
-        status = found.get("status", {})
+        self.looked_at = time.monotonic()
+        status = job_object.get("status", {})
         self.step = int(status.get("training", {}).get("step", 0))
         for condition in status.get("conditions", []):
             if condition["type"] == "Failed" and condition["status"] == "True":
@@ -60,7 +60,7 @@ class Life:
 
 
 def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: float) -> Life:
-    """Apply the job with this number."""
+    """Applies the job with this number."""
     rounds: Object = {"policy": policy.value, "steps": 10_000_000, "promptsPerRound": 4, "seed": seed}
     if policy in (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED):
         rounds["promptOvercommit"] = 1.5
@@ -76,7 +76,7 @@ NOTHING = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [],
 
 
 def end(life: Life, diagnosis: Path) -> Object:
-    """Audit a job and delete it; returns what became of its prompts, and what its deletion left behind beside its claim.
+    """Audits a job and deletes it; returns what became of its prompts, and what its deletion left behind beside its claim.
 
     Its logs are kept below `diagnosis` if something is wrong.
     """
@@ -84,17 +84,17 @@ def end(life: Life, diagnosis: Path) -> Object:
     claim = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
     job.delete()
     children = ("get", CHILDREN, "-l", f"longboat.dev/job={job.name}", "-o", "name")
-    left: list[str] = []
+    remains: list[str] = []
 
     def gone() -> bool:
-        left[:] = job.cluster.kubectl("-n", job.namespace, *children).split()
-        return not left
+        remains[:] = job.cluster.kubectl("-n", job.namespace, *children).split()
+        return not remains
 
     with suppress(ClusterError):
         wait_until(gone, "children are left", seconds=300, interval=1)
-    found = prompts.fates(claim) if life.step else NOTHING
-    audit: Object = {"job": job.name, "policy": life.policy.value, "steps": life.step, "left": left}
-    audit |= {name: found[name] for name in NOTHING}
+    outcome = prompts.fates(claim) if life.step else NOTHING
+    audit: Object = {"job": job.name, "policy": life.policy.value, "steps": life.step, "left": remains}
+    audit |= {name: outcome[name] for name in NOTHING}
     if not clean(audit):
         shutil.copytree(
             claim / INCARNATIONS, diagnosis / job.name, ignore=shutil.ignore_patterns("step-*"), dirs_exist_ok=True

@@ -30,10 +30,10 @@ class Wound:
     outcome: str = ""
 
     def judge(self, over: float, now: float, patience: float) -> str:
-        """Its outcome at `now`, given when the fault was over; empty while it is open. Times are on the monotonic clock."""
+        """Returns its outcome at `now`, given when the fault was over; empty while it is open. Times are on the monotonic clock."""
         if self.life.failed:
             return "failed"
-        if self.step is None and self.life.seen > over:
+        if self.step is None and self.life.looked_at > over:
             self.step = self.life.step
         if self.step is not None and self.life.step >= self.step + NEW_STEPS:
             self.seconds = round(now - over, 1)
@@ -79,7 +79,7 @@ class Run:
     _last: float = 0.0
 
     def go(self) -> None:
-        """Until the time is over, every fault has an outcome and every job is audited."""
+        """Runs until the time is over, every fault has an outcome and every job is audited."""
         end = time.monotonic() + self.seconds
         coming = faults(self.seed)
         fault = next(coming)
@@ -116,7 +116,7 @@ class Run:
             self._say(f"{audit['job']}: {audit['steps']} steps, {audit['incarnations']} incarnations, {judged}")
 
     def _struck(self, incident: Incident, now: float) -> None:
-        """The harm is done, or could not be."""
+        """Takes note that the harm is done, or could not be."""
         incident.over = now
         error = incident.doing.exception()
         if error is None:
@@ -156,7 +156,7 @@ class Run:
         )  # fmt: skip
 
     def _relieve(self, now: float, end: float) -> None:
-        """End jobs whose time is over or that will not go on; begin those that there is room for."""
+        """Ends jobs whose time is over or that will not go on; begins those that there is room for."""
         for life in list(self._lives):
             if not life.ready and not life.failed and now > life.until - self._share + self.patience:
                 life.failed = f"no step within {self.patience:.0f} s of its start"
@@ -177,11 +177,11 @@ class Run:
 
     @property
     def _share(self) -> float:
-        """How long a job lives, so that every policy has its turn."""
+        """Seconds that a job lives, so that every policy has its turn."""
         return self.seconds * min(1.0, self.jobs / len(self.policies))
 
     def _strike(self, fault: Fault, now: float) -> bool:
-        """Let a fault come, unless the jobs that it would hit are not yet well enough for it."""
+        """Lets a fault come, unless the jobs that it would hit are not yet well enough for it."""
         if now < self._last + fault.pause:
             return False
         ready = [life for life in self._lives if life.ready and not life.failed and now < life.until]
@@ -211,7 +211,7 @@ class Run:
 
 
 def policies(word: str) -> list[RoundPolicyName]:
-    """The policies that `POLICY=` names: all of them in turn, or one. Raises ValueError."""
+    """Reads the policies that `POLICY=` names: all of them in turn, or one. Raises ValueError."""
     if word == "all":
         return list(RoundPolicyName)
     try:

@@ -71,7 +71,7 @@ class Fault:
 
 
 def faults(seed: int) -> Iterator[Fault]:
-    """The faults of a seed, without end. Every fault takes the same number of draws, whatever it is."""
+    """Yields the faults of a seed, without end. Every fault takes the same number of draws, whatever it is."""
     rng = random.Random(seed)
     kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
     number = 0
@@ -91,5 +91,5 @@ def faults(seed: int) -> Iterator[Fault]:
 
 
 def choose(options: Sequence[T], draw: float) -> T:
-    """The option that a draw from [0, 1) falls on; `options` is not empty."""
+    """Chooses the option that a draw from [0, 1) falls on; `options` is not empty."""
     return options[int(draw * len(options))]

@@ -17,7 +17,7 @@ class Api:
     """GET requests with a client certificate."""
 
     def __init__(self, network: Network, authority: Pair, user: Pair) -> None:
-        """Trust the authority and be the user."""
+        """Trusts the authority and acts as the user."""
         self._host = network.node
         self._context = ssl.create_default_context(cafile=str(authority.certificate))
         self._context.load_cert_chain(user.certificate, user.key)
@@ -30,7 +30,7 @@ class Api:
             return False
 
     def get(self, path: str) -> Any | None:
-        """The object at a path, None when there is none; raises RuntimeError on any other status.
+        """Reads the object at a path, None when there is none; raises RuntimeError on any other status.
 
         A server that doesn't answer, or says that it can't now, is asked again for PATIENCE.
         """

@@ -31,20 +31,20 @@ class Binary:
 
     @cached_property
     def path(self) -> Path:
-        """Where the program is, or will be."""
+        """Path of the program, which is or will be there."""
         digest = hashlib.sha256()
         for file in sorted(self.sources.iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
         return cache() / "bin" / f"{self.name}-{self.version}-{digest.hexdigest()[:8]}" / self.name
 
     def require(self) -> Path:
-        """The program's path; raises ClusterError when it isn't built."""
+        """Returns the program's path; raises ClusterError when it isn't built."""
         if not self.path.exists():
             raise ClusterError(f"{self.name} {self.version} is missing ({self.path}): run `make binaries`")
         return self.path
 
     def ensure(self) -> Path:
-        """Build the program unless it is there; the Go tool's messages go to standard error."""
+        """Builds the program unless it is there; the Go tool's messages go to standard error."""
         if self.path.exists():
             return self.path
         if shutil.which("go") is None:
@@ -61,7 +61,7 @@ class Binary:
 
 
 def _build(program: Path) -> list[str]:
-    """The version must be stamped, or the server reports v0.0.0-master."""
+    """Writes the command that builds the program; its version must be stamped, or the server reports v0.0.0-master."""
     major, minor, _ = KUBERNETES.split(".")
     stamp = {
         "gitVersion": f"v{KUBERNETES}",

@@ -24,22 +24,22 @@ GONE = (errno.ENOENT, errno.ENODEV)  # a group may be removed while it is looked
 
 
 def cluster_root(name: str) -> str:
-    """The root of a cluster's groups."""
+    """Returns the root of a cluster's groups."""
     return f"/longboat-{name}"
 
 
 def hierarchies() -> list[Path]:
-    """The mounted hierarchies: one for cgroup v2, one a controller for v1."""
+    """Lists the mounted hierarchies: one for cgroup v2, one a controller for v1."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
-    found = [folder for folder in sorted(MOUNT.iterdir()) if (folder / "cgroup.procs").exists()]
-    if not found:
+    folders = [folder for folder in sorted(MOUNT.iterdir()) if (folder / "cgroup.procs").exists()]
+    if not folders:
         raise ClusterError(f"no control groups are mounted below {MOUNT}: the test cluster needs v1 or v2")
-    return list({folder.resolve(): folder for folder in found}.values())
+    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def create(group: str) -> None:
-    """Create a group, such as `/longboat-dev/node0`, and its parents in every hierarchy, ready to take processes."""
+    """Creates a group, such as `/longboat-dev/node0`, and its parents in every hierarchy, ready to take processes."""
     for hierarchy in hierarchies():
         folder = hierarchy
         for part in Path(group.strip("/")).parts:
@@ -50,7 +50,7 @@ def create(group: str) -> None:
 
 
 def _pass_down(folder: Path) -> None:
-    """Let the children of a v2 group use the controllers that the group has."""
+    """Lets the children of a v2 group use the controllers that the group has."""
     if not (folder / "cgroup.subtree_control").exists():
         return
     available = (folder / "cgroup.controllers").read_text().split()
@@ -59,7 +59,7 @@ def _pass_down(folder: Path) -> None:
 
 
 def _inherit_cpuset(folder: Path) -> None:
-    """A new v1 cpuset is empty and takes no process until it has CPUs and memory nodes."""
+    """Gives a new v1 cpuset its parent's CPUs and memory nodes: while it is empty it takes no process."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file = folder / name
         if file.exists() and (folder / "cgroup.clone_children").exists() and not file.read_text().strip():
@@ -67,7 +67,7 @@ def _inherit_cpuset(folder: Path) -> None:
 
 
 def prefer(group: str, shares: int) -> None:
-    """Set a group's weight against its siblings when CPUs are short (1024 is a process's or a new group's)."""
+    """Sets a group's weight against its siblings when CPUs are short (1024 is a process's or a new group's)."""
     for hierarchy in hierarchies():
         folder = _folder(hierarchy, group)
         if (folder / "cpu.shares").exists():
@@ -77,32 +77,32 @@ def prefer(group: str, shares: int) -> None:
 
 
 def process_files(group: str) -> list[Path]:
-    """The files that a process writes itself into in order to join the group."""
+    """Lists the files that a process writes itself into in order to join the group."""
     return [_folder(hierarchy, group) / "cgroup.procs" for hierarchy in hierarchies()]
 
 
 def processes(group: str) -> set[int]:
-    """Ids of the processes in a group and below it."""
-    found: set[int] = set()
+    """Returns the ids of the processes in a group and below it."""
+    pids: set[int] = set()
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):
             try:
-                found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+                pids.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
             except OSError as error:
                 if error.errno not in GONE:
                     raise
-    return found - {0}
+    return pids - {0}
 
 
 def find(group: str, name: str) -> str | None:
-    """The group called `name` somewhere below a group; None if there is none. Every hierarchy has the same groups."""
+    """Finds the group called `name` somewhere below a group; None if there is none. Every hierarchy has the same groups."""
     hierarchy = hierarchies()[0]
-    found = (folder for folder in _descend(_folder(hierarchy, group)) if folder.name == name)
-    return next((f"/{folder.relative_to(hierarchy)}" for folder in found), None)
+    folders = (folder for folder in _descend(_folder(hierarchy, group)) if folder.name == name)
+    return next((f"/{folder.relative_to(hierarchy)}" for folder in folders), None)
 
 
 def cpu_quota(group: str) -> int | None:
-    """Millicores that a group may use by the quota in its own files; None without a quota, or if there is no such group."""
+    """Returns the millicores that a group may use by the quota in its own files; None without a quota, or if there is no such group."""
     for hierarchy in hierarchies():
         folder = _folder(hierarchy, group)
         try:
@@ -119,23 +119,23 @@ def cpu_quota(group: str) -> int | None:
 
 
 def kill(group: str, patience: float = 120) -> None:
-    """Kill every process in a group and below it, frozen ones too, and wait (seconds) until they are gone.
+    """Kills every process in a group and below it, frozen ones too, and waits (seconds) until they are gone.
 
     runc freezes a container without a process namespace of its own to signal its processes: one that is killed then leaves it frozen.
     """
     deadline = time.monotonic() + patience
-    while left := processes(group):
+    while pids := processes(group):
         thaw(group)
         if time.monotonic() > deadline:
-            raise ClusterError(f"processes {sorted(left)} of control group {group} don't end after SIGKILL")
-        for pid in left:
+            raise ClusterError(f"processes {sorted(pids)} of control group {group} don't end after SIGKILL")
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
 def thaw(group: str) -> None:
-    """Let the processes in a group and below it run again. A v1 group holds on to a killed process until then."""
+    """Lets the processes in a group and below it run again. A v1 group holds on to a killed process until then."""
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):
             with contextlib.suppress(OSError):  # the group has just gone, or is of a hierarchy that freezes nothing
@@ -146,7 +146,7 @@ def thaw(group: str) -> None:
 
 
 def remove(group: str, patience: float = 120) -> None:
-    """Remove a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
+    """Removes a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
     deadline = time.monotonic() + patience
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):
@@ -164,6 +164,6 @@ def _folder(hierarchy: Path, group: str) -> Path:
 
 
 def _descend(folder: Path) -> Iterator[Path]:
-    """The groups below a folder and itself, children first; nothing when it doesn't exist."""
+    """Yields the groups below a folder and itself, children first; nothing when it doesn't exist."""
     for inside, _, _ in os.walk(folder, topdown=False):
         yield Path(inside)

@@ -20,7 +20,7 @@ Command = Callable[[Options], None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Runs a command; returns the exit status."""
     options = _parser().parse_args(argv)
     try:
         options.run(options)
@@ -104,10 +104,10 @@ def binaries(_: Options) -> None:
     """Build the Go programs that are missing from the cache."""
     for binary in BINARIES:
         begun = time.monotonic()
-        there = binary.path.exists()
+        existed = binary.path.exists()
         binary.ensure()
-        took = "" if there else f" (built in {time.monotonic() - begun:.0f} s)"
-        print(f"{binary.name} {binary.version}: {binary.path}{took}", flush=True)
+        duration = "" if existed else f" (built in {time.monotonic() - begun:.0f} s)"
+        print(f"{binary.name} {binary.version}: {binary.path}{duration}", flush=True)
 
 
 def _running(name: str) -> Cluster:
@@ -120,7 +120,7 @@ def _running(name: str) -> Cluster:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description="A real Kubernetes on this machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    ours = ", ".join(catalogue.IMAGES)
+    own_images = ", ".join(catalogue.IMAGES)
 
     def add(name: str, run: Command) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
@@ -145,9 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_named("kubeconfig", kubeconfig)
     command = add_named("load", load)
-    command.add_argument("images", nargs="+", help=f"an archive (OCI or Docker), or one of: {ours}")
+    command.add_argument("images", nargs="+", help=f"an archive (OCI or Docker), or one of: {own_images}")
     add_named("add-node", add_node)
     add("binaries", binaries)
     command = add("images", images)
-    command.add_argument("images", nargs="*", help=f"of {ours} (default: {', '.join(catalogue.DAILY)})")
+    command.add_argument("images", nargs="*", help=f"of {own_images} (default: {', '.join(catalogue.DAILY)})")
     return parser

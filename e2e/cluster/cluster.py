@@ -44,19 +44,19 @@ class Cluster:
 
     @classmethod
     def find(cls, name: str) -> "Cluster | None":
-        """The cluster with this name, if it is up."""
-        file = Layout.of(name).description
+        """Finds the cluster with this name, if it is up."""
+        file = Layout.from_name(name).description
         if not file.exists():
             return None
         described = json.loads(file.read_text())
-        held = Namespaces(described["pid"])
-        cluster = cls(name, Network(described["index"]), held, Timings(**described["timings"]))
+        processes = Namespaces(described["pid"])
+        cluster = cls(name, Network(described["index"]), processes, Timings(**described["timings"]))
         cluster.nodes = [cluster._node(offset) for offset in range(described["nodes"])]
-        return cluster if held.alive() else None
+        return cluster if processes.alive() else None
 
     @classmethod
     def up(cls, name: str, nodes: int = 1, timings: Timings = QUICK) -> "Cluster":
-        """Start a new cluster and wait until it takes pods; on any failure nothing of it is left.
+        """Starts a new cluster and waits until it takes pods; on any failure nothing of it is left.
 
         Raises ClusterError when it is up already, or can't be brought up: the message holds the end of the log.
         """
@@ -75,17 +75,17 @@ class Cluster:
 
     @classmethod
     def down(cls, name: str) -> bool:
-        """Remove the cluster with this name and everything of it; False when there was nothing."""
+        """Removes the cluster with this name and everything of it; False when there was nothing."""
         _check_root()
         with _lock(name):
-            existed = Layout.of(name).root.exists()
+            existed = Layout.from_name(name).root.exists()
             _remove(name)
             return existed
 
     @property
     def layout(self) -> Layout:
         """The cluster's files."""
-        return Layout.of(self.name)
+        return Layout.from_name(self.name)
 
     @property
     def kubeconfig(self) -> Path:
@@ -108,7 +108,7 @@ class Cluster:
         return self.control_plane.api
 
     def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 360) -> str:
-        """Run kubectl as the administrator and return its output; raises CommandError when it fails.
+        """Runs kubectl as the administrator and returns its output; raises CommandError when it fails.
 
         `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments. A command that
         cannot connect, so that nothing has been asked yet, is repeated for up to PATIENCE seconds.
@@ -123,12 +123,12 @@ class Cluster:
                 time.sleep(1)
 
     def load(self, archive: Path) -> None:
-        """Import an image archive into every node."""
+        """Imports an image archive into every node."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: node.load(archive), self.nodes))
 
     def load_image(self, name: str) -> str:
-        """Build an image of ours unless that is done, and import it; returns the name to use it by.
+        """Builds an image of ours unless that is done, and imports it; returns the name to use it by.
 
         The name changes with the contents, so a Deployment that is given it rolls out. `localhost/longboat-NAME:dev` is
         always the version loaded last.
@@ -147,14 +147,14 @@ class Cluster:
         (folder / "hosts.toml").write_text(f'server = "http://{address}"\n')
 
     def node(self, name: str) -> Node:
-        """The node with this name; raises ClusterError when there is none."""
+        """Finds the node with this name; raises ClusterError when there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
         raise ClusterError(f"cluster {self.name} has no node {name!r}, only {', '.join(n.name for n in self.nodes)}")
 
     def add_node(self) -> Node:
-        """Add a node and wait until it is Ready."""
+        """Adds a node and waits until it is Ready."""
         with _lock(self.name):
             node = self._begin_node()
             self._await_node(node)
@@ -163,16 +163,16 @@ class Cluster:
 
     @classmethod
     def _create(cls, name: str, nodes: int, timings: Timings) -> "Cluster":
-        layout = Layout.of(name)
+        layout = Layout.from_name(name)
         for folder in (layout.conf / "cni", layout.logs, layout.nodes):
             folder.mkdir(parents=True)
         cgroups.create(_control_group(name))
         cgroups.prefer(cgroups.cluster_root(name), cgroups.CLUSTER_SHARES)
         cgroups.prefer(_control_group(name), cgroups.SYSTEM_SHARES)
         claimed = network.claim(owner=str(layout.root))
-        held = namespaces.start(layout.logs / "init.log", _control_group(name))
-        network.connect(claimed, held.pid)
-        cluster = cls(name, claimed, held, timings)
+        processes = namespaces.start(layout.logs / "init.log", _control_group(name))
+        network.connect(claimed, processes.pid)
+        cluster = cls(name, claimed, processes, timings)
         cluster.control_plane.write_files()
         cluster.control_plane.start()
         for _ in range(nodes):
@@ -202,7 +202,7 @@ class Cluster:
         wait_for_process(lambda: node.ready(self.api), node.kubelet_runs, node.log("kubelet"))
 
     def _describe(self) -> None:
-        """Write down what `find` needs: from then on the cluster counts as up."""
+        """Writes down what `find` needs: from then on the cluster counts as up."""
         described = {
             "index": self.network.index,
             "pid": self.namespaces.pid,
@@ -215,14 +215,14 @@ class Cluster:
 
 
 def names() -> list[str]:
-    """Names of all clusters of this cache folder, up or half made."""
-    folder = Layout.of("any").root.parent
+    """Lists the names of all clusters of this cache folder, up or half made."""
+    folder = Layout.from_name("any").root.parent
     return sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.exists() else []
 
 
 @contextlib.contextmanager
 def own(program: str, nodes: int, timings: Timings = QUICK) -> Iterator[Cluster]:
-    """A cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
+    """Yields a cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
     for name in names():
         made = re.fullmatch(rf"{re.escape(program)}-(\d+)", name)
         if made and not Path(f"/proc/{made[1]}").exists():
@@ -239,8 +239,8 @@ def _control_group(name: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Remove everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
-    layout = Layout.of(name)
+    """Removes everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
+    layout = Layout.from_name(name)
     cgroups.kill(cgroups.cluster_root(name))
     cgroups.remove(cgroups.cluster_root(name))
     network.release(owner=str(layout.root))
@@ -266,8 +266,8 @@ def _check_machine() -> None:
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Keep other processes from changing the cluster with this name; the file goes with the cluster."""
-    root = Layout.of(name).root
+    """Keeps other processes from changing the cluster with this name; the file goes with the cluster."""
+    root = Layout.from_name(name).root
     root.parent.mkdir(parents=True, exist_ok=True)
     path = root.parent / f"{name}.lock"
     with contextlib.ExitStack() as stack:

@@ -11,7 +11,7 @@ FIRST = ("etcd", "kube-apiserver")
 
 
 def control_plane(layout: Layout, network: Network, timings: Timings) -> dict[str, list[str]]:
-    """Component name → command line."""
+    """Returns the command line of each component by its name."""
     return {
         "etcd": _etcd(layout),
         "kube-apiserver": _apiserver(layout, network),

@@ -42,7 +42,7 @@ class ControlPlane:
         return Api(self.network, Pair(pki / "ca.crt", pki / "ca.key"), Pair(pki / "admin.crt", pki / "admin.key"))
 
     def write_files(self) -> None:
-        """Make the authority, certificates, kubeconfigs and configuration files."""
+        """Makes the authority, certificates, kubeconfigs and configuration files."""
         layout, node, authority = self.layout, self.network.node, Authority(self.layout.pki)
         service_account_keys(layout.pki)
         inside = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", API_SERVICE)
@@ -61,7 +61,7 @@ class ControlPlane:
         (layout.conf / "resolv.conf").touch()  # an empty one: the host's search domains must not reach pods
 
     def start(self) -> None:
-        """Start everything; returns when the API server serves."""
+        """Starts everything; returns when the API server serves."""
         for component in components.FIRST:
             self._spawn(component)
         self._await("kube-apiserver")
@@ -70,17 +70,17 @@ class ControlPlane:
                 self._spawn(component)
 
     def await_ready(self) -> None:
-        """Wait until pods are taken and names resolve."""
+        """Waits until pods are taken and names resolve."""
         self._await("kube-controller-manager")
         self._await("coredns")
 
     def signal(self, component: str, number: signal.Signals) -> None:
-        """Send a signal to a component; SIGSTOP freezes it where it is until SIGCONT."""
+        """Sends a signal to a component; SIGSTOP freezes it where it is until SIGCONT."""
         for pid in self._processes(component):
             os.kill(pid, number)
 
     def restart(self, component: str) -> None:
-        """Kill a component and start it again; returns when its process runs, which is before it serves."""
+        """Kills a component and starts it again; returns when its process runs, which is before it serves."""
         for pid in self._processes(component):
             process.kill(pid)
         self._spawn(component)
@@ -108,7 +108,7 @@ class ControlPlane:
         )
 
     def _takes_pods(self) -> bool:
-        """A pod is refused before its namespace's service account exists."""
+        """Whether pods are taken: one is refused before its namespace's service account exists."""
         return self.api.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
     def _resolves_names(self) -> bool:

@@ -9,7 +9,7 @@ class CommandError(ClusterError):
     """A command ended with a status other than zero."""
 
     def __init__(self, argv: list[str], status: int, stderr: str) -> None:
-        """Keep the status; the message holds the command and the end of its error output."""
+        """Keeps the status; the message holds the command and the end of its error output."""
         super().__init__(f"`{' '.join(argv)}` ended with status {status}: {stderr.strip()[-2000:]}")
         self.status = status
         self.stderr = stderr

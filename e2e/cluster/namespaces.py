@@ -27,7 +27,7 @@ class Namespaces:
         return any(Path(word).parts[-3:] == INIT.parts[-3:] for word in command_line(self.pid))
 
     def spawn(self, argv: list[str], log: Path, group: str) -> None:
-        """Start a program inside, in a control group, with its output appended to a log file."""
+        """Starts a program inside, in a control group, with its output appended to a log file."""
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--pid", "--net", "--", "setsid", "--fork"]
         with log.open("ab") as output:
             # nsenter stays outside as a process of its own until setsid has forked, then it ends.
@@ -44,7 +44,7 @@ class Namespaces:
 
 
 def start(log: Path, group: str) -> Namespaces:
-    """Create new namespaces, held by a process that outlives the caller."""
+    """Creates new namespaces, held by a process that outlives the caller."""
     hidden = [str(folder) for folder in HIDDEN if folder.is_dir() and not folder.is_symlink()]
     isolate = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
     argv = ["setsid", "--fork", *isolate, sys.executable, "-I", "-S", str(INIT), *hidden]

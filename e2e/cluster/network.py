@@ -53,20 +53,20 @@ class Network:
 
 
 def free_indexes(taken: list[str]) -> list[int]:
-    """Indexes whose subnets overlap none of the subnets taken (each in CIDR notation), lowest first."""
+    """Lists the indexes whose subnets overlap none of the subnets taken (each in CIDR notation), lowest first."""
     others = [ipaddress.ip_network(subnet, strict=False) for subnet in taken]
     others = [subnet for subnet in others if subnet.version == 4 and subnet.prefixlen > 0]
 
     def free(index: int) -> bool:
         network = Network(index)
-        ours = [ipaddress.ip_network(subnet) for subnet in (network.subnet, network.pods)]
-        return not any(our.overlaps(other) for our in ours for other in others)
+        own_subnets = [ipaddress.ip_network(subnet) for subnet in (network.subnet, network.pods)]
+        return not any(our.overlaps(other) for our in own_subnets for other in others)
 
     return [index for index in INDEXES if free(index)]
 
 
 def claim(owner: str) -> Network:
-    """Take a free index by creating its host link (the kernel refuses a second one of that name) for an owner."""
+    """Takes a free index by creating its host link (the kernel refuses a second one of that name) for an owner."""
     routes = json.loads(run(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]) or "[]")
     addresses = json.loads(run(["ip", "-json", "-4", "address"]) or "[]")
     taken = [route["dst"] for route in routes if route["dst"] != "default"]
@@ -85,7 +85,7 @@ def claim(owner: str) -> Network:
 
 
 def connect(network: Network, pid: int) -> None:
-    """Move the other end of the claimed pair into the network namespace of process `pid` and configure both."""
+    """Moves the other end of the claimed pair into the network namespace of process `pid` and configures both."""
     run(["ip", "link", "set", f"{network.link}p", "netns", str(pid), "name", "eth0"])
     run(["ip", "address", "add", f"{network.host}/30", "dev", network.link])
     run(["ip", "link", "set", network.link, "up"])
@@ -106,7 +106,7 @@ def connect(network: Network, pid: int) -> None:
 
 
 def release(owner: str) -> None:
-    """Remove the owner's host links; they also go, a little later, with the network namespace of their other ends."""
+    """Removes the owner's host links; they also go, a little later, with the network namespace of their other ends."""
     for link in json.loads(run(["ip", "-json", "link"])):
         if link.get("ifalias") == owner:
             try:

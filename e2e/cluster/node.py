@@ -32,7 +32,7 @@ class Node:
     def number(
         cls, offset: int, cluster: str, layout: Layout, network: Network, namespaces: Namespaces, timings: Timings
     ) -> "Node":
-        """The handle of a node, made or not."""
+        """Returns the handle of a node, made or not."""
         return cls(cluster, NodeLayout(layout, f"node{offset}"), network, namespaces, timings, offset)
 
     @property
@@ -51,7 +51,7 @@ class Node:
         return f"{self.group}/system"
 
     def create(self, authority: Authority, first_images: list[Path]) -> None:
-        """Make the node's files and start it; returns before the node is Ready."""
+        """Makes the node's files and starts it; returns before the node is Ready."""
         self.layout.kubelet_root.mkdir(parents=True)
         self.layout.pod_logs.mkdir()
         self.layout.loaded.mkdir()
@@ -71,7 +71,7 @@ class Node:
         self.start_kubelet()
 
     def start_containerd(self) -> None:
-        """Start containerd and wait until it serves."""
+        """Starts containerd and waits until it serves."""
         command = ["containerd", "--config", str(self.layout.containerd_config)]
         self._spawn("containerd", command)
         wait_for_process(
@@ -82,7 +82,7 @@ class Node:
         self.ctr("version")
 
     def start_kubelet(self) -> None:
-        """Start the kubelet, for the first time or after `kill_kubelet`."""
+        """Starts the kubelet, for the first time or after `kill_kubelet`."""
         self._spawn("kubelet", self._kubelet)
 
     def kubelet_runs(self) -> bool:
@@ -90,36 +90,36 @@ class Node:
         return bool(process.find(self._kubelet, self.system_group))
 
     def kill_kubelet(self) -> None:
-        """Kill the kubelet only: the node is lost to Kubernetes while its containers run on, as in a partition."""
+        """Kills the kubelet only: the node is lost to Kubernetes while its containers run on, as in a partition."""
         for pid in process.find(self._kubelet, self.system_group):
             process.kill(pid)
 
     def signal_kubelet(self, number: signal.Signals) -> None:
-        """Send the kubelet a signal; SIGSTOP freezes it where it is until SIGCONT, while its containers run on."""
+        """Sends the kubelet a signal; SIGSTOP freezes it where it is until SIGCONT, while its containers run on."""
         for pid in process.find(self._kubelet, self.system_group):
             os.kill(pid, number)
 
     def power_off(self) -> None:
-        """Kill everything on the node at once: kubelet, containerd and all containers."""
+        """Kills everything on the node at once: kubelet, containerd and all containers."""
         cgroups.kill(self.group)
 
     def power_on(self) -> None:
-        """Start the node after `power_off`."""
+        """Starts the node after `power_off`."""
         self.layout.socket.unlink(missing_ok=True)
         self.start_containerd()
         self.start_kubelet()
 
     def group_of(self, container: str) -> str | None:
-        """The control group of a container with containerd's id `container`; None if there is none."""
+        """Returns the control group of a container with containerd's id `container`; None if there is none."""
         return cgroups.find(self.group, container)
 
     def processes(self, container: str) -> set[int]:
-        """Ids, as this machine counts, of the processes of a container with containerd's id `container`; none if it is gone."""
+        """Returns the ids, as this machine counts, of the processes of a container with containerd's id `container`; none if it is gone."""
         group = self.group_of(container)
         return cgroups.processes(group) if group else set()
 
     def load(self, archive: Path) -> None:
-        """Import an image archive (OCI or Docker) into the node's containerd, unless this very file is in it."""
+        """Imports an image archive (OCI or Docker) into the node's containerd, unless this very file is in it."""
         status = archive.stat()
         version = f"{status.st_size} {status.st_mtime_ns}"
         loaded = self.layout.loaded / archive.name
@@ -128,11 +128,11 @@ class Node:
             loaded.write_text(version)
 
     def tag(self, ref: str, name: str) -> None:
-        """Give an image another name, taking it from the image that had it."""
+        """Gives an image another name, taking it from the image that had it."""
         self.ctr("images", "tag", "--force", ref, name)
 
     def ctr(self, *argv: str) -> str:
-        """Run containerd's client against the node, in the kubelet's namespace of images and containers."""
+        """Runs containerd's client against the node, in the kubelet's namespace of images and containers."""
         return run(["ctr", "--address", self.layout.socket, "--namespace", "k8s.io", *argv])
 
     def ready(self, api: Api) -> bool:
@@ -142,7 +142,7 @@ class Node:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def log(self, component: str) -> Path:
-        """The log of the node's containerd or kubelet."""
+        """Returns the path of the log of the node's containerd or kubelet."""
         return self.layout.cluster.logs / f"{self.name}-{component}.log"
 
     @property

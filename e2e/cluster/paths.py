@@ -18,7 +18,7 @@ MAX_SOCKET = 107  # of a Unix socket's path, see unix(7)
 
 
 def cache() -> Path:
-    """The folder for binaries, images and clusters: `$XDG_CACHE_HOME/longboat`, by default below `~/.cache`."""
+    """Returns the folder for binaries, images and clusters: `$XDG_CACHE_HOME/longboat`, by default below `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = (Path(home) / "longboat").resolve()
     if any(folder.is_relative_to(hidden) for hidden in HIDDEN):
@@ -27,14 +27,14 @@ def cache() -> Path:
 
 
 def default_name() -> str:
-    """A cluster name of this checkout's own, so that two checkouts on one machine don't meet."""
+    """Returns a cluster name of this checkout's own, so that two checkouts on one machine don't meet."""
     digest = hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:4]
     stem = re.sub(r"[^a-z0-9]+", "-", REPOSITORY.name.lower()).strip("-")[: MAX_NAME - 5]
     return f"{stem or 'checkout'}-{digest}"
 
 
 def check_name(name: str) -> str:
-    """Return the name, or raise ClusterError when it can't be a cluster's."""
+    """Returns the name, or raises ClusterError when it can't be a cluster's."""
     if len(name) > MAX_NAME or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
         raise ClusterError(f"{name!r} is no cluster name: use up to {MAX_NAME} of a-z, 0-9 and '-', as in 'dev-2'")
     return name
@@ -47,8 +47,8 @@ class Layout:
     root: Path
 
     @classmethod
-    def of(cls, name: str) -> "Layout":
-        """The layout of the cluster with this name."""
+    def from_name(cls, name: str) -> "Layout":
+        """Returns the layout of the cluster with this name."""
         layout = cls(cache() / "clusters" / check_name(name))
         deepest = layout.nodes / "node99" / "kubelet" / "pod-resources" / "kubelet.sock"
         if len(str(deepest)) > MAX_SOCKET:
@@ -135,5 +135,5 @@ class NodeLayout:
 
     @property
     def loaded(self) -> Path:
-        """For each image archive imported, a file that says which version of it."""
+        """Folder with a file for each image archive imported, which says which version of it."""
         return self.root / "loaded"

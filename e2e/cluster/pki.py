@@ -25,7 +25,7 @@ class Authority:
     """A certificate authority kept in a folder: `ca.crt`, `ca.key` and a pair for each name issued."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the authority in `folder`, or create it."""
+        """Opens the authority in `folder`, or creates it."""
         self.folder = folder
         self.pair = Pair(folder / "ca.crt", folder / "ca.key")
         if not self.pair.certificate.exists():
@@ -38,7 +38,7 @@ class Authority:
             _write(self.pair, builder.sign(key, hashes.SHA256()), key)
 
     def issue(self, file: str, user: str, group: str | None = None, names: tuple[str, ...] = ()) -> Pair:
-        """Issue a certificate for client and server use; `names` are the host names and IP addresses it serves."""
+        """Issues a certificate for client and server use; `names` are the host names and IP addresses it serves."""
         ca = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
         ca_key = _load_key(self.pair.key)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -56,7 +56,7 @@ class Authority:
 
 
 def service_account_keys(folder: Path) -> Pair:
-    """Create the key that signs service account tokens; `certificate` is its public half."""
+    """Creates the key that signs service account tokens; `certificate` is its public half."""
     pair = Pair(folder / "service-accounts.pub", folder / "service-accounts.key")
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -9,7 +9,7 @@ from e2e.cluster.waiting import wait_until
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line; none when it has ended, also while nobody has reaped it."""
+    """Reads the words of a process's command line; none when it has ended, also while nobody has reaped it."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
@@ -18,12 +18,12 @@ def command_line(pid: int) -> list[str]:
 
 
 def find(command: list[str], group: str) -> list[int]:
-    """Ids of the processes of a control group that run this command line, or are about to (`setsid COMMAND`)."""
+    """Returns the ids of the processes of a control group that run this command line, or are about to (`setsid COMMAND`)."""
     return [pid for pid in cgroups.processes(group) if command_line(pid)[-len(command) :] == command]
 
 
 def kill(pid: int) -> None:
-    """Kill a process and wait until it has ended and let go of its ports."""
+    """Kills a process and waits until it has ended and let go of its ports."""
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not runs(pid), f"process {pid} does not end after SIGKILL", seconds=120)
 

@@ -30,7 +30,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> str:
-    """Run a command and return its standard output; raises CommandError with its error output when it fails."""
+    """Runs a command and returns its standard output; raises CommandError with its error output when it fails."""
     words = [str(word) for word in argv]
     done = subprocess.run(words, input=stdin, env=env, timeout=timeout, text=True, capture_output=True, check=False)
     if done.returncode != 0:
@@ -39,7 +39,7 @@ def run(
 
 
 def require(*programs: str) -> None:
-    """Raise ClusterError naming every missing program and the command that brings it."""
+    """Raises ClusterError naming every missing program and the command that brings it."""
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         packages = sorted({PACKAGES.get(program, program) for program in missing})

@@ -12,7 +12,7 @@ EXEC_SECONDS = 5.0
 
 
 def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, interval: float = 0.05) -> None:
-    """Return as soon as `condition()` is true; raise ClusterError with the complaint after so many seconds."""
+    """Returns as soon as `condition()` is true; raises ClusterError with the complaint after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -21,7 +21,7 @@ def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, in
 
 
 def wait_for_process(ready: Callable[[], bool], alive: Callable[[], bool], log: Path, seconds: float = 300) -> None:
-    """Wait until a process is ready; raise ClusterError with the end of its log when it ends or takes too long."""
+    """Waits until a process is ready; raises ClusterError with the end of its log when it ends or takes too long."""
     try:
         wait_until(lambda: ready() or _ended(alive), f"{log.stem} is not ready", seconds)
         if not ready():

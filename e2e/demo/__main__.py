@@ -25,7 +25,7 @@ for record in read_records(Path("/checkpoint")):
     print(record.to_line())
 """
 
-# Of a row: the column Round is empty until there is one.
+# Matches a row; the column Round is empty until there is one.
 _STARTED = re.compile(r"\S+ +\S+ +(Short|Long) +(?P<step>\d+)")
 
 Object = dict[str, Any]
@@ -112,7 +112,7 @@ def _follow(platform: Platform, seconds: dict[str, float], begun: float) -> str 
 
 
 def read_metrics(platform: Platform) -> list[report.Record]:
-    """The job's records, from its checkpoint claim."""
+    """Reads the job's records from its checkpoint claim."""
     pod = platform.pod(["python", "-c", READ_METRICS])
     pod["volumes"].append(
         {"name": "checkpoint", "persistentVolumeClaim": {"claimName": f"{JOB}-checkpoint", "readOnly": True}}

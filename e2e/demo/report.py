@@ -11,12 +11,12 @@ STAGES = ("gen", "reward", "update_actor", "update_weights", "save_checkpoint", 
 
 
 def parse(text: str) -> list[Record]:
-    """Records of a job from JSON lines, by step."""
+    """Reads the records of a job from JSON lines, by step."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def table(records: list[Record]) -> str:
-    """Reward and held-out accuracy before and after, and seconds by stage."""
+    """Writes reward and held-out accuracy before and after, and seconds by stage."""
     evaluations = [record for record in records if "val/score/mean" in record]
     first, last = evaluations[0], evaluations[-1]
     trained = [record for record in records if "critic/score/mean" in record]
@@ -44,7 +44,7 @@ def table(records: list[Record]) -> str:
 
 
 def picture(records: list[Record], file: Path) -> None:
-    """Reward, held-out accuracy and response length by step, as a PNG."""
+    """Draws reward, held-out accuracy and response length by step, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -27,14 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster of these tests' own: an operator that is installed would act on jobs that other tests make."""
+    """Yields a cluster of these tests' own: an operator that is installed would act on jobs that other tests make."""
     with lent(request.config, "e2e") as made:
         yield made
 
 
 @pytest.fixture(scope="package")
 def site(cluster: Cluster) -> sites.Site:
-    """Longboat installed on the test cluster, with a namespace that enforces Pod Security `restricted` and small data."""
+    """Installs Longboat on the test cluster, with a namespace that enforces Pod Security `restricted` and small data."""
     data = sites.data_folder(cluster, NAMESPACE)
     with ThreadPoolExecutor() as pool:
         prepared = pool.submit(sites.prepare, cluster, NAMESPACE)
@@ -124,7 +124,7 @@ def elastic_job(long_lived_jobs: dict[str, LongLivedJob], request: pytest.Fixtur
 
 @pytest.fixture(scope="package")
 def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
-    """Jobs that operator and kubelet let wait for half a minute: other tests may run meanwhile.
+    """Yields jobs that operator and kubelet let wait for half a minute: other tests may run meanwhile.
 
     `unmounted` has a reward whose ConfigMap doesn't exist, which the kubelet takes its time to say. `freed` found its driver's
     ServiceAccount taken, and the operator looks again whether it still is; it isn't.

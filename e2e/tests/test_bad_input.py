@@ -15,27 +15,27 @@ Spec = dict[str, Any]
 
 
 def missing_model(spec: Spec) -> None:
-    """An engine finds it."""
+    """Names a model that an engine doesn't find."""
     spec["model"]["path"] = "/data/nowhere"
 
 
 def unknown_reward(spec: Spec) -> None:
-    """A reward pod finds it."""
+    """Names a reward function that a reward pod doesn't find."""
     spec["rewards"][0]["function"] = "/data/reward.py:rewrad"
 
 
 def missing_column(spec: Spec) -> None:
-    """The driver finds it, as everything that is wrong with the data."""
+    """Names a column that the driver doesn't find, as it finds everything that is wrong with the data."""
     spec["dataset"]["columns"] = {"prompt": "question"}
 
 
 def missing_command(spec: Spec) -> None:
-    """A reward pod finds it."""
+    """Names a compiler that a reward pod doesn't find."""
     spec |= small_job.code_spec(runCommand=["no-such-compiler", "{file}"])
 
 
 def row_without_cases(spec: Spec) -> None:
-    """The driver finds it."""
+    """Takes rows in which the driver finds no test cases."""
     spec |= {**small_job.code_spec(), "dataset": {"files": {"paths": ["/data/train.jsonl"]}}}
 
 
@@ -44,7 +44,7 @@ SPOILED = (missing_model, unknown_reward, missing_column, missing_command, row_w
 
 @pytest.fixture(scope="module")
 def full(site: Site) -> Iterator[Job]:
-    """A job whose volume has room for one checkpoint (3.5 MB): the second finds none."""
+    """Yields a job whose volume has room for one checkpoint (3.5 MB): the second finds none."""
     volumes.apply(site.cluster, volumes.in_memory(site.cluster, site.namespace, "small", 6))
     job = Job(site.cluster, site.namespace, "full-volume")
     job.apply(
@@ -58,7 +58,7 @@ def full(site: Site) -> Iterator[Job]:
 
 @pytest.fixture(scope="module", autouse=True)
 def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
-    """All at once, since each waits for its pods."""
+    """Yields all jobs at once, since each waits for its pods."""
     runtime = site.apply_runtime_without("no-trainer", "trainer")
     jobs: dict[str, Job] = {}
     for spoil in SPOILED:
@@ -96,7 +96,7 @@ def test_spec_problem_is_named(
 
 
 def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job) -> None:
-    """With more room the job is as before."""
+    """The job is as before once there is more room."""
     full.wait_for_step(4)
     degraded = full.wait(
         "reason CheckpointVolumeFull",

@@ -9,7 +9,7 @@ from e2e import small_job, volumes
 from e2e.jobs import Job
 from longboat_runtime.metrics.record import read_records
 
-# Of a round: of four prompts, by groups of four.
+# Grades of a round of four prompts, by groups of four.
 GRADES = 16
 
 pytestmark = pytest.mark.cluster

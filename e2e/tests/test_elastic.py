@@ -28,7 +28,7 @@ LARGE_ENGINES = {"enginesPerPod": 1, "tensorParallel": 2}
 
 @pytest.fixture(scope="module")
 def runtime(site: Site) -> str:
-    """A runtime template whose pods have shared memory for two publications of 101 MB; the data of `countdown_job` is there."""
+    """Makes a runtime template whose pods have shared memory for two publications of 101 MB, and writes the jobs' data."""
     countdown_job.write_data(site.data, {"growing": GROWING, "shrinking": SHRINKING})
 
     def enlarge(specs: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ def settled(job: Job) -> dict[str, Any]:
 
 
 def tensor_parallel_shown(job: Job) -> str:
-    """Column TP of `kubectl get rljobs`."""
+    """Reads column TP of `kubectl get rljobs`."""
     titles, values = job.cluster.kubectl("-n", job.namespace, "get", "rljobs", job.name).splitlines()
     start = titles.index(" TP ") + 1
     return values[start:].split()[0]

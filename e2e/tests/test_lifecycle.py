@@ -124,11 +124,11 @@ def test_suspend_keeps_a_step_and_resume_continues_there(job: Job) -> None:
     job.patch({"suspend": True})
     job.wait("suspended", lambda: job.status()["phase"], partial(eq, "Suspended"))
     job.wait("pods released", job.pods, not_)
-    kept = job.status()["checkpoint"]["step"]
-    assert kept == job.step()
-    assert str(kept) in job.condition("Suspended")["message"]
+    saved = job.status()["checkpoint"]["step"]
+    assert saved == job.step()
+    assert str(saved) in job.condition("Suspended")["message"]
     job.patch({"suspend": False})
     job.wait_for("Running")
-    job.wait_for_step(kept + 1)
-    assert fates_in(job)["begun"][-1] == kept
+    job.wait_for_step(saved + 1)
+    assert fates_in(job)["begun"][-1] == saved
     nothing_is_lost(job)

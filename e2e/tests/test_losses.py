@@ -42,7 +42,7 @@ if sys.orig_argv[1:4] == ["-m", "longboat_runtime.cli", "driver"]:
 
 @pytest.fixture(scope="module")
 def doomed(site: Site) -> Iterator[Node]:
-    """A node on which the operator does not run; it is back after the tests."""
+    """Yields a node on which the operator does not run; it is back after the tests."""
     listed = site.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {}
     spared = {pod["spec"].get("nodeName") for pod in listed.get("items", [])}
     node = next(node for node in site.cluster.nodes if node.name not in spared)
@@ -54,7 +54,10 @@ def doomed(site: Site) -> Iterator[Node]:
 
 @pytest.fixture(scope="module", autouse=True)
 def failing(site: Site, doomed: Node) -> Iterator[Job]:
-    """A job whose driver fails at every first step, on the node that isn't lost. It takes its time: it begins before all tests."""
+    """Yields a job whose driver fails at every first step, on the node that isn't lost.
+
+    It takes its time: it begins before all tests.
+    """
     folder = site.data / "faults"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -80,7 +83,7 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     (other,) = (node.name for node in site.cluster.nodes if node is not doomed)
 
     def place(specs: dict[str, Any]) -> None:
-        """Trainers on the node that will be lost, all else on the other one, as long as there are both."""
+        """Puts trainers on the node that will be lost, all else on the other one, as long as there are both."""
         for role, spec in specs.items():
             if role != "trainer":
                 spec["nodeSelector"] = {HOSTNAME: other}

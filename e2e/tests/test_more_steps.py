@@ -25,7 +25,7 @@ HOLD = "hold-longer"
 
 
 @contextmanager
-def held(data: Path) -> Iterator[None]:
+def holding(data: Path) -> Iterator[None]:
     """Keeps the job from making a step during the block, however long that takes."""
     file = data / HOLD
     file.touch()
@@ -63,17 +63,17 @@ def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(
     job.apply(
         small_job.spec(
             rounds={"steps": FIRST, "promptsPerRound": 4},
-            rewards=[small_job.held(reward, HOLD) for reward in small_job.spec()["rewards"]],
+            rewards=[small_job.hold_grades(reward, HOLD) for reward in small_job.spec()["rewards"]],
             trainer={"optimizer": optimizer, "maxTokensPerBin": 256},
             failurePolicy={"maxDriverRestarts": 0},
         )
     )
     job.wait_for_step(2)
-    with held(site.data):
+    with holding(site.data):
         job.patch({"rounds": {"steps": SECOND}})
     job.wait("the driver follows", lambda: job.status()["training"]["steps"], partial(eq, SECOND))
     with ExitStack() as away:
-        with held(site.data):
+        with holding(site.data):
             away.enter_context(operator_away(job.cluster))
         job.wait("the driver ends", lambda: job.status()["training"]["state"], partial(eq, "Succeeded"))
         assert job.step() == SECOND

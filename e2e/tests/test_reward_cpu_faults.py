@@ -33,9 +33,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.faults, pytest.mark.timeout(1800)
 
 # The pool that waits has so many of the total in the end at least: the driver asks for no more if a pod's loss has left grades of the
 # other pool to do. The next move is still worth its while.
-ENOUGH = 450
+LEAST_MILLICORES = 450
 # Left free on a node that another owner's pod has filled.
-SPARE = 50
+SPARE_MILLICORES = 50
 
 
 class Phase(StrEnum):
@@ -54,7 +54,7 @@ class Cpus:
     """Millicores of a reward pod's graders."""
 
     pool: str
-    asked: int
+    requested: int
     in_force: int
     ready: bool
 
@@ -66,11 +66,11 @@ class Moving:
     site: Site
     job: Job
     node: Node
-    seen: Watched
+    watched: Watched
     heavy: str
 
     def cpus(self) -> dict[str, Cpus]:
-        """Of all reward pods, by name."""
+        """Reads the CPUs of all reward pods, by name."""
         return {
             name: _cpus(pod)
             for name, pod in self.job.pods().items()
@@ -78,15 +78,15 @@ class Moving:
         }
 
     def turn(self) -> tuple[str, str]:
-        """The other pool waits for CPUs from now on; the pods of the pool that has them and of the one that is to get them."""
+        """Makes the other pool wait for CPUs from now on; returns the pods of the pool that has them and of the one that is to get them."""
         pods = {cpus.pool: name for name, cpus in self.cpus().items()}
         donor, self.heavy = self.heavy, next(pool for pool in POOLS if pool != self.heavy)
         reward_cpus.load(self.site.data, self.heavy)
         return pods[donor], pods[self.heavy]
 
     @contextmanager
-    def held(self, phase: Phase) -> Iterator[tuple[str, str]]:
-        """A move stays in this phase until the end of the block; donor and receiver.
+    def hold(self, phase: Phase) -> Iterator[tuple[str, str]]:
+        """Keeps a move in this phase until the end of the block; yields donor and receiver.
 
         Nothing comes out of LOWERED and RAISED while the node's kubelet is frozen, nor out of CONFIRMED while there is no operator.
         There is none before the driver has asked either: until then a frozen node could be given up as lost.
@@ -95,7 +95,7 @@ class Moving:
         scale_operator(cluster, 0)
         try:
             donor, receiver = self.turn()
-            self.job.wait(f"the driver asks for CPUs for {self.heavy}", self._asked)
+            self.job.wait(f"the driver asks for CPUs for {self.heavy}", self._asks_for_more)
             with self._act_while_frozen():
                 self.job.wait("the donor asks for less", lambda: self._differs(donor, -1))
                 if phase is Phase.LOWERED:
@@ -115,7 +115,7 @@ class Moving:
 
     @contextmanager
     def _act_while_frozen(self) -> Iterator[None]:
-        """There is an operator, and the node of the reward pods carries out nothing."""
+        """Lets an operator act while the node of the reward pods carries out nothing."""
         self.node.signal_kubelet(signal.SIGSTOP)
         try:
             scale_operator(self.job.cluster, 1)
@@ -123,35 +123,35 @@ class Moving:
         finally:
             self.node.signal_kubelet(signal.SIGCONT)
 
-    def _asked(self) -> bool:
+    def _asks_for_more(self) -> bool:
         """Whether the driver asks for more for the pool that waits than it was granted."""
         status = self.job.status()
         demand = status.get("demand", {}).get("reward", {})
-        asked, granted = (
-            {pool["name"]: millicores(pool["cpu"]) for pool in of.get("pools", ())}
-            for of in (demand, status.get("rewardCpu", {}))
+        demanded, granted = (
+            {pool["name"]: millicores(pool["cpu"]) for pool in source.get("pools", ())}
+            for source in (demand, status.get("rewardCpu", {}))
         )
-        return asked.get(self.heavy, 0) > granted.get(self.heavy, 0)
+        return demanded.get(self.heavy, 0) > granted.get(self.heavy, 0)
 
     def _differs(self, pod: str, sign: int) -> bool:
         """Whether it asks for less than it has in force (-1), as much (0) or more (1)."""
         cpus = self.cpus()[pod]
-        return ((cpus.asked > cpus.in_force) - (cpus.asked < cpus.in_force)) == sign
+        return ((cpus.requested > cpus.in_force) - (cpus.requested < cpus.in_force)) == sign
 
     def settle(self) -> None:
         """Waits until all is as it was granted, with enough for the pool that waits; nothing is lost, and the sum has held."""
         self.job.wait(f"CPUs for {self.heavy}", self._rests)
         self.job.wait_for_step(self.job.step() + 2)
         nothing_is_lost(self.job)
-        assert max(self.seen.sums) <= TOTAL
-        assert max(self.seen.quotas) <= TOTAL
+        assert max(self.watched.sums) <= TOTAL
+        assert max(self.watched.quotas) <= TOTAL
 
     def _rests(self) -> bool:
         status = reward_cpu(self.job)
         granted = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools", ())}
         wanted = [Cpus(name, granted.get(name, 0), granted.get(name, 0), True) for name in POOLS]
         return (
-            granted.get(self.heavy, 0) >= ENOUGH
+            granted.get(self.heavy, 0) >= LEAST_MILLICORES
             and sum(granted.values()) == TOTAL
             and sorted(self.cpus().values(), key=lambda cpus: cpus.pool) == wanted
             and "resizes" not in status
@@ -163,10 +163,10 @@ class Moving:
 
         def refusal() -> dict[str, Any]:
             refusals = reward_cpu(self.job).get("refusals", ())
-            return next((held for held in refusals if (held["pod"], held["outcome"]) == (pod, outcome)), {})
+            return next((item for item in refusals if (item["pod"], item["outcome"]) == (pod, outcome)), {})
 
-        seen: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", refusal)
-        return seen
+        refused: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", refusal)
+        return refused
 
     def not_given(self, outcome: str, receiver: str) -> str:
         """Waits until status and events say that the receiver could not be given its CPUs, and returns the message."""
@@ -194,18 +194,18 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _cpus(pod: Object) -> Cpus:
-    (asked,) = (c["resources"] for c in pod["spec"]["containers"] if c["name"] == "graders")
+    (requested_resources,) = (c["resources"] for c in pod["spec"]["containers"] if c["name"] == "graders")
     statuses = [s for s in pod["status"].get("containerStatuses", ()) if s["name"] == "graders"]
-    given = [s["resources"]["limits"]["cpu"] for s in statuses if "limits" in s.get("resources", {})]
+    limits = [s["resources"]["limits"]["cpu"] for s in statuses if "limits" in s.get("resources", {})]
     ready = bool(statuses) and all(s["ready"] for s in statuses) and "deletionTimestamp" not in pod["metadata"]
-    assert asked["limits"]["cpu"] == asked["requests"]["cpu"]
+    assert requested_resources["limits"]["cpu"] == requested_resources["requests"]["cpu"]
     pool = pod["metadata"]["labels"]["longboat.dev/reward-pool"]
-    return Cpus(pool, millicores(asked["limits"]["cpu"]), millicores(given[0]) if given else 0, ready)
+    return Cpus(pool, millicores(requested_resources["limits"]["cpu"]), millicores(limits[0]) if limits else 0, ready)
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """Longboat on a cluster of these tests' own, which doesn't take a node for lost while its kubelet is frozen."""
+    """Yields Longboat on a cluster of these tests' own, which doesn't take a node for lost while its kubelet is frozen."""
     with clusters.own("e2e-cpu-faults", nodes=2, timings=PATIENT) as cluster:
         prepared = sites.prepare(cluster, "e2e")
         small_job.write_data(prepared.data)
@@ -214,9 +214,9 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def node(site: Site) -> Node:
-    """A node without an operator, which goes on while this one's kubelet is frozen."""
-    kept, apart = site.cluster.nodes
-    patch = {"spec": {"template": {"spec": {"nodeSelector": {HOSTNAME: kept.name}}}}}
+    """Returns a node without an operator, which goes on while this one's kubelet is frozen."""
+    operators, apart = site.cluster.nodes
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {HOSTNAME: operators.name}}}}}
     site.cluster.kubectl("-n", SYSTEM, "patch", "deployment", RELEASE, "-p", json.dumps(patch))
     await_operator(site.cluster)
     return apart
@@ -224,23 +224,23 @@ def node(site: Site) -> Node:
 
 @pytest.fixture(scope="module")
 def moving(site: Site, node: Node) -> Iterator[Moving]:
-    """One job for all tests, each of which leaves it settled: what they share is the minute of its start."""
+    """Yields one job for all tests, each of which leaves it settled: what they share is the minute of its start."""
     runtime = apply_runtime_apart(site, "rewards-apart", node)
     reward_cpus.write_data(site.data, heavy=POOLS[0])
     job = Job(site.cluster, site.namespace, "cpu-faults")
-    with watching(job) as seen:
+    with watching(job) as watched:
         try:
             job.apply(reward_cpus.spec(runtime))
             job.wait_for("Running")
             job.wait(f"CPUs for {POOLS[0]}", lambda: moved(job, POOLS[0]))
-            yield Moving(site, job, node, seen, heavy=POOLS[0])
+            yield Moving(site, job, node, watched, heavy=POOLS[0])
         finally:
             job.delete()
 
 
 @pytest.mark.parametrize("phase", [Phase.LOWERED, Phase.RAISED])
 def test_the_operator_is_killed(moving: Moving, phase: Phase) -> None:
-    with moving.held(phase):
+    with moving.hold(phase):
         kill_operator(moving.job.cluster)
     moving.settle()
 
@@ -249,7 +249,7 @@ def test_the_operator_is_killed(moving: Moving, phase: Phase) -> None:
 @pytest.mark.parametrize("phase", Phase)
 def test_a_reward_pod_is_killed(moving: Moving, phase: Phase, victim: str) -> None:
     """Its successor gets the share, of which nothing is given away as long as the pod is there."""
-    with moving.held(phase) as (donor, receiver):
+    with moving.hold(phase) as (donor, receiver):
         gone = donor if victim == "donor" else receiver
         options = ("--grace-period=1", "--wait=false")
         moving.job.cluster.kubectl("-n", moving.job.namespace, "delete", "pod", gone, *options)
@@ -258,14 +258,14 @@ def test_a_reward_pod_is_killed(moving: Moving, phase: Phase, victim: str) -> No
 
 
 def test_the_api_server_is_gone_in_the_middle_of_a_move(moving: Moving) -> None:
-    with moving.held(Phase.LOWERED), api_server_frozen(moving.job):
+    with moving.hold(Phase.LOWERED), api_server_frozen(moving.job):
         moving.node.signal_kubelet(signal.SIGCONT)
     moving.settle()
 
 
 @pytest.fixture
 def no_more_cpus(moving: Moving) -> Iterator[Callable[[], None]]:
-    """A quota of the namespace that no pod's CPUs may grow under, in force; what is returned takes it away."""
+    """Puts a quota of the namespace into force that no pod's CPUs may grow under; what is yielded takes it away."""
     job = moving.job
     metadata = {"name": "no-more-cpus", "namespace": job.namespace}
     spec = {"hard": {"requests.cpu": "1m"}}
@@ -289,15 +289,15 @@ def test_the_api_server_refuses(moving: Moving, no_more_cpus: Callable[[], None]
 
 @pytest.fixture
 def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
-    """Puts another owner's pod on the node that takes all but SPARE of what is left of it, or takes that away."""
+    """Puts another owner's pod on the node that takes all but SPARE_MILLICORES of what is left of it, or takes that away."""
     cluster = moving.job.cluster
 
     def fill(full: bool) -> None:
         if not full:
             cluster.kubectl("-n", "default", "delete", "pod", "filler", "--ignore-not-found")
             return
-        there = cluster.api.get(f"/api/v1/nodes/{moving.node.name}") or {}
-        cpu = f"{millicores(there['status']['allocatable']['cpu']) - requested(moving.node, cluster) - SPARE}m"
+        node_object = cluster.api.get(f"/api/v1/nodes/{moving.node.name}") or {}
+        cpu = f"{millicores(node_object['status']['allocatable']['cpu']) - requested(moving.node, cluster) - SPARE_MILLICORES}m"
         container = {
             "name": "pause", "image": pause.NAME, "imagePullPolicy": "Never", "resources": {"requests": {"cpu": cpu}},
         }  # fmt: skip
@@ -316,11 +316,11 @@ def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
 
 def test_the_node_has_no_room_for_now(moving: Moving, filler: Callable[[bool], None]) -> None:
     """Somebody else has taken what the donor has given: the receiver can't have it, and neither can the donor have it back."""
-    with moving.held(Phase.CONFIRMED) as (donor, receiver):
-        had = {name: cpus.asked for name, cpus in moving.cpus().items()}
+    with moving.hold(Phase.CONFIRMED) as (donor, receiver):
+        had = {name: cpus.requested for name, cpus in moving.cpus().items()}
         filler(True)
     assert "enough resource: cpu" in moving.not_given("Deferred", receiver)
     moving.refused("Deferred", donor)
-    moving.job.wait("both are set back", lambda: {name: cpus.asked for name, cpus in moving.cpus().items()} == had)
+    moving.job.wait("both are set back", lambda: {name: cpus.requested for name, cpus in moving.cpus().items()} == had)
     filler(False)
     moving.settle()

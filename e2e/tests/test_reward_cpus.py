@@ -17,24 +17,24 @@ def test_cpus_move_to_the_pool_that_waits(site: Site, elastic_job: Job) -> None:
     pools = {pool["name"]: millicores(pool["cpu"]) for pool in reward_cpu(elastic_job)["pools"]}
     poor = min(pools, key=pools.__getitem__)
     pods = elastic_job.pod_uids("reward")
-    with watching(elastic_job) as seen:
-        elastic_job.wait("the current quotas", lambda: all(seen.allowed[uid] for uid in pods.values()))
+    with watching(elastic_job) as watched:
+        elastic_job.wait("the current quotas", lambda: all(watched.allowed[uid] for uid in pods.values()))
         reward_cpus.load(site.data, heavy=poor)
         try:
             elastic_job.wait(f"CPUs for {poor}", lambda: moved(elastic_job, poor))
             elastic_job.wait(
                 "both quotas change",
-                lambda: [len(seen.allowed[uid]) for uid in pods.values()],
+                lambda: [len(watched.allowed[uid]) for uid in pods.values()],
                 lambda quotas: min(quotas) > 1,
             )
         finally:
             reward_cpus.load(site.data, heavy="none")
         elastic_job.wait_for_step(elastic_job.step() + 1)
     assert elastic_job.pod_uids("reward") == pods
-    assert seen.resized == set(pods.values()), "one gave and one got"
-    assert seen.restarts == 0
-    assert max(seen.sums) <= TOTAL
-    assert max(seen.quotas) <= TOTAL
+    assert watched.resized == set(pods.values()), "one gave and one got"
+    assert watched.restarts == 0
+    assert max(watched.sums) <= TOTAL
+    assert max(watched.quotas) <= TOTAL
 
 
 @pytest.mark.extended
@@ -46,7 +46,7 @@ def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
     apart = min(site.cluster.nodes, key=lambda node: requested(node, site.cluster))
     runtime = apply_runtime_apart(site, "rewards-together", apart)
     job = new_job("reward-cpus")
-    with watching(job) as seen:
+    with watching(job) as watched:
         job.apply(reward_cpus.spec(runtime))
         job.wait_for("Running")
         job.wait_for_step(2)
@@ -60,7 +60,7 @@ def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
         job.wait_for_step(step + 3)
         job.wait(
             "both quotas change",
-            lambda: [len(seen.allowed[uid]) for uid in pods.values()],
+            lambda: [len(watched.allowed[uid]) for uid in pods.values()],
             lambda quotas: min(quotas) > 1,
         )
         assert job.pod_uids("reward") == pods
@@ -68,8 +68,8 @@ def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
         assert f"{job.status()['rewardCpu']['used']}/{job.status()['rewardCpu']['total']}" in shown
         described = job.cluster.kubectl("-n", job.namespace, "describe", "rljob", job.name)
     assert "CPUsMoved" in described
-    assert seen.resized == set(pods.values()), "both gave and got"
-    assert seen.restarts == 0
-    assert seen.sums
-    assert max(seen.sums) <= TOTAL
-    assert max(seen.quotas) <= TOTAL
+    assert watched.resized == set(pods.values()), "both gave and got"
+    assert watched.restarts == 0
+    assert watched.sums
+    assert max(watched.sums) <= TOTAL
+    assert max(watched.quotas) <= TOTAL

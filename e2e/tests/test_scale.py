@@ -28,7 +28,7 @@ ENGINE = "ray::EngineActor.start"
 
 @pytest.fixture
 def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
-    """A job whose rounds never end, so that responses run whenever something happens; it has pods of its test's parameter.
+    """Starts a job whose rounds never end, so that responses run whenever something happens; its test's parameter is its number of rollout pods.
 
     No other test's job has its name: it would find that one's checkpoints.
     """
@@ -55,7 +55,7 @@ def granted(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaving(status: dict[str, Any]) -> set[str]:
-    return {one["pod"] for one in granted(status).get("leaving", [])}
+    return {pod["pod"] for pod in granted(status).get("leaving", [])}
 
 
 def scale(job: Job, replicas: int) -> None:
@@ -81,7 +81,7 @@ def wait_until_none_leaves(job: Job) -> None:
     job.wait(
         "no pod leaves any more",
         lambda: (leaving(job.status()), demand(job).get("drained")),
-        lambda seen: not any(seen),
+        lambda remaining: not any(remaining),
     )
 
 
@@ -120,21 +120,21 @@ def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
     job.wait(
         "the grant",
         lambda: (grant(job), {"answers": demand(job)["number"], "replicas": 3}),
-        lambda seen: seen[0] == seen[1],
+        lambda both: both[0] == both[1],
     )
     serve(job, 3)
     pods = job.pod_uids("rollout").keys()
-    job.wait("all of them draw", lambda: pods_that_drew(job), lambda seen: pods <= seen)
-    seen: list[set[str]] = []
+    job.wait("all of them draw", lambda: pods_that_drew(job), lambda drew: pods <= drew)
+    named: list[set[str]] = []
     jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs"
     path = f"{jobs}?fieldSelector=metadata.name={job.name}"
-    with following(job.cluster, path, lambda event: seen.append(leaving(event["object"].get("status", {})))):
+    with following(job.cluster, path, lambda event: named.append(leaving(event["object"].get("status", {})))):
         scale(job, 1)
         serve(job, 1)
         wait_until_none_leaves(job)
     gone = pods - job.pod_uids("rollout").keys()
     assert len(gone) == 2
-    assert gone in seen, "both at once"
+    assert gone in named, "both at once"
     fates = goes_on(job)
     assert fates["lost_samples"] == 0, "nothing had to be drawn again"
     assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
@@ -167,7 +167,7 @@ def test_pods_are_killed_while_they_come(job: Job) -> None:
     delete_at_once(job, first)
 
     def engine_starts() -> str:
-        """The pod in which it does."""
+        """Returns the pod in which an engine starts; empty: in none yet."""
         pod = new()
         ready = pod and pod != first and job.pods()[pod]["status"]["phase"] == "Running"
         return pod if ready and ENGINE in job.processes(pod, "rollout") else ""

@@ -33,7 +33,7 @@ def look() -> dict[str, Any]:
             return errno.errorcode[error.errno or 0]
         return "read"
 
-    seen: dict[str, dict[str, str]] = {}
+    attempts: dict[str, dict[str, str]] = {}
     hidden: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -45,8 +45,8 @@ def look() -> dict[str, Any]:
         if int(status["Uid"].split()[0]) == DRIVER:
             hidden += [command] if owner == 0 else []
             paths = [process / name for name in ("root", f"root/{API_TOKEN}", "cwd", "environ", "mem", "fd")]
-            seen[f"{process.name} {command}"] = {str(path): attempt(path) for path in paths}
-    return {"user": os.getuid(), "driver": seen, "hidden": hidden, "token": attempt(Path("/", API_TOKEN))}
+            attempts[f"{process.name} {command}"] = {str(path): attempt(path) for path in paths}
+    return {"user": os.getuid(), "driver": attempts, "hidden": hidden, "token": attempt(Path("/", API_TOKEN))}
 
 
 def main() -> None:

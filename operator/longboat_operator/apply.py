@@ -113,14 +113,14 @@ class _Run:
     async def _unanswered(self, action: Action) -> KubeError | None:
         """Carries the action out; the error if it got no answer."""
         try:
-            await self._one(action)
+            await self._apply_action(action)
         except KubeError as error:
             self._count(action, "unanswered")
             log.warning("plan ended early", **self._words(action), error=str(error))
             return error
         return None
 
-    async def _one(self, action: Action) -> None:
+    async def _apply_action(self, action: Action) -> None:
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:
             await self._make_dry_runs()
         if self._rejections.waits(target_of(action)):
@@ -198,7 +198,7 @@ class _Run:
 
 
 def target_of(action: Action) -> Target:
-    """Kind and name of what an action writes."""
+    """Returns the kind and name of what an action writes."""
     match action:
         case CreateObject() | ApplyObject():
             return action.body["kind"], action.body["metadata"]["name"]

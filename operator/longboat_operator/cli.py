@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when leadership was lost or on an error, 2 for unusable options or an unusable cluster."""
+    """Returns the exit status: 0 after a signal, 1 when leadership was lost or on an error, 2 for unusable options or an unusable cluster."""
     parsed = _parser().parse_args(arguments)
     logs.configure(parsed.log_format)
     gc.set_threshold(*COLLECTED_AFTER)

@@ -80,19 +80,19 @@ class Controller:
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
         # The version of each job after the last plan, its own or its capacity's, that only published and reported.
-        self._told_as: dict[Key, int] = {}
+        self._published_versions: dict[Key, int] = {}
         self._leading = False
 
     def changed(self, change: Change) -> None:
-        """The cache has changed: wakes the keys it concerns and those that waited for exactly this; none on a standby."""
+        """Wakes the keys that a change of the cache concerns, and those that waited for exactly this; none on a standby."""
         if not self._leading:
             return
         job_woken, capacity_woken = wakes_job(change.old, change.new), wakes_capacity(change.old, change.new)
         urgent = tells_of_resize(change.old, change.new)
         for job in self._concerned(change):
-            if job_woken and self._told(job, change):
+            if job_woken and self._is_own_publication(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
-            if capacity_woken and self._told(job.capacity, change):
+            if capacity_woken and self._is_own_publication(job.capacity, change):
                 capacity_woken = wakes_its_grantor(change.old, change.new)
             for key, woken in ((job, job_woken), (job.capacity, capacity_woken)):
                 caught_up = self._newer.waits(key) and self._newer.met(key)
@@ -103,7 +103,7 @@ class Controller:
                         self._queue.add(key)
 
     def listed(self) -> None:
-        """A stream has started over with a list: an object that a plan created may be gone without ever having been seen."""
+        """Wakes the keys that wait for what they wrote: a stream started over, so an object may be gone without having been seen."""
         for key in self.expectations.waiting():
             self._queue.add(key)
 
@@ -115,7 +115,7 @@ class Controller:
             self._queue.add(job)
 
     async def work(self) -> None:
-        """A worker: takes keys until the queue is closed. Only what ends the process (lost leadership) is raised."""
+        """Takes keys until the queue is closed. Only what ends the process (lost leadership) is raised."""
         while (key := await self._queue.get()) is not None:
             started = self._clock()
             try:
@@ -125,7 +125,7 @@ class Controller:
             RECONCILE_SECONDS.labels(result).observe(self._clock() - started)
 
     async def reconcile(self, key: Key) -> str:
-        """One pass for one key; returns a word for the outcome, for the metric."""
+        """Makes one pass for one key; returns a word for the outcome, for the metric."""
         if not self.expectations.met(key):
             self._held.add(key)
             self._queue.add_after(key, HELD_SECONDS)
@@ -172,35 +172,35 @@ class Controller:
         if isinstance(key, CapacityKey):
             self.expectations.expect(key.job, applied.expectations)
         if applied.expectations and all(isinstance(action, _PUBLISHED) for action in plan.actions):
-            self._told_as[key] = applied.expectations[-1].version
+            self._published_versions[key] = applied.expectations[-1].version
 
-    def _told(self, key: Key, change: Change) -> bool:
+    def _is_own_publication(self, key: Key, change: Change) -> bool:
         """Whether the change is what the key's last plan published, and that plan did nothing else."""
         new = change.new
-        return new is not None and new["kind"] == RL_JOB.kind and self._told_as.get(key) == version_of(new)
+        return new is not None and new["kind"] == RL_JOB.kind and self._published_versions.get(key) == version_of(new)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
-        """A plan that has the answers it asked for, and its snapshot; answers that the server refuses are left out."""
+        """Plans until the plan has the answers it asks for; returns it and its snapshot, without answers that the server refuses."""
         random = secrets.token_hex(4)
-        asked: set[Target] = set()
+        requested: set[Target] = set()
         while True:
             observed = dataclasses.replace(observed, random=random, rejections=rejections.by_name())
             plan = self._plan(observed, datetime.now(UTC))
-            unknown = tuple(target for target in plan.look_up if target not in asked)
+            unknown = tuple(target for target in plan.look_up if target not in requested)
             if not unknown:
                 return observed, plan
-            asked |= set(unknown)
+            requested |= set(unknown)
             answers = await self._look_ups.answers(unknown, observed, rejections)
             observed = dataclasses.replace(observed, looked_up={**observed.looked_up, **answers})
 
     def _forget(self, key: Key) -> None:
         self._rejections.pop(key, None)
-        self._told_as.pop(key, None)
+        self._published_versions.pop(key, None)
         self._queue.succeeded(key)
         self._queue.add_after(key, None)
 
     def _concerned(self, change: Change) -> set[JobKey]:
-        """The job itself, or that of a child, before and after the change; all jobs that refer to a runtime."""
+        """Returns the job itself, or that of a child, before and after the change; all jobs that refer to a runtime."""
         if change.key.kind not in RUNTIME_KINDS:
             return {job for obj in (change.old, change.new) if obj is not None and (job := job_of(obj)) is not None}
         # Runtimes change rarely: looking through all jobs is cheap enough.

@@ -22,7 +22,7 @@ class Health:
 
 
 def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: float, leading: bool) -> Health:
-    """Whether to trust the process, and whether to restart it. Pure.
+    """Judges whether to trust the process, and whether to restart it. Pure.
 
     A standby is ready: readiness says that the cache is current, not who leads. The API server being away makes a process
     unready, never dead, since a restart wouldn't bring it back.
@@ -37,7 +37,7 @@ def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: flo
 
 
 async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner:
-    """`/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line."""
+    """Serves `/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health().not_alive)
@@ -49,7 +49,7 @@ async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner
 
 
 async def serve_metrics(port: int, registries: tuple[CollectorRegistry, ...]) -> web.AppRunner:
-    """`/metrics` in Prometheus' text format."""
+    """Serves `/metrics` in Prometheus' text format."""
 
     async def metrics(_: web.Request) -> web.Response:
         body = b"".join(generate_latest(registry) for registry in registries)

@@ -31,7 +31,7 @@ class _Families:
         self.age = GaugeMetricFamily("rljob_checkpoint_age_seconds", "Age of the newest checkpoint.", labels=_JOB)
 
     def add(self, key: JobKey, job: Object, now: float) -> None:
-        """One job's samples; `now` in seconds of the epoch."""
+        """Adds one job's samples; `now` in seconds of the epoch."""
         names = [key.namespace, key.name]
         status: Mapping[str, Any] = job.get("status") or {}
         self.info.add_metric([*names, job.get("spec", {}).get("runtimeRef", {}).get("name", "")], 1)
@@ -56,7 +56,7 @@ class JobMetrics(Collector):
         self._cache = cache
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' hook."""
+        """Returns the metrics of all jobs in the cache, for Prometheus' client."""
         families = _Families()
         for key, job in self._cache.jobs():
             families.add(key, job, time.time())

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 def boot_clock() -> float:
-    """Seconds since boot, including those in which the machine was suspended."""
+    """Returns the seconds since boot, including those in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -51,13 +51,15 @@ class Seen:
     since: float
 
 
-def may_take(seen: Seen | None, identity: str, now: float) -> bool:
+def may_take(last_read: Seen | None, identity: str, now: float) -> bool:
     """Whether a candidate may write itself into the lease. Pure.
 
     Yes if there is none, it was given up, it is ours already, or it hasn't changed for its whole duration *by our own clock
     since we saw it* (the times written in it are another machine's and prove nothing).
     """
-    return seen is None or seen.holder in ("", identity) or now - seen.since >= seen.duration_seconds
+    return (
+        last_read is None or last_read.holder in ("", identity) or now - last_read.since >= last_read.duration_seconds
+    )
 
 
 def see(previous: Seen | None, lease: dict[str, Any], now: float) -> Seen:
@@ -79,25 +81,25 @@ class Leadership:
         self._lost = False
 
     @property
-    def held(self) -> bool:
+    def may_write(self) -> bool:
         """Whether a write would be let through now."""
         return not self._lost and self._renewed is not None and self.remaining() > 0
 
     def remaining(self) -> float:
-        """Seconds left to write in without another renewal."""
+        """Returns the seconds left to write in without another renewal."""
         return 0.0 if self._renewed is None else self._renewed + self._write_seconds - self._clock()
 
     def renewed(self, sent: float) -> None:
-        """A renewal sent at `sent` has succeeded."""
+        """Notes that a renewal sent at `sent` has succeeded."""
         self._renewed = sent
 
     def end(self) -> None:
-        """No write from now on, ever."""
+        """Forbids all writes from now on, for ever."""
         self._lost = True
 
     def check(self) -> None:
         """Raises LeadershipLostError unless this process may write now."""
-        if not self.held:
+        if not self.may_write:
             self._lost = self._lost or self._renewed is not None
             message = "leadership lost: nothing is written" if self._lost else "not the leader: nothing is written"
             raise LeadershipLostError(message)
@@ -159,9 +161,9 @@ class Elector:
 
     async def release(self) -> None:
         """Gives the lease up, so that a standby needn't wait; nothing is written by us after this."""
-        held = self.leadership.held
+        was_leader = self.leadership.may_write
         self.leadership.end()
-        if held:
+        if was_leader:
             try:
                 await self._give_up()
             except KubeError as error:
@@ -178,15 +180,15 @@ class Elector:
             await self._write(lease, holder="")
 
     def _until_next_try(self) -> float:
-        """The retry time, or less if the holder's lease expires sooner."""
+        """Returns the seconds to the next try: the retry time, or less if the holder's lease expires sooner."""
         if self._seen is None:
             return self._retry_seconds
-        left = self._seen.since + self._seen.duration_seconds - self._clock()
-        return min(self._retry_seconds, max(left, 0.1))
+        remaining = self._seen.since + self._seen.duration_seconds - self._clock()
+        return min(self._retry_seconds, max(remaining, 0.1))
 
     async def _try_once(self) -> bool:
-        """One attempt to acquire or renew; whether it succeeded."""
-        if not self.leadership.held or self._lease is None:
+        """Tries once to acquire or renew; returns whether it succeeded."""
+        if not self.leadership.may_write or self._lease is None:
             try:
                 self._lease = await self._read()
             except KubeError as error:

@@ -22,24 +22,24 @@ class LookUps:
     async def answers(
         self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections
     ) -> Mapping[Target, Object | None]:
-        """The object of each kind and name, None if there is none. One that the server refuses to tell is left out.
+        """Returns the object of each kind and name, None if there is none. One that the server refuses to tell is left out.
 
         Raises:
             KubeError: the server gave no answer.
         """
-        found: dict[Target, Object | None] = {}
+        objects: dict[Target, Object | None] = {}
         for target in targets:
             if rejections.waits(target):
                 continue
             try:
-                found[target] = await self._one(*target, observed)
+                objects[target] = await self._look_up(*target, observed)
             except KubeError as error:
                 if not is_rejection(error):
                     raise
                 rejections.note(target, str(error))
-        return found
+        return objects
 
-    async def _one(self, kind: str, name: str, observed: Observed) -> Object | None:
+    async def _look_up(self, kind: str, name: str, observed: Observed) -> Object | None:
         namespace = observed.key.namespace
         if kind == SECRET.kind:
             return await self._secret(namespace, name)
@@ -52,7 +52,7 @@ class LookUps:
             return None
 
     async def _secret(self, namespace: str, name: str) -> Object | None:
-        """The right to create is enough to tell whether the name is free: a dry run creates nothing and shows nothing.
+        """Finds out by a dry run whether the name is free, for which the right to create is enough: it creates nothing and shows nothing.
 
         It counts as taken unless the server says that it would be created: a quota, say, is checked first.
         """
@@ -68,7 +68,7 @@ class LookUps:
         return None
 
     async def _warning(self, namespace: str, uid: str) -> Object | None:
-        """The newest warning about an object."""
+        """Returns the newest warning about an object."""
         fields = f"involvedObject.uid={uid},type=Warning"
         newest: dict[str, Any] | None = None
         async for page in self._client.list_pages(EVENT, namespace, fields=fields):
@@ -84,7 +84,7 @@ class LookUps:
 
 
 def _time(event: Mapping[str, Any]) -> str:
-    """When it last happened. RFC 3339, so text compares as time; one source's events all have the same format."""
+    """Returns when the event last happened. RFC 3339, so text compares as time; one source's events all have the same format."""
     series = event.get("series") or {}
-    found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    return str(found or event["metadata"].get("creationTimestamp") or "")
+    time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return str(time or event["metadata"].get("creationTimestamp") or "")

@@ -55,6 +55,6 @@ class ProcessMetrics(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' hook."""
+        """Yields the gauges as they are now, for Prometheus' client."""
         for name, value in self._read().items():
             yield GaugeMetricFamily(name, _GAUGES[name], value=value)

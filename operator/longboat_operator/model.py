@@ -38,13 +38,13 @@ DNS_PEERS: tuple[Object, ...] = (
 
 
 def digest(body: Object) -> str:
-    """16 hexadecimal digits that name a JSON value; equal values have equal digests."""
+    """Computes 16 hexadecimal digits that name a JSON value; equal values have equal digests."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def content_digest(obj: Object) -> str:
-    """Digest of an object without its metadata and status; of a ServiceAccount, whether pods get its token.
+    """Computes the digest of an object without its metadata and status; of a ServiceAccount, whether pods get its token.
 
     Others may rightly add Secrets and image pull Secrets to a ServiceAccount: those are left out.
     """

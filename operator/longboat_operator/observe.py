@@ -17,13 +17,13 @@ class Cache(Protocol):
         """Whether ClusterRLRuntimes are watched."""
 
     def job(self, key: JobKey) -> Object | None:
-        """The RLJob."""
+        """Reads the RLJob."""
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
-        """By kind and name, everything that carries the job's name in its label, whoever owns it."""
+        """Lists by kind and name everything that carries the job's name in its label, whoever owns it."""
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
-        """The live runtime template; `namespace` counts only for an RLRuntime."""
+        """Reads the live runtime template; `namespace` counts only for an RLRuntime."""
 
 
 def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
@@ -38,8 +38,8 @@ def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -
         return Observed(key, None)
     uid = job["metadata"]["uid"]
     children = {
-        kind: {name: child for name, child in found.items() if belongs_to(child, uid)}
-        for kind, found in cache.children(key).items()
+        kind: {name: child for name, child in objects.items() if belongs_to(child, uid)}
+        for kind, objects in cache.children(key).items()
     }
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")

@@ -13,13 +13,13 @@ from longboat_operator.model import Action, CapacityKey, DeleteObject, Object, O
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
 from longboat_operator.plan.creation import Creation, creation_of, pods_to_create, vacancies
-from longboat_operator.plan.failures import over_the_limit, said_by_driver, stopped_short
+from longboat_operator.plan.failures import ended_before_last_step, over_the_limit, said_by_driver
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.records import Memories, RoleCount, count, dismissed, released, remembered
-from longboat_operator.plan.removal import Removal, condemned, removal_of
+from longboat_operator.plan.removal import Removal, pods_to_remove, removal_of
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
@@ -62,17 +62,17 @@ def plan(observed: Observed, now: datetime) -> Plan:
     vacant = list(vacancies(view, memories, places, counts, now)) if runs and view.grant else []
     cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
     creation = creation_of(view, vacant, cpus, now) if runs else Creation()
-    held = held_up(view, now) if runs else HeldUp()
+    starts = held_up(view, now) if runs else HeldUp()
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
-    facts = Facts(suspension, roles, counts, creation, held.problem, cpus.status)
+    facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status)
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
     removal = _removal(view, memories, suspension, now, lost)
     status = status_of(view, facts, now)
-    waits = [creation.wait, removal.wait, lost.wait, leaving.wait, held.wait, cpus.wait, *_timers(view, facts, now)]
+    waits = [creation.wait, removal.wait, lost.wait, leaving.wait, starts.wait, cpus.wait, *_timers(view, facts, now)]
     actions = (*creation.actions, *removal.actions)
     made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
-    return replace(made, look_up=(*creation.look_up, *held.look_up))
+    return replace(made, look_up=(*creation.look_up, *starts.look_up))
 
 
 def _counts(
@@ -84,7 +84,7 @@ def _counts(
     places: Places,
     leaving: Leaving,
 ) -> Memories:
-    """Every role's memory after this look. Pods removed on purpose are not losses."""
+    """Returns every role's memory after this look. Pods removed on purpose are not losses."""
     memories = {**published, Role.ROLLOUT: _without_gone(view, published[Role.ROLLOUT], leaving)}
     if suspension in {Suspension.NONE, Suspension.SUSPENDING}:
         allocation = view.status.allocation
@@ -107,7 +107,7 @@ def _counts(
             )
             for role in ROLES
         }
-        if suspension is Suspension.NONE and stopped_short(view):
+        if suspension is Suspension.NONE and ended_before_last_step(view):
             text = f"rounds.steps was raised to {view.spec.rounds.steps} when {view.step} steps were trained"
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return counts
@@ -115,24 +115,24 @@ def _counts(
 
 
 def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
-    """Memory without the pods that left, or may go now: another pod may take the place of one that is gone."""
-    kept = {
+    """Returns the memory without the pods that left, or may go now: another pod may take the place of one that is gone."""
+    places = {
         place
         for place, record in memory.records.items()
         if place in leaving.draining or view.job.pod(Role.ROLLOUT, place, record.attempt) not in leaving.named
     }
-    return memory if len(kept) == len(memory.records) else released(memory, (), keep=kept)
+    return memory if len(places) == len(memory.records) else released(memory, (), keep=places)
 
 
 def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
-    """Whether the job has ended: the driver's word first, then the operator's limits."""
+    """Returns how the job has ended, if it has: the driver's word first, then the operator's limits."""
     if end := said_by_driver(view):
         return end
     if facts.suspension is not Suspension.NONE:
         return None
     if end := over_the_limit(view, facts.counts):
         return end
-    if all(found.all_ready for found in facts.roles.values()):
+    if all(role.all_ready for role in facts.roles.values()):
         return None
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
@@ -140,37 +140,37 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
 
 def _removal(view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost) -> Removal:
     if suspension is Suspension.NONE:
-        return removal_of(condemned(view, memories, lost.pods), now)
+        return removal_of(pods_to_remove(view, memories, lost.pods), now)
     if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
         return removal_of(view.all_pods, now)
     return Removal()
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Seconds until each time at which a rule changes its answer."""
+    """Returns the seconds until each time at which a rule changes its answer."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
-    if facts.suspension is Suspension.NONE and not all(found.all_ready for found in facts.roles.values()):
+    if facts.suspension is Suspension.NONE and not all(role.all_ready for role in facts.roles.values()):
         return [deadline.seconds_left(view, now)]
     return []
 
 
 def _finished(view: JobView, now: datetime) -> Plan:
-    """A job that has ended keeps nothing that costs: its pods are deleted at once, the job after `ttlSecondsAfterFinished`."""
+    """Plans for a job that has ended, which keeps nothing that costs: pods go at once, the job after `ttlSecondsAfterFinished`."""
     removal = removal_of(view.all_pods, now)
     actions: list[Action] = [*removal.actions]
     waits = [removal.wait]
     ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
     if ttl is not None and completed is not None:
-        left = seconds_until(completed, ttl, now)
-        waits.append(left if left > 0 else None)
-        if left <= 0:
+        remaining = seconds_until(completed, ttl, now)
+        waits.append(remaining if remaining > 0 else None)
+        if remaining <= 0:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
     return Plan(tuple(actions), _soonest(waits))
 
 
 def _unreadable(job: Object, message: str, now: datetime) -> Plan:
-    """A spec of another version is reported and otherwise left alone: whatever runs keeps running."""
+    """Reports a spec of another version and otherwise leaves it alone: whatever runs keeps running."""
     old = read_status(job.get("status") or {})
     generation = int(job["metadata"].get("generation", 0))
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
@@ -194,7 +194,7 @@ def _published(
     departures: Sequence[Departure] = (),
     resizes: Sequence[ResizePod] = (),
 ) -> Plan:
-    """A plan that ends with the status, if it differs, the resizes that it tells of, and the events that report the difference."""
+    """Makes a plan that ends with the status, if it differs, the resizes that it tells of, and the events that report the difference."""
     events: tuple[Action, ...] = ()
     if old != new and (after := operator_part(new)) != operator_part(old):
         actions = (*actions, PublishStatus(after))
@@ -203,5 +203,5 @@ def _published(
 
 
 def _soonest(waits: list[float | None]) -> float | None:
-    """The shortest of the waits that are given."""
+    """Returns the shortest of the waits that are given."""
     return min((max(wait, 0.0) for wait in waits if wait is not None), default=None)

@@ -29,17 +29,17 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def add(self, key: K) -> None:
-        """The key needs work now."""
+        """Asks for work on the key now."""
         self._schedule.add(key, self._clock())
         self._wake()
 
     def add_within(self, key: K, seconds: float) -> None:
-        """The key needs work in `seconds`, or sooner: what else is added until then is done by the same work."""
+        """Asks for work in `seconds`, or sooner: what else is added until then is done by the same work."""
         self._schedule.add_by(key, self._clock() + seconds)
         self._wake()
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """The key needs work in `seconds`; this replaces its timer. None: no timer."""
+        """Asks for work in `seconds`; this replaces the key's timer. None: no timer."""
         if seconds is None:
             self._schedule.cancel(key)
         else:
@@ -56,19 +56,19 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def done(self, key: K) -> None:
-        """Work on the key has ended."""
+        """Notes that work on the key has ended."""
         self._schedule.done(key)
         self._wake()
 
     def close(self) -> None:
-        """From now on `get` gives None."""
+        """Makes `get` return None from now on."""
         self._closed = True
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def get(self) -> K | None:
-        """The next key, as soon as there is one and the rate allows it; None once the queue is closed."""
+        """Takes the next key, as soon as there is one and the rate allows it; None once the queue is closed."""
         while not self._closed:
             now = self._clock()
             tokens_in = self._bucket.wait_seconds(now)

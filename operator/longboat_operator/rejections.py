@@ -32,29 +32,29 @@ class Rejections:
         self._put_off: set[Target] = set()
 
     def note(self, target: Target, message: str) -> None:
-        """The server said no; each time the wait doubles."""
-        held = self._by_target.get(target)
-        times = held.times + 1 if held else 1
+        """Notes that the server said no; each time the wait doubles."""
+        previous = self._by_target.get(target)
+        times = previous.times + 1 if previous else 1
         self._by_target[target] = Rejection(message, times, self._clock() + backoff_seconds(times))
 
     def clear(self, target: Target) -> None:
-        """The server said yes."""
+        """Notes that the server said yes."""
         self._by_target.pop(target, None)
 
     def keep_only(self, targets: Collection[Target]) -> None:
         """Forgets what the plan no longer asks for."""
-        self._by_target = {target: held for target, held in self._by_target.items() if target in targets}
+        self._by_target = {target: rejection for target, rejection in self._by_target.items() if target in targets}
 
     def waits(self, target: Target) -> bool:
         """Whether it is too early to ask again."""
-        held = self._by_target.get(target)
-        early = held is not None and self._clock() < held.again_at
+        rejection = self._by_target.get(target)
+        early = rejection is not None and self._clock() < rejection.again_at
         if early:
             self._put_off.add(target)
         return early
 
     def next_seconds(self) -> float | None:
-        """How long until the next may be tried again; None: none is waiting.
+        """Returns how many seconds until the next may be tried again; None: none is waiting.
 
         One that is due but wasn't tried is behind another that waits (apply stops creating there), unless its time has come since
         `waits` was asked: then it may be tried now.
@@ -62,14 +62,16 @@ class Rejections:
         now, put_off = self._clock(), self._put_off
         self._put_off = set()
         waiting = (
-            held.again_at - now for target, held in self._by_target.items() if held.again_at > now or target in put_off
+            rejection.again_at - now
+            for target, rejection in self._by_target.items()
+            if rejection.again_at > now or target in put_off
         )
         return min((max(seconds, 0.0) for seconds in waiting), default=None)
 
     def by_name(self) -> dict[str, str]:
-        """For `Observed`: messages by object name; where kinds share a name, joined."""
+        """Returns messages by object name, for `Observed`; where kinds share a name, joined."""
         messages: dict[str, str] = {}
-        for (kind, name), held in sorted(self._by_target.items()):
-            text = f"{kind} {name}: {held.message}"
+        for (kind, name), rejection in sorted(self._by_target.items()):
+            text = f"{kind} {name}: {rejection.message}"
             messages[name] = f"{messages[name]}; {text}" if name in messages else text
         return messages

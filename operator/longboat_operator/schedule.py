@@ -18,7 +18,7 @@ LONGEST_BACKOFF_SECONDS = 60.0
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait after this many failures in a row (from 1): doubles, up to a minute."""
+    """Returns how long to wait after this many failures in a row (from 1): doubles, up to a minute."""
     return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 32), LONGEST_BACKOFF_SECONDS)
 
 
@@ -30,20 +30,20 @@ class Schedule(Generic[K]):
         self._in_work: dict[K, float] = {}
         self._again: dict[K, float] = {}
         self._again_by: dict[K, float] = {}
-        # Of the entries of the heap, a timer's is the one with both its time and its sequence number; others are stale.
+        # A timer's entry in the heap has both its time and its sequence number; other entries are stale.
         self._timers: dict[K, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._sequence = 0
 
     def add(self, key: K, now: float) -> None:
-        """The key needs work now."""
+        """Asks for work on the key now."""
         if key in self._in_work:
             self._again.setdefault(key, now)
         else:
             self._ready.setdefault(key, now)
 
     def add_by(self, key: K, when: float) -> None:
-        """The key needs work at `when` at the latest: as `add_at`, but a timer that ends before stays.
+        """Asks for work at `when` at the latest: as `add_at`, but a timer that ends before stays.
 
         While the key is in work, whatever sets its timer, this holds for the work after it.
         """
@@ -53,7 +53,7 @@ class Schedule(Generic[K]):
             self.add_at(key, when)
 
     def add_at(self, key: K, when: float) -> None:
-        """The key needs work at `when`, unless its timer is set again before.
+        """Asks for work at `when`, unless the key's timer is set again before.
 
         Of timers that end at the same time, the one set first comes first; a timer set again is set last.
         """
@@ -69,7 +69,7 @@ class Schedule(Generic[K]):
         self._timers.pop(key, None)
 
     def take(self, now: float) -> K | None:
-        """The key that has waited longest; it is in work until `done`. None: nothing to do now."""
+        """Takes the key that has waited longest; it is in work until `done`. None: nothing to do now."""
         self._expire(now)
         for key in self._ready:
             del self._ready[key]
@@ -83,22 +83,22 @@ class Schedule(Generic[K]):
         return bool(self._ready)
 
     def done(self, key: K) -> None:
-        """Work on the key has ended."""
+        """Notes that work on the key has ended."""
         del self._in_work[key]
-        by = self._again_by.pop(key, None)
+        again_by = self._again_by.pop(key, None)
         if (since := self._again.pop(key, None)) is not None:
             self._ready.setdefault(key, since)
-        elif by is not None:
-            self.add_by(key, by)
+        elif again_by is not None:
+            self.add_by(key, again_by)
 
     def next_timer(self) -> float | None:
-        """When the next timer ends."""
+        """Returns when the next timer ends; None: there is none."""
         while self._heap and self._timers.get(self._heap[0][2]) != self._heap[0][:2]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def depth(self) -> int:
-        """Keys that wait, not counting timers."""
+        """Counts the keys that wait, without timers."""
         return len(self._ready) + len(self._again)
 
     def idle(self, until: float) -> bool:
@@ -107,9 +107,10 @@ class Schedule(Generic[K]):
         return not (self._ready or self._in_work) and (timer is None or timer > until)
 
     def oldest(self, now: float) -> float:
-        """Longest time in seconds that a key has been waiting or in work."""
+        """Returns the longest time in seconds that a key has been waiting or in work."""
         return max(
-            (now - since for held in (self._ready, self._again, self._in_work) for since in held.values()), default=0.0
+            (now - since for group in (self._ready, self._again, self._in_work) for since in group.values()),
+            default=0.0,
         )
 
     def _expire(self, now: float) -> None:
@@ -129,7 +130,7 @@ class TokenBucket:
         self._filled: float | None = None
 
     def wait_seconds(self, now: float) -> float:
-        """How long until a token is available; 0: now."""
+        """Returns the seconds until a token is available; 0: now."""
         self._fill(now)
         return max(0.0, (1.0 - self._tokens) / self._rate)
 

@@ -137,9 +137,9 @@ class Shell:
             kopf_stop.set()
             for task in (*workers, *others, *([] if kopf_started.is_set() else [kopf])):
                 task.cancel()
-            _, left = await asyncio.wait([*workers, *others, kopf], timeout=_END_SECONDS)
-            if left:
-                log.error("tasks don't end", tasks=[task.get_name() for task in left])
+            _, pending = await asyncio.wait([*workers, *others, kopf], timeout=_END_SECONDS)
+            if pending:
+                log.error("tasks don't end", tasks=[task.get_name() for task in pending])
             for server in servers:
                 await server.cleanup()
             await self._transport.close()
@@ -153,7 +153,7 @@ class Shell:
         await run_kopf(self._transport, self._options.namespaces, self._feed, stop, started)
 
     async def _stop_on_signal(self, kopf_started: asyncio.Event) -> None:
-        """kopf sets signal handlers of its own: ours come before them and after them."""
+        """Sets our signal handlers before kopf sets its own, and again after that; then waits until the operator is to stop."""
         self._handle_signals()
         await kopf_started.wait()
         self._handle_signals()
@@ -201,7 +201,7 @@ class Shell:
         log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
 
     async def _warm_kopf(self, resource: Resource, namespace: str | None, selector: str) -> None:
-        """kopf doesn't say when it has listed: a list of our own tells what it owes."""
+        """Waits until kopf has listed, which it doesn't say: a list of our own tells what it owes."""
         source = Source(resource.kind, namespace)
         await self._list_again(resource, namespace, selector)
         await _until(lambda: not self._freshness.owes(source))
@@ -238,7 +238,7 @@ class Shell:
 
     def _gauges(self) -> Mapping[str, float]:
         now = time.monotonic()
-        writes = self._elector.leadership.held if self._elector else self._leading
+        writes = self._elector.leadership.may_write if self._elector else self._leading
         return {
             "rljob_queue_depth": self._queue.depth,
             "rljob_queue_oldest_seconds": self._queue.oldest_seconds,

@@ -59,7 +59,7 @@ class Writes:
         self._namespace = observed.key.namespace
 
     async def execute(self, action: Action) -> str:
-        """Any action."""
+        """Executes any action."""
         match action:
             case CreateObject():
                 return await self._create(action)
@@ -108,7 +108,7 @@ class Writes:
         return word
 
     async def _apply(self, action: ApplyObject) -> str:
-        """A second apply follows if the server keeps other content than it was sent: defaults, mostly."""
+        """Applies an object, and again if the server keeps other content than it was sent: defaults, mostly."""
         resource, body = BY_KIND[action.body["kind"]], action.body
         if action.uid is None:
             applied = await self._client.apply_new(resource, body)

@@ -8,18 +8,18 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """CPUs in cgroup v2's `cpu.max` ("200000 100000" or "max 100000")."""
+    """Reads the CPUs in cgroup v2's `cpu.max` ("200000 100000" or "max 100000")."""
     quota, period = text.split()
     return None if quota == "max" else int(quota) / int(period)
 
 
 def parse_cfs(quota: str, period: str) -> float | None:
-    """CPUs in cgroup v1's `cpu.cfs_quota_us` (-1: no limit) and `cpu.cfs_period_us`."""
+    """Reads the CPUs in cgroup v1's `cpu.cfs_quota_us` (-1: no limit) and `cpu.cfs_period_us`."""
     return None if int(quota) < 0 else int(quota) / int(period)
 
 
 def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
-    """CPUs this container's cgroup lets it use, or None if there's no limit. A container sees its own cgroup as the root."""
+    """Returns the CPUs that this container's cgroup lets it use, or None if there's no limit. A container sees its own cgroup as the root."""
     unified = root / "cpu.max"
     if unified.exists():
         return parse_cpu_max(unified.read_text())
@@ -30,7 +30,7 @@ def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
 
 
 def cpu_seconds(root: Path = CGROUP_ROOT) -> float | None:
-    """CPU seconds that this container has used, or None if its cgroup doesn't say."""
+    """Returns the CPU seconds that this container has used, or None if its cgroup doesn't say."""
     stat, usage = root / "cpu.stat", root / "cpuacct" / "cpuacct.usage"
     if stat.exists():
         used = dict(line.split() for line in stat.read_text().splitlines())["usage_usec"]
@@ -39,7 +39,7 @@ def cpu_seconds(root: Path = CGROUP_ROOT) -> float | None:
 
 
 def runnable(root: Path = CGROUP_ROOT, proc: Path = Path("/proc")) -> int:
-    """How many threads of this container run or wait for a CPU, those of this process aside."""
+    """Counts the threads of this container that run or wait for a CPU, those of this process aside."""
     unified = root / "cgroup.threads"
     threads = (unified if unified.exists() else root / "cpu" / "tasks").read_text().split()
     own = {path.name for path in (proc / "self" / "task").iterdir()}

@@ -194,7 +194,7 @@ def samples(
 
 
 def main() -> None:
-    """Entry point."""
+    """Runs the command line."""
     app()
 
 

@@ -22,10 +22,10 @@ def ask(client: Any, pod: str) -> bool:
 
 
 def asking(client: Any) -> list[str]:
-    """Pods that have asked to go, those that are free included; names never come again."""
+    """Returns the pods that have asked to go, those that are free included; names never come again."""
     return [key.decode() for key in client.internal_kv_keys(b"", _NAMESPACE, timeout=_SECONDS)]
 
 
 def let_go(client: Any, pod: str) -> None:
-    """Nothing runs in the pod any more, and nothing will."""
+    """Says that nothing runs in the pod any more, and nothing will."""
     client.internal_kv_put(pod.encode(), _FREE, True, _NAMESPACE, timeout=_SECONDS)

@@ -29,7 +29,7 @@ class LogPosition:
 
 
 def log_path(root: Path, incarnation: int) -> Path:
-    """The path of an incarnation's log; `root` is the checkpoint directory."""
+    """Returns the path of an incarnation's log; `root` is the checkpoint directory."""
     return root / INCARNATIONS / str(incarnation) / LOG_NAME
 
 
@@ -93,7 +93,7 @@ class EventLog:
 
 
 def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
-    """All events that led to `position`, oldest first, over the incarnations of this job."""
+    """Yields all events that led to `position`, oldest first, over the incarnations of this job."""
     positions = [position]
     while resumes := _resumed(root, positions[-1].incarnation):
         positions.append(LogPosition(**resumes))
@@ -104,7 +104,7 @@ def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
 
 
 def end_of(root: Path, incarnation: int) -> LogPosition:
-    """The end of an incarnation's log, without a torn last line (from a crash while it was written)."""
+    """Returns the end of an incarnation's log, without a torn last line (from a crash while it was written)."""
     data = log_path(root, incarnation).read_bytes()
     return LogPosition(incarnation, data.rfind(b"\n") + 1)
 

@@ -39,7 +39,7 @@ def import_transformers_without_torch() -> None:
 
 
 def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's part of `content`, under the names that transformers has for all architectures too.
+    """Returns the language model's part of `content`, under the names that transformers has for all architectures too.
 
     GPT-2, for one, has `n_positions` and `n_head` for `max_position_embeddings` and `num_attention_heads`: the attribute map of an
     architecture's config class says so.
@@ -53,7 +53,7 @@ def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a Hugging Face directory's tensors by name, from the headers of its safetensors files; none if they can't be read.
+    """Reads the shapes of a Hugging Face directory's tensors by name, from the headers of its safetensors files; none if they can't be read.
 
     Whoever loads the model says what is wrong with it.
     """
@@ -74,7 +74,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def longest_sequence(model: Mapping[str, Any], max_length: int | None, directory: str) -> int:
-    """Tokens of the longest prompt plus response: spec.model.maxLength (`max_length`), by default the model's own limit.
+    """Returns the most tokens of prompt plus response: spec.model.maxLength (`max_length`), by default the model's own limit.
 
     `model` is the config.json of `directory` by standard names (`language_model`). An architecture without positions has no limit.
     Raises SpecProblem if the job goes beyond the limit, or if neither names one.

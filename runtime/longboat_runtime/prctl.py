@@ -22,17 +22,20 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """The kernel sends this process a signal when its parent, or the parent's thread that started it, ends."""
+    """Asks the kernel for a signal when this process' parent, or the parent's thread that started it, ends."""
     _prctl(_SET_PDEATHSIG, number)
 
 
 def dying_with_parent() -> tuple[Callable[..., Any], tuple[int, ...]]:
-    """What `die_with_parent` calls: for a fork, which shares more with its parent the less it does. It returns 0 unless refused."""
+    """Returns the call that `die_with_parent` makes, for a fork, which shares more with its parent the less it does.
+
+    The call returns 0 unless it is refused.
+    """
     return _LIBRARY.prctl, (_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def hide_memory() -> None:
-    """No process of the same uid may read or write this process' memory, nor its environment and files through /proc.
+    """Keeps processes of the same uid from reading or writing this process' memory, its environment and its files through /proc.
 
     Forked children inherit that, programs started from here don't.
     """
@@ -40,12 +43,12 @@ def hide_memory() -> None:
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become this process' children."""
+    """Makes descendants whose parent ends children of this process."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def gain_no_privileges() -> None:
-    """No program started from here on has more rights than this process (no set-uid); seccomp and Landlock require it."""
+    """Gives no program started from here on more rights than this process (no set-uid); seccomp and Landlock require it."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
 
 

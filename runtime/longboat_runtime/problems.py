@@ -36,14 +36,14 @@ class SpecProblem(Exception):
 
 
 def spec_problem_in(error: BaseException) -> SpecProblem | None:
-    """The SpecProblem that caused `error`, if one did: looks through causes, Ray's wrapped causes and exception groups."""
+    """Finds the SpecProblem that caused `error`, if one did: looks through causes, Ray's wrapped causes and exception groups."""
     pending: list[BaseException] = [error]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while pending:
         current = pending.pop()
-        if id(current) in seen:
+        if id(current) in visited:
             continue
-        seen.add(id(current))
+        visited.add(id(current))
         if isinstance(current, SpecProblem):
             return current
         causes = (current.__cause__, current.__context__, getattr(current, "cause", None))

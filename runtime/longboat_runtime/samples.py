@@ -83,7 +83,7 @@ class VersionSpan(NamedTuple):
 
 
 def joined(begun: tuple[VersionSpan, ...], spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """The spans of a response whose first tokens have spans `begun`, and those behind them `spans` (counted from 0)."""
+    """Joins the spans `begun` of a response's first tokens and `spans` of those behind them (counted from 0)."""
     offset = begun[-1].end if begun else 0
     shifted = [VersionSpan(version, start + offset, end + offset) for version, start, end in spans]
     if begun and shifted and begun[-1].version == shifted[0].version:
@@ -93,8 +93,8 @@ def joined(begun: tuple[VersionSpan, ...], spans: tuple[VersionSpan, ...]) -> tu
 
 
 def first_tokens(spans: tuple[VersionSpan, ...], tokens: int) -> tuple[VersionSpan, ...]:
-    """The spans of the first `tokens` tokens."""
-    return tuple(VersionSpan(of, start, min(end, tokens)) for of, start, end in spans if start < tokens)
+    """Cuts spans to the first `tokens` tokens."""
+    return tuple(VersionSpan(version, start, min(end, tokens)) for version, start, end in spans if start < tokens)
 
 
 @dataclass(frozen=True, slots=True)

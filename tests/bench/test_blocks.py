@@ -49,7 +49,7 @@ def test_a_log_says_what_became_of_every_response() -> None:
 @pytest.mark.parametrize("longest", [30, 50])
 def test_recorded_lengths_are_those_of_the_log(longest: int) -> None:
     again = [events.Launched(2, SECOND, 1, 2), generated(sample(SECOND, 0, attempt=1), longest)]
-    distribution = Recorded.of(fates([*LOG, *again]), lambda _: 7)
+    distribution = Recorded.from_block(fates([*LOG, *again]), lambda _: 7)
     assert distribution(sample(FIRST, 1)) == 30
     assert distribution(sample(SECOND, 0)) == max(34, longest), "it had 33 when it was stopped"
     assert distribution(sample(SECOND, 0, attempt=1)) == longest

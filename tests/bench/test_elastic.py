@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench.elastic import trace, traces
 from bench.elastic.arms import ADAPTIVE, ARMS, FIXED, SIZES
-from bench.elastic.bars import found, paired
+from bench.elastic.bars import judge, paired
 from bench.elastic.block import rounds_of
 from bench.elastic.oracle import oracle
 from bench.elastic.paced import Pace, Punctuality
@@ -207,7 +207,7 @@ def blocks(slower: float = 1.0) -> list[dict[str, Any]]:
 
 
 def test_bars_are_judged_against_the_best_fixed_size_and_the_oracle():
-    result = found(blocks(), LENGTHS, change=0.1)
+    result = judge(blocks(), LENGTHS, change=0.1)
     assert result.best in ("TP2", "TP4")
     passed = {bar.what: bar.passed for bar in result.bars}
     assert passed["the oracle's speed by that of the best fixed size"]
@@ -217,7 +217,7 @@ def test_bars_are_judged_against_the_best_fixed_size_and_the_oracle():
 
 
 def test_a_slow_planner_misses_its_bars():
-    passed = {bar.what: bar.passed for bar in found(blocks(1.3), LENGTHS, change=0.1).bars}
+    passed = {bar.what: bar.passed for bar in judge(blocks(1.3), LENGTHS, change=0.1).bars}
     assert not passed["Adaptive's speed by the oracle's"]
     assert not passed["Adaptive's speed by that of the best fixed size"]
 
@@ -229,7 +229,7 @@ def test_a_bar_needs_its_interval_too():
             of["seconds"] = [1.6] * 10
     bar = next(
         bar
-        for bar in found(made, LENGTHS, change=0.1).bars
+        for bar in judge(made, LENGTHS, change=0.1).bars
         if bar.what.endswith("the best fixed size") and bar.least == 1.05
     )
     assert not bar.passed
@@ -237,10 +237,10 @@ def test_a_bar_needs_its_interval_too():
 
 def test_void_blocks_say_nothing_and_are_replaced_by_later_ones():
     made = [block(ADAPTIVE, 0, [99.0] * 10, void=True), *blocks()]
-    result = found(made, LENGTHS, change=0.1)
+    result = judge(made, LENGTHS, change=0.1)
     assert result.seconds[ADAPTIVE][0] == pytest.approx(10.2)
     made = [of for of in made if not (of["arm"] == ADAPTIVE and of["seed"] == 0 and not of["void"])]
-    assert 0 not in found(made, LENGTHS, change=0.1).seconds[ADAPTIVE]
+    assert 0 not in judge(made, LENGTHS, change=0.1).seconds[ADAPTIVE]
 
 
 def test_ratios_are_paired_by_seed():

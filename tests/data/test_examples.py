@@ -38,7 +38,7 @@ def test_reasoning_gym_example_asks_and_scores(job: RLJobSpec, tmp_path: Path) -
     held_out = list(open_evaluation(job.dataset, model, max_tokens))
     assert len(held_out) == 256
     assert not {row.columns["question"] for row in trained} & {row.columns["question"] for row in held_out}
-    score = load_scorer(RewardFunction.of(job.rewards[0]), "spec.rewards[0]")
+    score = load_scorer(RewardFunction.from_spec(job.rewards[0]), "spec.rewards[0]")
     for row in (trained[0], held_out[0]):
         right = RewardSample(f"so <answer>{row.ground_truth}</answer>", row.text, columns=row.columns)
         assert score(right) == RewardResult(1.0)

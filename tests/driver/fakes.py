@@ -96,7 +96,7 @@ class FakeStore:
         for i in ids:
             self.samples.pop(i, None)
 
-    async def held(self) -> list[SampleId]:
+    async def held_ids(self) -> list[SampleId]:
         return list(self.samples)
 
 

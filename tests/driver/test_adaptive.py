@@ -120,7 +120,7 @@ class PacedSite(Site):
         rollout = spec.rollout.model_copy(update={"parallelism": parallelism, "engines_per_pod": DEVICES})
         here = spec.model.model_copy(update={"path": str(root)})
         spec = spec.model_copy(update={"rollout": rollout, "model": here})
-        engines = {size: ProfiledEngine.of(model, {ReshapePhase.START: 2.0}) for size, model in TRUTH.items()}
+        engines = {size: ProfiledEngine.from_model(model, {ReshapePhase.START: 2.0}) for size, model in TRUTH.items()}
         of = identity(engine_config(spec, "", (0,)), MODEL)
         ProfileFile(model=str(root), engine=of, engines=engines).write(root / "profile.json")
         super().__init__(root, spec)

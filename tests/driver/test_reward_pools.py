@@ -269,7 +269,7 @@ async def test_what_pools_did_belongs_to_the_round_in_which_they_did_it() -> Non
     at(0, PoolLoad(arrived=5, graded=5, cpu_seconds=1.0, at_once=2))
     loads.begin(1)
     at(2, PoolLoad(asked=6, at_once=2, queue_seconds=1.5, arrived=11, graded=5, cpu_seconds=1.0))
-    loads._look()
+    loads._sample_loads()
     at(9, PoolLoad(arrived=11, graded=11, cpu_seconds=4.0, at_once=2))
     measured = loads.finish(1)
     assert measured == events.RoundGraded(
@@ -287,7 +287,7 @@ async def test_the_course_of_a_long_round_has_few_points_from_its_beginning_to_i
     loads.begin(1)
     for second in range(1, 10_001):
         now[0], rewards.loads = float(second), {"code": PoolLoad(asked=second)}
-        loads._look()
+        loads._sample_loads()
     measured = loads.finish(1)
     assert measured is not None
     points = measured.pools["code"].asked

@@ -56,7 +56,7 @@ class Machine:
     def now(cls) -> "Machine":
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         others = tuple(f"{cache()}/{folder}/" for folder in ("buildah", "clusters"))
-        own_root = str(Layout.of(NAME).root)
+        own_root = str(Layout.from_name(NAME).root)
         links = json.loads(_output("ip", "-json", "link"))
         return cls(
             frozenset(point for point in mounts if point.startswith(own_root) or not point.startswith(others)),
@@ -88,7 +88,7 @@ def test_up_pod_down_leaves_nothing() -> None:
     assert cluster.network.link in during.links
     assert during.groups > before.groups
     assert [pid for _, pid in inside if process.command_line(pid)] == []
-    assert not list(Layout.of(NAME).root.parent.glob(f"{NAME}*"))
+    assert not list(Layout.from_name(NAME).root.parent.glob(f"{NAME}*"))
     assert Machine.now() == before
     assert not Cluster.down(NAME), "a second `down` finds nothing"
 
@@ -98,12 +98,12 @@ def test_a_failed_up_leaves_nothing_and_says_why() -> None:
     refused = Timings(**{**vars(QUICK), "max_restart_backoff": 100_000})
     with pytest.raises(ClusterError, match=r"(?s)node0-kubelet has ended.*MaxContainerRestartPeriod"):
         Cluster.up(NAME, timings=refused)
-    assert not Layout.of(NAME).root.exists()
+    assert not Layout.from_name(NAME).root.exists()
     assert Machine.now() == before
 
 
 def test_down_removes_a_half_made_cluster() -> None:
-    layout = Layout.of(NAME)
+    layout = Layout.from_name(NAME)
     layout.logs.mkdir(parents=True)
     cgroups.create(f"{cgroups.cluster_root(NAME)}/control-plane")
     claimed = network.claim(owner=str(layout.root))

@@ -56,11 +56,11 @@ def test_a_cache_folder_with_a_long_path_is_refused(monkeypatch: pytest.MonkeyPa
     """The kubelet would fail much later, for the path of a socket."""
     monkeypatch.setenv("XDG_CACHE_HOME", f"/{'long' * 20}")
     with pytest.raises(ClusterError, match="set XDG_CACHE_HOME to a shorter one"):
-        Layout.of("any")
+        Layout.from_name("any")
 
 
 def test_components_name_only_files_of_the_cluster_and_the_cache() -> None:
-    layout = Layout.of("any")
+    layout = Layout.from_name("any")
     for component, command in control_plane(layout, Network(7), QUICK).items():
         assert component in command or component in command[0]
         for word in command[1:]:

@@ -83,7 +83,7 @@ class Graders:
 
     def __init__(self, spec: RLJobSpec) -> None:
         self._score = {
-            reward.name: load_scorer(RewardFunction.of(reward), f"spec.rewards[{index}]")
+            reward.name: load_scorer(RewardFunction.from_spec(reward), f"spec.rewards[{index}]")
             for index, reward in enumerate(spec.rewards)
         }
 

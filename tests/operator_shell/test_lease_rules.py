@@ -96,7 +96,7 @@ def test_never_two_writers(steps: list[tuple[int, float, float, float, bool]]) -
             elector_, client = pair[who]
             client.before, client.after, client.answer_lost = before, after, lost
             await elector_._try_once()
-            held = [each.leadership.held for each, _ in pair]
+            held = [each.leadership.may_write for each, _ in pair]
             assert not all(held), (world.now, world.lease)
             # A write begun now ends within REQUEST: nobody else may hold the lease by then at the earliest takeover.
             for (each, _), holds in zip(pair, held, strict=True):

@@ -156,7 +156,7 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
     async with running(shell):
         await eventually_async(lambda: shell._leading)
         assert pages > len(shell._jobs + shell._children)  # the jobs took two
-        assert leadership.held
+        assert leadership.may_write
         assert seen == {503}  # it leads, and doesn't plan yet
         lease = await admin.get(LEASE, namespace, "operator")
         assert lease["spec"]["holderIdentity"] == elector.identity
@@ -217,7 +217,7 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
 
         leader.send(signal.SIGTERM)
         assert (await leader.end())[0] == 0
-        await eventually_async(lambda: standby._elector is not None and standby._elector.leadership.held)
+        await eventually_async(lambda: standby._elector is not None and standby._elector.leadership.may_write)
         await eventually_async(lambda: standby._leading or name not in standby._cache.children(key)["Pod"])
         thawed.set()
         await eventually_async(lambda: standby._leading and set(standby._cache.children(key)["Pod"]) >= set(after))

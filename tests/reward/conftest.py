@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from longboat_runtime.reward.graders import loaded_function, server, supervised, zygote_process
 loaded_function.STUCK_SECONDS = zygote_process.LOAD_SECONDS = {DEADLINE_SECONDS}
-supervised.STARVED = 1e6
+supervised.WALL_LIMIT_FACTOR = 1e6
 socket, processes, config_maps, cgroup = sys.argv[1:]
 server.main(Path(socket), int(processes), Path(config_maps), Path(cgroup) if cgroup else None)
 """

@@ -34,7 +34,7 @@ def scored(path: str, sample: RewardSample, signature: str = "Longboat", **param
     reward = RewardSpec.model_validate(
         {"name": "r", "signature": signature, "function": f"{path}:f", "parameters": parameters}
     )
-    return load_scorer(RewardFunction.of(reward), "spec.rewards[0]")(sample)
+    return load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]")(sample)
 
 
 def test_the_longboat_signature_takes_a_sample_and_parameters(write: Callable[[str], str]) -> None:
@@ -90,10 +90,10 @@ def test_reasoning_gym_scores_by_the_task_itself() -> None:
     table = GymTable(ReasoningGymSource(task="chain_sum", size=10, seed=4), "spec.dataset.reasoningGym")
     record = table.record(3)
     plain = load_scorer(
-        RewardFunction.of(RewardSpec.model_validate({"name": "r", "kind": "ReasoningGym"})), "spec.rewards[0]"
+        RewardFunction.from_spec(RewardSpec.model_validate({"name": "r", "kind": "ReasoningGym"})), "spec.rewards[0]"
     )
     tagged = load_scorer(
-        RewardFunction.of(
+        RewardFunction.from_spec(
             RewardSpec.model_validate({"name": "r", "kind": "ReasoningGym", "parameters": {"tag": "answer"}})
         ),
         "spec.rewards[0]",
@@ -149,7 +149,7 @@ def test_functions_that_cannot_be_had_are_named_with_the_cure(
 ) -> None:
     target = write(source) + function if source is not None else function
     with pytest.raises(SpecProblem, match=message) as caught:
-        load_scorer(RewardFunction.of(RewardSpec(name="r", function=target)), "spec.rewards[2]")
+        load_scorer(RewardFunction.from_spec(RewardSpec(name="r", function=target)), "spec.rewards[2]")
     assert caught.value.reason == reason
     assert caught.value.field is not None
     assert caught.value.field.startswith("spec.rewards[2]")
@@ -161,11 +161,11 @@ def test_functions_come_from_config_maps(tmp_path: Path) -> None:
     reward = RewardSpec.model_validate(
         {"name": "r", "configMap": {"name": "ours", "key": "reward.py", "function": "f"}}
     )
-    assert load_scorer(RewardFunction.of(reward), "spec.rewards[0]", tmp_path)(RewardSample("", "")) == RewardResult(
-        2.0
-    )
+    assert load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]", tmp_path)(
+        RewardSample("", "")
+    ) == RewardResult(2.0)
     with pytest.raises(SpecProblem, match="no file"):
-        load_scorer(RewardFunction.of(reward), "spec.rewards[0]", tmp_path / "elsewhere")
+        load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]", tmp_path / "elsewhere")
 
 
 def test_async_functions_need_no_loop_of_their_own(write: Callable[[str], str]) -> None:

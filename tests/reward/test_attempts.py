@@ -13,7 +13,7 @@ GRADED = FunctionOutcome(OutcomeKind.LOST, message="gone", begun=True)
 
 def attempts_with(outcome: FunctionOutcome) -> tuple[int, Attempts]:
     attempts, count = Attempts(), 0
-    while attempts.left:
+    while attempts.may_retry:
         attempts.count({"a": outcome})
         count += 1
     return count, attempts
@@ -34,9 +34,9 @@ def test_lost_graders_cost_no_attempt() -> None:
     attempts.count({"b": GRADED})
     assert attempts.alone
     for _ in range(GRADE_ATTEMPTS):
-        assert attempts.left
+        assert attempts.may_retry
         assert attempts.count({"b": FAILED})
-    assert not attempts.left
+    assert not attempts.may_retry
 
 
 def test_what_is_lost_again_and_again_is_a_grader_error_that_says_so() -> None:

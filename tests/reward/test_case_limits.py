@@ -84,7 +84,7 @@ STARVED = Ended(limit=None, status=-9, seconds=9.0, cpu_seconds=0.5, own_seconds
 
 def outcome_of(directory: Path, *ends: Ended, **sandbox: Any) -> Mapping[str, Any]:
     """Returns what a case runner says of a program whose cases end like this under a limit of 1 s."""
-    case_runner = CaseRunner(RewardFunction.of(spec("code", **sandbox)), "spec.rewards[0]", "/nowhere")
+    case_runner = CaseRunner(RewardFunction.from_spec(spec("code", **sandbox)), "spec.rewards[0]", "/nowhere")
     case_runner._launcher = Ends(directory, ends)  # type: ignore[assignment]
     row = printed(*(str(number) for number in range(len(ends))))
     return case_runner.outcome(RewardSample(ECHO, "", columns=row), LONG, 0, {"seconds": 1.0})
@@ -151,7 +151,9 @@ class Account(Processes):
 def running(directory: Path) -> Iterator[Launcher]:
     """Lends a launcher with much memory: until its programs run, they are forks of this process, which may hold much."""
     before = set(children())
-    launcher = Launcher(str(directory), SandboxSettings.of(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], [])
+    launcher = Launcher(
+        str(directory), SandboxSettings.from_spec(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], []
+    )
     (pid,) = set(children()) - before
     try:
         yield launcher
@@ -205,7 +207,7 @@ def test_a_case_that_hardly_gets_a_cpu_is_no_timeout(
     account: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     account(1000.0, 1000.0)
-    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.STARVED", 0.0)
+    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.WALL_LIMIT_FACTOR", 0.0)
     with running(tmp_path) as launcher:
         end = ended(launcher, SLEEPS)
     assert (end.limit, end.starved) == (None, True), end

@@ -46,7 +46,7 @@ class Ends:
 def outcome_of(directory: Path, ended: Ended) -> Mapping[str, Any]:
     """What a case runner says of a program that ends so."""
     reward = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}})
-    found = case_runner.CaseRunner(RewardFunction.of(reward), "spec.rewards[0]", "/nowhere")
+    found = case_runner.CaseRunner(RewardFunction.from_spec(reward), "spec.rewards[0]", "/nowhere")
     found._launcher = Ends(directory, ended)  # type: ignore[assignment]
     return found.outcome(RewardSample("print(9)", "", columns=ROW), 10.0, 0, {})
 

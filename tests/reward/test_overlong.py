@@ -45,7 +45,7 @@ def test_a_buffer_that_does_not_fit_is_refused(buffer: int) -> None:
 def test_a_job_names_it_as_a_function() -> None:
     parameters = {"max_tokens": 100, "buffer_tokens": 20}
     reward = RewardSpec(name="short", function="longboat_runtime.reward.overlong:soft_overlong", parameters=parameters)
-    score = load_scorer(RewardFunction.of(reward), "rewards[0]")
+    score = load_scorer(RewardFunction.from_spec(reward), "rewards[0]")
     assert score(RewardSample(text="", prompt="", tokens=90)) == RewardResult(-0.5)
 
 

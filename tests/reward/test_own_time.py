@@ -25,7 +25,7 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.graders.supervised import Grading, Supervised
 from longboat_runtime.reward.graders.times import (
-    STARVED,
+    WALL_LIMIT_FACTOR,
     OwnLimit,
     OwnTime,
     Processes,
@@ -330,9 +330,9 @@ async def test_a_grade_that_hardly_gets_a_cpu_is_graded_again_rather_than_scored
     child = supervised(grading(60.0), os.getpid())
     assert child.grading is not None
     began = child.grading.started
-    for part in (0.5, 1.0, 0.99 * STARVED):
+    for part in (0.5, 1.0, 0.99 * WALL_LIMIT_FACTOR):
         assert child.overdue(began + part * 60.0) is None
-    outcome = child.overdue(began + STARVED * 60.0)
+    outcome = child.overdue(began + WALL_LIMIT_FACTOR * 60.0)
     assert outcome is not None
     assert outcome.kind is OutcomeKind.GRADER_ERROR
     assert "hardly got a CPU" in outcome.message

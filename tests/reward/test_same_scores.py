@@ -83,7 +83,7 @@ def alone(functions: Path) -> dict[str, list[Any]]:
     """What a plain call of the function returns."""
     scores: dict[str, list[Any]] = {}
     for task, samples in RESPONSES.items():
-        score = load_scorer(RewardFunction.of(spec(task, functions, "Auto")), "spec.rewards[0]")
+        score = load_scorer(RewardFunction.from_spec(spec(task, functions, "Auto")), "spec.rewards[0]")
         scores[task] = []
         for seed, sample in enumerate(samples):
             random.seed(seed)

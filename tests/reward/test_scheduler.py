@@ -205,7 +205,7 @@ async def test_a_reward_that_runs_code_of_its_own_is_known_to_need_a_process_for
 async def test_a_worker_that_dies_costs_nothing(scheduler: RayRewardScheduler) -> None:
     grading = asyncio.gather(*(scheduler.grade(*sample(0)) for _ in range(20)))
     (worker,) = scheduler._pools[DEFAULT_POOL]._workers.values()
-    await eventually_async(lambda: worker.asked)
+    await eventually_async(lambda: worker.requests)
     ray.kill(worker.actor)
     assert [grade.score for grade in await grading] == [1.1] * 20
 

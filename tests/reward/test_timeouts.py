@@ -28,7 +28,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.samples import GradeKind, GradeTime, PromptId, SampleId, TimeLimit
 
-RULE = Rule.of([REWARD])["tests"]
+RULE = Rule.from_rewards([REWARD])["tests"]
 
 
 def reward(name: str = "tests", **learned: Any) -> RewardSpec:
@@ -305,7 +305,7 @@ def test_what_is_summed_up_of_a_domain_is_what_its_problems_say(runs: list[tuple
 @given(st.integers(0, 2**40), st.integers(0, 2**20))
 def test_who_is_audited_follows_from_the_sample_alone(row: int, index: int) -> None:
     of = SampleId(1, row, 0, index)
-    assert RULE.audited("tests", of) == Rule.of([REWARD])["tests"].audited("tests", of)
+    assert RULE.audited("tests", of) == Rule.from_rewards([REWARD])["tests"].audited("tests", of)
 
 
 def test_the_share_that_is_asked_for_is_audited() -> None:
@@ -322,7 +322,7 @@ def test_the_state_is_bounded_and_what_is_forgotten_is_the_domains() -> None:
     assert len(of.domains) <= MOST_DOMAINS + 1
     assert of.domain("domain 0") == "domain 0"
     assert of.domains[""].problems == MOST_PROBLEMS + 500 - MOST_DOMAINS
-    assert of.freeze().of(sample(0, 7), "domain 0").seconds is not None
+    assert of.freeze().for_sample(sample(0, 7), "domain 0").seconds is not None
     assert len(json.dumps(of.to_snapshot())) < 2_000_000
 
 

@@ -145,7 +145,7 @@ async def test_samples_wait_for_an_engine_and_reach_the_store(
     by_row = {row: {events[asked.id].engine for asked in requests if asked.id.row == row} for row in range(4)}
     assert all(len(engines) == 1 for engines in by_row.values())
     assert set.union(*by_row.values()) == set(report.serving)
-    assert set(await store.held()) == {*events}
+    assert set(await store.held_ids()) == {*events}
 
 
 @pytest.mark.extended

@@ -10,7 +10,7 @@ from longboat_runtime.rollout.recovery import (
     NextTry,
     Remedy,
     after_refusal,
-    hopeless,
+    all_engines_refused,
     refused_everywhere,
 )
 
@@ -30,11 +30,11 @@ def test_pauses_never_shrink_and_have_a_bound(refusals: int) -> None:
 
 
 def test_there_is_hope_while_one_serves_or_one_has_not_been_restarted() -> None:
-    assert hopeless([EXHAUSTED, EXHAUSTED + 4], serving=0)
-    assert not hopeless([EXHAUSTED, EXHAUSTED], serving=1)
-    assert not hopeless([EXHAUSTED, EXHAUSTED - 1], serving=0)
-    assert not hopeless([EXHAUSTED, 0], serving=0), "one that still starts may serve"
-    assert not hopeless([], serving=0)
+    assert all_engines_refused([EXHAUSTED, EXHAUSTED + 4], serving=0)
+    assert not all_engines_refused([EXHAUSTED, EXHAUSTED], serving=1)
+    assert not all_engines_refused([EXHAUSTED, EXHAUSTED - 1], serving=0)
+    assert not all_engines_refused([EXHAUSTED, 0], serving=0), "one that still starts may serve"
+    assert not all_engines_refused([], serving=0)
 
 
 def test_the_end_names_each_difference_and_a_cure() -> None:

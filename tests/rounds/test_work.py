@@ -49,13 +49,13 @@ def test_a_round_is_its_responses_and_the_seconds_until_the_last_is_back() -> No
         ]
     )
     all_of_it = Responses(4, 3, (20, 40, 90), (70,))
-    assert works.of(1) == RoundWork(9.5, 20.0, all_of_it)
+    assert works.for_round(1) == RoundWork(9.5, 20.0, all_of_it)
 
 
 def test_what_is_stopped_and_not_back_yet_ran_as_long_as_any() -> None:
     deferred = events.GroupDeferred(FIRST, 0, DeferReason.TOO_LONG)
     works = folded([(0.0, opened()), (0.0, launched(FIRST)), (5.0, generated(FIRST, 0, 50)), (5.0, deferred)])
-    work = works.of(1)
+    work = works.for_round(1)
     assert work is not None
     assert work.responses == Responses(2, 1, (50,), (50,))
 
@@ -63,7 +63,7 @@ def test_what_is_stopped_and_not_back_yet_ran_as_long_as_any() -> None:
 def test_what_was_stopped_since_its_group_had_enough_counts_as_complete() -> None:
     stopped = events.Stopped(sample(FIRST, 1), 20, "e")
     works = folded([(0.0, opened()), (0.0, launched(FIRST)), (5.0, generated(FIRST, 0, 50)), (6.0, stopped)])
-    work = works.of(1)
+    work = works.for_round(1)
     assert work is not None
     assert work.responses == Responses(2, 2, (20, 50))
 
@@ -71,7 +71,7 @@ def test_what_was_stopped_since_its_group_had_enough_counts_as_complete() -> Non
 def test_a_stopped_response_that_had_ended_counts_as_complete() -> None:
     stopped = events.Stopped(sample(FIRST, 1), 60, "e", finished=True)
     works = folded([(0.0, opened()), (0.0, launched(FIRST)), (5.0, generated(FIRST, 0, 50)), (6.0, stopped)])
-    work = works.of(1)
+    work = works.for_round(1)
     assert work is not None
     assert work.responses == Responses(2, 2, (50, 60), ())
 
@@ -90,7 +90,7 @@ def test_a_continued_response_counts_with_the_tokens_of_each_round() -> None:
             (9.0, generated(FIRST, 1, 65)),
         ]
     )
-    first, second = works.of(1), works.of(2)
+    first, second = works.for_round(1), works.for_round(2)
     assert first is not None
     assert second is not None
     assert first.responses == Responses(2, 1, (30,), (25,))
@@ -99,18 +99,18 @@ def test_a_continued_response_counts_with_the_tokens_of_each_round() -> None:
 
 def test_a_round_without_responses_has_no_work_and_a_committed_one_is_forgotten() -> None:
     works = folded([(0.0, opened()), (0.0, launched(FIRST))])
-    assert works.of(1) is None
-    assert works.of(7) is None
+    assert works.for_round(1) is None
+    assert works.for_round(7) is None
     works.fold(events.Event(3, 1, 1.0, generated(FIRST, 0, 5)))
-    assert works.of(1) is not None
+    assert works.for_round(1) is not None
     works.fold(events.Event(4, 1, 2.0, events.StepCommitted(1, 1, 1, ())))
-    assert works.of(1) is None
+    assert works.for_round(1) is None
 
 
 def test_many_lengths_are_given_as_quantiles_with_the_longest() -> None:
     count = 4 * QUANTILES
     bodies = [(1.0, generated(FIRST, index, index + 1)) for index in range(count)]
-    work = folded([(0.0, opened()), (0.0, launched(FIRST, count)), *bodies]).of(1)
+    work = folded([(0.0, opened()), (0.0, launched(FIRST, count)), *bodies]).for_round(1)
     assert work is not None
     lengths = work.responses.lengths
     assert (len(lengths), lengths[-1], work.responses.completed) == (QUANTILES, count, count)

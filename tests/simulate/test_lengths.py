@@ -39,17 +39,17 @@ def test_a_prompt_keeps_its_effect_and_draws_its_responses_again() -> None:
 
 def test_a_group_is_one_that_was_launched() -> None:
     prompts = [PromptLengths("math", tuple(range(start, start + 40, 5)), (), (), ()) for start in (10, 100, 1000)]
-    distribution = FirstLaunchDistribution.of(complete(prompts, 2000), group_size=8)
+    distribution = FirstLaunchDistribution.from_launches(complete(prompts, 2000), group_size=8)
     groups = {tuple(sorted(group(distribution, row))) for row in range(50)}
     assert groups == {prompt.finished for prompt in prompts}
-    distribution = FirstLaunchDistribution.of(complete(prompts, 2000), 8, known={PromptId(0, 7): 2})
+    distribution = FirstLaunchDistribution.from_launches(complete(prompts, 2000), 8, numbers={PromptId(0, 7): 2})
     assert tuple(sorted(group(distribution, 7))) == prompts[2].finished
 
 
 def test_groups_of_one_are_launched_again_as_they_were() -> None:
     prompts = [PromptLengths("math", (length,), (), (), ()) for length in (10, 100, 1000)]
-    distribution = FirstLaunchDistribution.of(
-        complete(prompts, 2000), 1, known={PromptId(0, row): row for row in range(3)}
+    distribution = FirstLaunchDistribution.from_launches(
+        complete(prompts, 2000), 1, numbers={PromptId(0, row): row for row in range(3)}
     )
     assert [group(distribution, row, 1, size=1) for row in range(3)] == [[10], [100], [1000]]
 
@@ -58,8 +58,8 @@ def test_a_prompt_that_was_long_by_chance_is_shorter_the_next_time() -> None:
     """Of the longest groups of a window, the mean longest response when they are launched again."""
     truth = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
     prompts = [PromptLengths("math", tuple(group(truth, row)), (), (), ()) for row in range(600)]
-    distribution = FirstLaunchDistribution.of(
-        complete(prompts, LONGEST), 8, known={PromptId(0, row): row for row in range(600)}
+    distribution = FirstLaunchDistribution.from_launches(
+        complete(prompts, LONGEST), 8, numbers={PromptId(0, row): row for row in range(600)}
     )
     longest = sorted(range(600), key=lambda row: max(group(truth, row)))[-100:]
     found, wanted, before = (
@@ -74,7 +74,7 @@ def test_a_prompt_that_was_long_by_chance_is_shorter_the_next_time() -> None:
 def test_censored_windows_give_the_law_that_made_them(overcommit: float) -> None:
     """Longest responses of a group decide how long a round is: their distribution must come back, tails included."""
     window = play(Racing(prompt_overcommit=overcommit), 8, np.random.default_rng(5)).prompts()
-    distribution = FirstLaunchDistribution.of(complete(window, LONGEST), group_size=8)
+    distribution = FirstLaunchDistribution.from_launches(complete(window, LONGEST), group_size=8)
     truth = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
     found, wanted = ([max(group(of, row)) for row in range(3000)] for of in (distribution, truth))
     for share in (0.5, 0.8, 0.95):

@@ -44,7 +44,7 @@ def seconds(factor: float) -> float:
     """What a round with the factor takes under the distribution that the window is a sample of."""
     distribution = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
     policy = TailBatching(PROMPTS, GROUP, factor, 1.0)
-    site = Site(StepCurve.of(STEPS), engines=ENGINES)
+    site = Site(StepCurve.from_observed(STEPS), engines=ENGINES)
     return simulate(policy, GROUP, site, distribution, 400, most_steps=45).rollout_per_round
 
 
@@ -61,7 +61,7 @@ def test_the_best_factor_is_nearly_the_best_in_truth() -> None:
 
 def test_equal_responses_take_as_long_with_every_factor_that_launches_as_many() -> None:
     runs = simulate_factors(recording([ALIKE] * 60))
-    each = 200 * StepCurve.of(STEPS)(PROMPTS * GROUP // ENGINES)
+    each = 200 * StepCurve.from_observed(STEPS)(PROMPTS * GROUP // ENGINES)
     assert [run.rollout_per_round for run in runs[1.0]] == pytest.approx([each] * len(runs[1.0]), rel=1e-6)
 
 

@@ -58,7 +58,7 @@ models = st.builds(
 def test_sums_of_steps_are_those_of_the_model(
     of: EngineModel, sequences: int, context: float, count: int, extra: float
 ) -> None:
-    series = StepSeries(StepLine.of(of, sequences), context, extra)
+    series = StepSeries(StepLine.from_model(of, sequences), context, extra)
     steps = [of.step_seconds(sequences, (context + step) * sequences) for step in range(count)]
     total = sum(steps) + (extra if count else 0)
     assert series.seconds(count) == pytest.approx(total, rel=1e-9)
@@ -172,9 +172,9 @@ def test_samples_of_a_prompt_share_its_full_blocks() -> None:
     assert cache.admit(sample(0), 9)
     assert cache.admit(sample(1), 9)
     assert cache.free == 10 - 2 - 2
-    assert cache.found(sample(2), 9) == 8
+    assert cache.cached_tokens(sample(2), 9) == 8
     cache.release(sample(0), 9, continues=False)
     cache.release(sample(1), 9, continues=False)
-    assert (cache.free, cache.found(sample(2), 9)) == (10, 8), "the blocks are there until they are taken"
+    assert (cache.free, cache.cached_tokens(sample(2), 9)) == (10, 8), "the blocks are there until they are taken"
     cache.take(9)
-    assert cache.found(sample(2), 9) == 4
+    assert cache.cached_tokens(sample(2), 9) == 4

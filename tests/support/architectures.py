@@ -64,7 +64,7 @@ ARCHITECTURES = tuple(_PECULIAR)
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
-    """A config of the architecture with at least two layers and 128 positions."""
+    """Makes a config of the architecture with at least two layers and 128 positions."""
     from transformers import AutoConfig
 
     values = _SHAPE | _PECULIAR[architecture]

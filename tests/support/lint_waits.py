@@ -9,10 +9,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+from tests.support.linting import Offence, files, report
 
 # Linted folders. Programs that people run for a time they choose are exempt, and so are the helpers that do the waiting.
 _LINTED = ("tests", "e2e")
@@ -36,19 +35,6 @@ _FIXES = {
 
 # Methods that take a time limit, and its position among their arguments.
 _LIMITS = {"communicate": 1, "join": 0, "poll": 0, "result": 0, "select": 3, "wait": 0}
-
-
-@dataclass(frozen=True)
-class Offence:
-    """Names an expression that lets the speed of the machine decide a test."""
-
-    path: Path
-    line: int
-    expression: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.expression}: {self.fix}"
 
 
 def offences(path: Path, text: str) -> list[Offence]:
@@ -95,16 +81,7 @@ def _offences_at(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, st
 
 def main(paths: list[Path]) -> int:
     """Prints the offences in these files, by default in all tests; returns the exit status."""
-    if not paths:
-        files = [
-            Path("conftest.py"),
-            *(path.relative_to(_ROOT) for folder in _LINTED for path in sorted((_ROOT / folder).rglob("*.py"))),
-        ]
-        paths = [path for path in files if not any(path.is_relative_to(exempt) for exempt in _EXEMPT)]
-    all_offences = [offence for path in paths for offence in offences(path, (_ROOT / path).read_text())]
-    for offence in all_offences:
-        print(offence)
-    return 1 if all_offences else 0
+    return report(paths or [Path("conftest.py"), *files(_LINTED, _EXEMPT)], offences)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,19 @@ _ports = cycle(range(_FIRST + _WORKER * _OF_WORKER, _FIRST + (_WORKER + 1) * _OF
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and that no other worker of this run of tests is given."""
+    """Finds a port that nobody listens at, and that no other worker of this run of tests is given."""
     return adjacent_ports(1)
 
 
 def adjacent_ports(count: int) -> int:
-    """The first of so many such ports, one after the other; at most 100."""
-    found: list[int] = []
-    while len(found) < count:
+    """Finds the first of so many such ports, one after the other; at most 100."""
+    ports: list[int] = []
+    while len(ports) < count:
         port = next(_ports)
-        if found and port != found[-1] + 1:
-            found = []
-        found = [*found, port] if _free(port) else []
-    return found[0]
+        if ports and port != ports[-1] + 1:
+            ports = []
+        ports = [*ports, port] if _free(port) else []
+    return ports[0]
 
 
 def _free(port: int) -> bool:

@@ -30,32 +30,32 @@ def eventually(look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
     Exceptions of either are raised at once. Raises NeverHappenedError if a look after `DEADLINE_SECONDS` isn't accepted either.
     """
     for pause in _pauses():
-        seen = look()
-        if isawaitable(seen):
+        value = look()
+        if isawaitable(value):
             raise TypeError(f"{look!r} is asynchronous; use eventually_async")
-        if _accepts(right, seen):
-            return seen
+        if _accepts(right, value):
+            return value
         time.sleep(pause)
-    raise _never_happened(seen)
+    raise _never_happened(value)
 
 
 async def eventually_async(look: Callable[[], T | Awaitable[T]], right: Callable[[T], object] = bool) -> T:
     """Waits like `eventually` while other tasks run; `look` may be asynchronous."""
     for pause in _pauses():
-        seen = look()
-        if isawaitable(seen):
-            seen = await seen
-        if _accepts(right, seen):
-            return seen
+        value = look()
+        if isawaitable(value):
+            value = await value
+        if _accepts(right, value):
+            return value
         await asyncio.sleep(pause)
-    raise _never_happened(seen)
+    raise _never_happened(value)
 
 
-def _accepts(right: Callable[[T], object], seen: T) -> bool:
+def _accepts(right: Callable[[T], object], value: T) -> bool:
     """Returns whether `right` accepts the value; raises TypeError for NotImplemented and for coroutines, which would count as true."""
-    answer = right(seen)
+    answer = right(value)
     if answer is NotImplemented or isawaitable(answer):
-        raise TypeError(f"{right!r} cannot judge {seen!r}: it returned {answer!r}")
+        raise TypeError(f"{right!r} cannot judge {value!r}: it returned {answer!r}")
     return bool(answer)
 
 
@@ -69,5 +69,5 @@ def _pauses() -> Iterator[float]:
     yield 0.0
 
 
-def _never_happened(seen: object) -> NeverHappenedError:
-    return NeverHappenedError(f"not within {DEADLINE_SECONDS:g} s; last seen: {seen!r}")
+def _never_happened(value: object) -> NeverHappenedError:
+    return NeverHappenedError(f"not within {DEADLINE_SECONDS:g} s; last seen: {value!r}")

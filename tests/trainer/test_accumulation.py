@@ -57,7 +57,7 @@ def record_memory(rank: TrainerRank, directory: Path) -> None:
         {
             "largest": allocations.largest,
             "peak": allocations.peak,
-            "held": allocations.held(),
+            "held": allocations.bytes_held(),
             "bins": bins,
             "shards": sum(local(weight).nbytes for weight in rank.updates.parameters.values()),
             "layer": sum(weight.numel() * 4 for weight in rank.model.model.layers[0].parameters()),

@@ -49,7 +49,7 @@ def test_the_scale_doubles_after_so_many_good_updates_and_not_before(exponent: i
 
 @given(st.lists(st.one_of(st.just(0.0), exponents.map(lambda e: 2.0**e), st.just(float("inf"))), max_size=400))
 def test_the_scale_stays_a_power_of_two_within_its_bounds_whatever_comes(largest: list[float]) -> None:
-    scale = LossScale.of(DType.FLOAT16)
+    scale = LossScale.from_dtype(DType.FLOAT16)
     assert scale.value == FIRST_SCALE
     for one in largest:
         before, scale = scale, after(scale, one)
@@ -65,9 +65,9 @@ def test_a_scale_at_the_bound_is_not_raised() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 def test_other_formats_have_no_scale_and_are_tried_once(dtype: DType) -> None:
-    scale = LossScale.of(dtype)
+    scale = LossScale.from_dtype(dtype)
     assert list(scale.attempts()) == [scale]
     for _ in range(GOOD_UPDATES + 1):
         scale = scale.after_update()
-    assert scale.after_skip() == LossScale.of(dtype)
+    assert scale.after_skip() == LossScale.from_dtype(dtype)
     assert scale.value == 1.0

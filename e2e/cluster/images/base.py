@@ -17,13 +17,13 @@ DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["python3"]\n'
 
 
 def gather(folder: Path) -> None:
-    """Write down what the image depends on."""
+    """Writes down what the image depends on."""
     (folder / "Dockerfile").write_text(DOCKERFILE)
     (folder / "recipe").write_text(f"{mirror.installed_from().release} {PACKAGES} {CLEAN}")
 
 
 def make(ref: str, folder: Path, log: Path) -> None:
-    """Install a system with debootstrap and make an image of it."""
+    """Installs a system with debootstrap and makes an image of it."""
     source = mirror.installed_from()
     with tempfile.TemporaryDirectory(dir=cache()) as scratch:
         root = Path(scratch) / "root"

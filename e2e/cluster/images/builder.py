@@ -61,7 +61,7 @@ def ensure(ref: str, archive: Path) -> None:
 
 @contextmanager
 def unpacked(ref: str) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The root file system of an image in the storage, and the environment that it sets."""
+    """Yields the root file system of an image in the storage, and the environment that it sets."""
     image = json.loads(run([*_buildah(), "inspect", "--type=image", ref], env=_environment()))
     variables = image["OCIv1"]["config"]["Env"]
     container = run([*_buildah(), "from", "--pull=never", ref], env=_environment()).strip()

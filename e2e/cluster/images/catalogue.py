@@ -36,7 +36,7 @@ class Image:
     make: Callable[[str, Path, Path], None]
 
     def build(self) -> "Built":
-        """Build it unless that is done."""
+        """Builds the image unless that is done."""
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as folder:
             self.gather(Path(folder))
@@ -50,22 +50,22 @@ class Image:
 
     @property
     def nickname(self) -> str:
-        """What a cluster calls the version loaded last."""
+        """Name that a cluster gives the version loaded last."""
         return self._ref("dev")
 
     def _ref(self, tag: str) -> str:
         return f"localhost/longboat-{self.name}:{tag}"
 
     def _prune(self) -> None:
-        kept = sorted(cache().glob(f"images/{self.name}-????????????.tar"), key=lambda file: file.stat().st_mtime)
-        for archive in kept[:-KEPT]:
+        archives = sorted(cache().glob(f"images/{self.name}-????????????.tar"), key=lambda file: file.stat().st_mtime)
+        for archive in archives[:-KEPT]:
             builder.remove(self._ref(archive.stem.removeprefix(f"{self.name}-")))
             archive.with_suffix(".log").unlink(missing_ok=True)
             archive.unlink()
 
 
 def digest(folder: Path) -> str:
-    """A hash of the names and contents of all files in a folder."""
+    """Computes a hash of the names and contents of all files in a folder."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
@@ -98,7 +98,7 @@ def _base() -> str:
 
 
 def _make(target: str = "", **arguments: str) -> Callable[[str, Path, Path], None]:
-    """Build the folder's Dockerfile on the base named in its file `base`."""
+    """Builds the folder's Dockerfile on the base named in its file `base`."""
 
     def make(ref: str, folder: Path, log: Path) -> None:
         base_image = (folder / "base").read_text()
@@ -126,7 +126,7 @@ DAILY = ("base", "runtime-host", "operator")
 
 
 def find(name: str) -> Image:
-    """The image of ours with this name; raises ClusterError when there is none."""
+    """Finds the image of ours with this name; raises ClusterError when there is none."""
     if name not in IMAGES:
         raise ClusterError(f"{name!r} is neither an archive nor one of our images: {', '.join(IMAGES)}")
     return IMAGES[name]

@@ -16,7 +16,7 @@ class Mirror:
 
 
 def installed_from() -> Mirror:
-    """The archive of the running release, read from apt's configuration."""
+    """Reads the archive of the running release from apt's configuration."""
     release = _os_release()["VERSION_CODENAME"]
     wanted = ["--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Created-By: Packages"]
     for line in run(["apt-get", "indextargets", *wanted]).splitlines():

@@ -13,7 +13,7 @@ NAME = "localhost/longboat-pause:1"
 
 
 def archive() -> Path:
-    """The image's Docker archive, written when it isn't there; raises ClusterError when the binary isn't built."""
+    """Returns the image's Docker archive, written when it isn't there; raises ClusterError when the binary isn't built."""
     binary = PAUSE.require()
     file = cache() / "images" / f"pause-{binary.parent.name}.tar"
     if not file.exists():
@@ -38,7 +38,7 @@ def _docker_archive(binary: bytes) -> bytes:
 
 
 def _tar(files: dict[str, bytes]) -> bytes:
-    """A tar of executable files owned by root, with a fixed time: the same contents give the same bytes."""
+    """Packs executable files owned by root, with a fixed time: the same contents give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, data in files.items():

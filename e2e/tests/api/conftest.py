@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Cluster]:
-    """A cluster of its own, with the chart but without an operator, which would take the jobs for real ones."""
+    """Yields a cluster of its own, with the chart but without an operator, which would take the jobs for real ones."""
     name = "api-tests"
     Cluster.down(name)
     try:
@@ -33,7 +33,7 @@ def server() -> Iterator[Cluster]:
 
 
 def _await_policies(jobs: Jobs) -> None:
-    """A policy takes effect some moments after it was created."""
+    """Waits for policies, which take effect some moments after they were created."""
     jobs.create(changed({"metadata.name": "probe", "spec.rewards.0.parameters": {"a": 1}}))
     jobs.merge("probe", {"status": {"startTime": STARTED}}, "status")
     renamed = cycle([{"a": None, "b": 1}, {"a": 1, "b": None}])
@@ -73,7 +73,7 @@ def new_job(jobs: Jobs) -> Iterator[NewJob]:
 
 @pytest.fixture
 def restricted(server: Cluster) -> Iterator[str]:
-    """A namespace that enforces Pod Security `restricted`."""
+    """Yields a namespace that enforces Pod Security `restricted`."""
     name = "restricted"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}

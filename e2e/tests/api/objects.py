@@ -51,28 +51,28 @@ class Jobs:
     token: str | None = None
 
     def create(self, body: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
-        """POST with strict field validation."""
+        """Creates the object, with strict field validation."""
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         return self._call("POST", "", body, query)
 
     def get(self, name: str) -> dict[str, Any]:
-        """GET."""
+        """Reads the object."""
         return self._call("GET", f"/{name}")
 
     def reference(self, name: str) -> JobRef:
-        """The job as the operator refers to it."""
+        """Returns the job as the operator refers to it."""
         return JobRef(self.namespace, name, self.get(name)["metadata"]["uid"])
 
     def delete(self, name: str) -> None:
-        """DELETE; no other object waits for it, so it is gone at once."""
+        """Deletes the object; no other object waits for it, so it is gone at once."""
         self._call("DELETE", f"/{name}")
 
     def merge(self, name: str, body: dict[str, Any], subresource: str = "") -> dict[str, Any]:
-        """Merge patch; null removes a field."""
+        """Applies a merge patch; null removes a field."""
         return self._call("PATCH", _below(name, subresource), body, content_type=MERGE)
 
     def apply_status(self, name: str, manager: str, status: dict[str, Any]) -> dict[str, Any]:
-        """Server-side apply of a status, forced."""
+        """Applies a status, server-side and forced."""
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "RLJob", "metadata": {"name": name}, "status": status}
         query = [("fieldManager", manager), ("force", "true")]
         return self._call("PATCH", f"/{name}/status", body, query, APPLY)
@@ -111,7 +111,7 @@ def _below(name: str, subresource: str) -> str:
 
 
 def listed(objects: Sequence[Any]) -> dict[str, Any]:
-    """Several objects as one."""
+    """Makes one object of several."""
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
 
 

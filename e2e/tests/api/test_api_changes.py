@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 
 
 def _patch(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A merge patch that sets values at dotted paths."""
+    """Makes a merge patch that sets values at dotted paths."""
     patch: dict[str, Any] = {}
     for path, value in changes.items():
         *way, last = path.split(".")

@@ -36,11 +36,11 @@ def test_the_definitions_in_the_tree_are_accepted_and_those_of_the_chart(server:
     """The chart's are installed already: the tree's change nothing in their spec."""
     for file in sorted((REPOSITORY / "crds").glob("*.yaml")):
         wanted = yaml.safe_load(file.read_text())
-        found = json.loads(server.kubectl("get", "crd", wanted["metadata"]["name"], "-o", "json"))
+        installed = json.loads(server.kubectl("get", "crd", wanted["metadata"]["name"], "-o", "json"))
         dry = server.kubectl(
             "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(file), "-o", "json"
         )
-        assert json.loads(dry)["spec"] == found["spec"]
+        assert json.loads(dry)["spec"] == installed["spec"]
 
 
 @pytest.mark.parametrize("case", malformed(), ids=lambda case: case.name)

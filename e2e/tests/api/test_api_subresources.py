@@ -61,12 +61,12 @@ def test_a_driver_of_an_earlier_release_keeps_reporting(jobs: Jobs, new_job: New
 def test_jobs_are_found_by_phase_and_runtime(server: Cluster, new_job: NewJob) -> None:
     new_job(name="one", status={"phase": "Running"})
     new_job({"spec.runtimeRef.name": "gpu"}, {"phase": "Suspended"}, "two")
-    for selector, found in {
+    for selector, expected in {
         "status.phase=Running": "one",
         "status.phase!=Running,spec.runtimeRef.name=gpu": "two",
     }.items():
         listed = server.kubectl("-n", NAMESPACE, "get", "rlj", "--field-selector", selector, "-o", "name")
-        assert listed.split() == [f"rljob.longboat.dev/{found}"]
+        assert listed.split() == [f"rljob.longboat.dev/{expected}"]
 
 
 def test_columns(server: Cluster, new_job: NewJob) -> None:

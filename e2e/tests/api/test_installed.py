@@ -52,8 +52,8 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
     kinds = (
         "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,networkpolicies,crds"
     )
-    left = server.kubectl("get", kinds, "-A", "-l", "app.kubernetes.io/instance=second", "-o", "name")
-    assert left == ""
+    remains = server.kubectl("get", kinds, "-A", "-l", "app.kubernetes.io/instance=second", "-o", "name")
+    assert remains == ""
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "examples/gpu").glob("*.yaml")), ids=lambda file: file.name)
@@ -79,7 +79,7 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
 
 
 def _runtime(server: Cluster) -> tuple[str, str]:
-    """Uid and image of the chart's template."""
+    """Returns the uid and image of the chart's template."""
     runtime = json.loads(server.kubectl("get", "crlrt", "cpu", "-o", "json"))
     return runtime["metadata"]["uid"], runtime["spec"]["image"]
 

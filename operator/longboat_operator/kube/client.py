@@ -50,11 +50,11 @@ class KubeClient:
         self._gate = gate
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
-        """One object."""
+        """Reads one object."""
         return await self._transport.send(Request("GET", resource.path(namespace, name), "get", resource.plural))
 
     async def served(self, group: str, version: str) -> set[str]:
-        """Plural names of the kinds the server has in a group's version; empty if it has no such group."""
+        """Returns the plural names of the kinds the server has in a group's version; empty if it has no such group."""
         request = Request("GET", f"/apis/{group}/{version}", "get", "apis")
         try:
             answer = await self._transport.send(request)
@@ -71,7 +71,7 @@ class KubeClient:
         fields: str = "",
         metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
-        """All objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
+        """Yields all objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = selector
@@ -120,7 +120,7 @@ class KubeClient:
             yield events
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """POST. AlreadyExistsError: the name is taken."""
+        """Creates the object (POST). AlreadyExistsError: the name is taken."""
         query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
         namespace = body["metadata"].get("namespace")
         return await self._write(Request("POST", resource.path(namespace), "create", resource.plural, query, body))
@@ -134,7 +134,7 @@ class KubeClient:
         force: bool = True,
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Server-side apply as one of our field managers.
+        """Applies the object, server-side, as one of our field managers.
 
         Raises:
             ConflictError: another manager's field (unless forced), a stale `metadata.resourceVersion`, or a
@@ -149,7 +149,7 @@ class KubeClient:
         )
 
     async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """Server-side apply that creates the object and never changes an existing one (ConflictError).
+        """Creates the object by a server-side apply, which never changes an existing one (ConflictError).
 
         A POST would do the same, but its fields would stay when a later apply leaves them out. So the apply names a
         version that no object has: the server compares it only if the object exists.
@@ -166,7 +166,7 @@ class KubeClient:
         patch_type: PatchType,
         subresource: str | None = None,
     ) -> dict[str, Any]:
-        """A merge patch or a strategic merge patch."""
+        """Sends a merge patch or a strategic merge patch."""
         path = resource.path(namespace, name, subresource)
         query = {"fieldManager": FIELD_MANAGER}
         return await self._write(
@@ -174,7 +174,7 @@ class KubeClient:
         )
 
     async def replace(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """PUT. ConflictError: `metadata.resourceVersion` is stale."""
+        """Replaces the object (PUT). ConflictError: `metadata.resourceVersion` is stale."""
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace"), metadata["name"])
         query = {"fieldManager": FIELD_MANAGER}
@@ -183,7 +183,7 @@ class KubeClient:
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> dict[str, Any]:
-        """DELETE if the uid is still `uid` (else ConflictError); dependents go in the background."""
+        """Deletes the object if its uid is still `uid` (else ConflictError); dependents go in the background."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds

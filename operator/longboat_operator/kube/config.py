@@ -16,7 +16,7 @@ class ConfigurationError(Exception):
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
-    """The given kubeconfig, else the pod's service account, else the user's kubeconfig.
+    """Loads the given kubeconfig, else the pod's service account, else the user's kubeconfig.
 
     Raises:
         ConfigurationError: none of them is usable.
@@ -37,5 +37,5 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
 
 
 def own_namespace() -> str | None:
-    """The namespace of the pod we run in; None outside of one."""
+    """Returns the namespace of the pod we run in; None outside of one."""
     return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.is_file() else None

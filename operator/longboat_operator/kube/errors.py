@@ -98,7 +98,7 @@ def is_rejection(error: KubeError) -> bool:
 
 
 def error_from_status(status: dict[str, Any]) -> ApiError:
-    """The exception for a `metav1.Status`."""
+    """Returns the exception for a `metav1.Status`."""
     code = int(status.get("code") or 500)
     reason = status.get("reason") or ""
     details = status.get("details") or {}
@@ -115,7 +115,7 @@ def error_from_status(status: dict[str, Any]) -> ApiError:
 
 
 def error_from_response(code: int, body: bytes, retry_after: str | None = None) -> ApiError:
-    """The exception for an answer with an HTTP status of 400 or more, whatever its body."""
+    """Returns the exception for an answer with an HTTP status of 400 or more, whatever its body."""
     try:
         status = json.loads(body)
     except ValueError:

@@ -34,8 +34,8 @@ class EventRecorder:
             try:
                 await self._client.create(EVENT, body)
             except AlreadyExistsError:
-                held = await self._client.get(EVENT, *key)
-                self._counts[key] = int(held.get("count") or 1)
+                stored = await self._client.get(EVENT, *key)
+                self._counts[key] = int(stored.get("count") or 1)
             else:
                 self._remember(key, 1)
                 return

@@ -62,7 +62,7 @@ class Transport:
         self._rest = RESTClientObject(configuration)
 
     async def send(self, request: Request) -> dict[str, Any]:
-        """The answer's JSON.
+        """Sends a request and returns the answer's JSON.
 
         Raises:
             ApiError: the server said no.
@@ -77,7 +77,7 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """The answer's lines as JSON, as they come, until the server ends the stream.
+        """Yields the answer's lines as JSON, as they come, until the server ends the stream.
 
         Raises:
             ApiError, TransportError: as in `send`.
@@ -91,7 +91,7 @@ class Transport:
                 raise QuietError(f"{request.verb} {request.resource}: silent") from error
 
     def session(self) -> aiohttp.ClientSession:
-        """A session of its own with the same credentials and time limit, for a library that wants one."""
+        """Opens a session of its own with the same credentials and time limit, for a library that wants one."""
 
         async def authenticate(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -118,7 +118,7 @@ class Transport:
 
     @asynccontextmanager
     async def _exchange(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response, read within the block, released after it; counted once, as soon as its status is known."""
+        """Yields the response, read within the block, released after it; counted once, as soon as its status is known."""
         url = self.configuration.host + request.path
         if request.query:
             url += "?" + urlencode(request.query)
@@ -146,7 +146,7 @@ class Transport:
 
 
 def _proxy(host: str) -> str | None:
-    """The proxy that HTTPS_PROXY (of an http:// server, HTTP_PROXY) names, unless NO_PROXY exempts the server."""
+    """Returns the proxy that HTTPS_PROXY (of an http:// server, HTTP_PROXY) names, unless NO_PROXY exempts the server."""
     url = URL(host)
     if url.host is None or proxy_bypass(url.host):
         return None
@@ -154,7 +154,7 @@ def _proxy(host: str) -> str | None:
 
 
 def _verb_and_resource(url: URL) -> tuple[str, str]:
-    """For a read whose request another library has built."""
+    """Names the verb and resource of a read whose request another library has built."""
     if "watch" in url.query:
         return "watch", url.name
     return ("list", url.name) if url.name in _PLURALS else ("get", "apis")
@@ -173,7 +173,7 @@ def _json(text: bytes) -> Any:
 
 
 async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Cut by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
+    """Cuts lines by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -42,7 +42,7 @@ def plan_capacity(observed: Observed, now: datetime) -> Plan:
 
 
 def grant_of(view: CapacityView, now: datetime) -> Grant | None:
-    """Everything that the job gets; None for a job that is suspended or finished, as it was for one that is being suspended."""
+    """Grants everything that the job gets; None for a job that is suspended or finished, as it was for one that is being suspended."""
     if view.finished or (view.suspended and view.suspend):
         return None
     if not view.suspended and (view.suspend or view.status.suspend_time):
@@ -56,7 +56,7 @@ def grant_of(view: CapacityView, now: datetime) -> Grant | None:
 
 
 def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
-    """The rollout pods that the job gets.
+    """Decides which rollout pods the job gets.
 
     Rule:
     * `replicas` are what the demand of the current incarnation asks for, or spec.rollout.replicas while that has asked for
@@ -66,8 +66,8 @@ def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
     """
     old = rollout_grant(view.status)
     demand = rollout_demand(view.status)
-    asked = demand.replicas if demand else view.replicas
-    replicas = max(min(asked, view.replicas), view.min_replicas)
+    wanted = demand.replicas if demand else view.replicas
+    replicas = max(min(wanted, view.replicas), view.min_replicas)
     leaving = pods_to_leave(view, old, demand, replicas, now)
     return RolloutGrant(answers=demand.number if demand else None, replicas=replicas, leaving=leaving or None)
 
@@ -75,7 +75,7 @@ def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
 def pods_to_leave(
     view: CapacityView, old: RolloutGrant | None, demand: RolloutDemand | None, replicas: int, now: datetime
 ) -> list[LeavingPod]:
-    """Pods to give back, in the order in which they were named.
+    """Returns the pods to give back, in the order in which they were named.
 
     Rule:
     * a pod stays named, with the deadline that it got at first, until it is gone and the job's plan has released its record:
@@ -87,10 +87,10 @@ def pods_to_leave(
     """
     role = view.status.roles.rollout if view.status.roles else None
     memory = remembered(role)
-    there = {pod.name: pod for pod in view.pods}
+    pods = {pod.name: pod for pod in view.pods}
     recorded = {view.job.pod(Role.ROLLOUT, place, record.attempt) for place, record in memory.records.items()}
     named = {leaving.pod: leaving for leaving in (old.leaving if old else None) or ()}
-    named = {name: leaving for name, leaving in named.items() if name in there or name in recorded}
+    named = {name: leaving for name, leaving in named.items() if name in pods or name in recorded}
     given_first = list(demand.give_first or ()) if demand else []
     staying = [pod for pod in view.pods if pod.name not in named and _may_serve(pod, memory)]
     surplus = len(staying) - replicas
@@ -100,15 +100,15 @@ def pods_to_leave(
         named |= {pod.name: LeavingPod(pod=pod.name, deadline=deadline) for pod in chosen}
     elif surplus < 0:
         drained = set(demand.drained or ()) if demand else set()
-        kept = [
-            there[name]
+        retainable = [
+            pods[name]
             for name, leaving in named.items()
-            if name in there
+            if name in pods
             and name not in drained
             and moment(leaving.deadline) > now
-            and _may_serve(there[name], memory)
+            and _may_serve(pods[name], memory)
         ]
-        for pod in _in_order(kept, given_first)[surplus:]:
+        for pod in _in_order(retainable, given_first)[surplus:]:
             del named[pod.name]
     return list(named.values())
 
@@ -118,6 +118,6 @@ def _may_serve(pod: PodView, memory: RoleCount) -> bool:
 
 
 def _in_order(pods: Sequence[PodView], given_first: Sequence[str]) -> list[PodView]:
-    """The first to leave first."""
+    """Sorts pods: the first to leave first."""
     turn = {name: number for number, name in enumerate(given_first)}
     return sorted(pods, key=lambda pod: (turn.get(pod.name, len(turn)), pod.ready, -pod.place.index, -pod.attempt))

@@ -15,7 +15,7 @@ from longboat_operator.reading.view import JobView
 def moves_of_grant(
     view: JobView, old: RewardCpuStatus, granted: Sequence[PoolCpu], now: datetime
 ) -> tuple[CpuMove, ...]:
-    """All moves, now that another division is granted than that of `old`.
+    """Returns all moves, now that another division is granted than that of `old`.
 
     Rule: what is under way is superseded. The new ones are pairs of pools: what a pool gains is taken from those that lose, in their
     order, then from what nobody had. A job's first division moves nothing.
@@ -30,28 +30,28 @@ def moves_of_grant(
     demand = reward_demand(view.status)
     reasons = {pool.name: pool.reason for pool in (demand.pools if demand else None) or ()}
     for target, gain in change.items():
-        left = gain
+        missing = gain
         for source in [*losses, None] if gain > 0 else []:
-            given = left if source is None else min(left, losses[source])
-            if given > 0:
+            part = missing if source is None else min(missing, losses[source])
+            if part > 0:
                 moves.append(
                     CpuMove(
                         source=source,
                         target=target,
-                        cpu=cpu_quantity(given),
+                        cpu=cpu_quantity(part),
                         reason=reasons.get(target) or (demand.reason if demand else None),
                         outcome=CpuMoveOutcome.UNDER_WAY,
                         time=fine_stamp(now),
                     )
                 )
-                left -= given
+                missing -= part
                 if source is not None:
-                    losses[source] -= given
+                    losses[source] -= part
     return tuple(moves)
 
 
 def came_from(moves: Sequence[CpuMove], pool: str, cpu: int) -> dict[str, int]:
-    """Of the millicores that a pod of the pool was to get, those that other pools have given for it, by pool.
+    """Divides `cpu`, the millicores that a pod of the pool was to get, among the pools that gave them; returns their parts, by pool.
 
     Rule: in proportion to the newest moves to the pool. What nobody had before is nobody's.
     """

@@ -54,7 +54,7 @@ class Vacancy:
 
 
 def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
-    """What is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
+    """Plans what is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes
     first, the others follow at once, since they wait for the head themselves. Before the first pod from a template, its
@@ -106,7 +106,7 @@ class RayToken:
 
 
 def ray_token_of(view: JobView) -> RayToken:
-    """The Secret for pods that are created now.
+    """Plans the Secret with Ray's token for pods that are created now.
 
     Rules: its name is random and is in the status before it is used, so nobody can have created it beforehand. While no
     pod uses it, it is created; if the name is taken, its owner is uncertain, and another name is chosen. Once pods use
@@ -132,7 +132,7 @@ def _another(view: JobView) -> RayToken:
 
 
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
-    """Places that should have a pod but have none; `memories` are as published, `counts` after this look.
+    """Yields the places that should have a pod but have none; `memories` are as published, `counts` after this look.
 
     Rules: a place gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
     waits for the back-off, and until its loss is in the status, so it can't be forgotten.
@@ -150,7 +150,7 @@ def vacancies(view: JobView, memories: Memories, places: Places, counts: Memorie
 
 
 def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]:
-    """Reward pods that may be created now, by name."""
+    """Returns the reward pods that may be created now, by name."""
     return {
         view.job.pod(vacancy.role, vacancy.place, vacancy.attempt): vacancy.place
         for vacancy in vacant
@@ -159,7 +159,7 @@ def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]
 
 
 def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
-    """Seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
+    """Returns the seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
 
     Rule: `backoffSeconds`, doubled with each loss, at most `maxBackoffSeconds`.
     """
@@ -202,7 +202,7 @@ def _pods(
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
-    """What the API server said about something that is still wanted."""
+    """Returns what the API server said about something that is still wanted."""
     for kind, name in targets:
         if name in view.observed.rejections:
             return finding_of_rejection(kind, view.observed.rejections[name])
@@ -210,7 +210,7 @@ def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
 
 
 def finding_of_rejection(kind: str, answer: str) -> Finding:
-    """The condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
+    """Returns the condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
 
     Rule: an invalid pod is the template's fault (the text names the field); anything else may pass without help.
     """

@@ -20,7 +20,7 @@ def has_trained(view: JobView) -> bool:
 
 
 def seconds_left(view: JobView, now: datetime) -> float | None:
-    """Seconds until roles that are not ready fail the job; None when there is no deadline.
+    """Returns the seconds until roles that are not ready fail the job; None when there is no deadline.
 
     Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
     when roles that were ready ceased to be so, which is now if the status still says they are. Later it may wait for nodes
@@ -31,18 +31,18 @@ def seconds_left(view: JobView, now: datetime) -> float | None:
     conditions = view.status.conditions
     since = [view.status.start_time]
     for kind in (ConditionType.SUSPENDED, ConditionType.ROLES_READY):
-        found = find(conditions, kind)
-        if found and found.status == "False":
-            since.append(found.last_transition_time)
-        elif found and kind is ConditionType.ROLES_READY:
+        condition = find(conditions, kind)
+        if condition and condition.status == "False":
+            since.append(condition.last_transition_time)
+        elif condition and kind is ConditionType.ROLES_READY:
             since.append(stamp(now))
     return seconds_until(max(since, key=moment), view.spec.failure_policy.start_deadline_seconds, now)
 
 
 def missed(view: JobView, now: datetime, missing: str) -> Finding | None:
-    """The end of a job whose roles were not ready in time; `missing` says what was not."""
-    left = seconds_left(view, now)
-    if left is None or left > 0:
+    """Returns the end of a job whose roles were not ready in time; `missing` says what was not."""
+    remaining = seconds_left(view, now)
+    if remaining is None or remaining > 0:
         return None
     limit = view.spec.failure_policy.start_deadline_seconds
     message = f"not ready within {limit} s (failurePolicy.startDeadlineSeconds): {missing}"

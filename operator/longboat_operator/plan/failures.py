@@ -12,7 +12,7 @@ from longboat_operator.reading.view import JobView
 
 
 def said_by_driver(view: JobView) -> Finding | None:
-    """The end that the driver reports.
+    """Returns the end that the driver reports; None: it reports none that counts.
 
     Rule: only the current driver ends its job. One that was superseded, on a lost node for example, may have met a
     problem that its successor doesn't see; a problem of the job itself the successor will meet too.
@@ -24,14 +24,14 @@ def said_by_driver(view: JobView) -> Finding | None:
         return Finding(ConditionType.FAILED, True, problem.reason, place + problem.message)
     if state is TrainingState.FAILED:
         return Finding(ConditionType.FAILED, True, Reason.DRIVER_FAILED, "the driver gave up without naming a cause")
-    if state is TrainingState.SUCCEEDED and not stopped_short(view):
+    if state is TrainingState.SUCCEEDED and not ended_before_last_step(view):
         checkpoint = view.status.checkpoint
         export = f"; the model is in {checkpoint.export}" if checkpoint and checkpoint.export else ""
         return Finding(ConditionType.SUCCEEDED, True, Reason.JOB_SUCCEEDED, f"{view.step} steps are trained{export}")
     return None
 
 
-def stopped_short(view: JobView) -> bool:
+def ended_before_last_step(view: JobView) -> bool:
     """Whether the current driver has ended its job and there are steps left to train.
 
     Rule: `rounds.steps` may be raised until the job has succeeded, even after its last step, when the driver no longer
@@ -42,7 +42,7 @@ def stopped_short(view: JobView) -> bool:
 
 
 def over_the_limit(view: JobView, counts: Memories) -> Finding | None:
-    """The end of a job in which a role failed too often without progress.
+    """Returns the end of a job in which a role failed too often without progress.
 
     Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
     limit (spec.failurePolicy).

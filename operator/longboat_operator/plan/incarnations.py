@@ -6,7 +6,7 @@ from longboat_crds.status import Demand, Incarnation
 
 
 def granted(current: Incarnation | None, request: str | None) -> Incarnation | None:
-    """The current incarnation, given the token that a driver asks with.
+    """Returns the current incarnation, given the token that a driver asks with.
 
     Rule: a token other than the answered one is a new start and gets the next number; numbers only grow. A driver that
     asks again with its token gets the same answer.
@@ -17,7 +17,7 @@ def granted(current: Incarnation | None, request: str | None) -> Incarnation | N
 
 
 def failure_before(current: Incarnation | None, demand: Demand | None) -> str | None:
-    """How the driver's previous start failed, if its container outlived that.
+    """Returns how the driver's previous start failed, if its container outlived that.
 
     Rule: every start of a driver has a cause that is counted once. The end of its container or pod is reported by its
     node; a failure inside its container by its agent, with the request for a number, so the plan that answers counts it.
@@ -29,7 +29,7 @@ def failure_before(current: Incarnation | None, demand: Demand | None) -> str | 
 
 
 def revoked(current: Incarnation | None) -> Incarnation | None:
-    """The number raised, in answer to no request.
+    """Raises the number, in answer to no request.
 
     Rule: a resumed job's pods are new, so whatever the previous driver wrote, or still writes from a lost node, belongs
     to an earlier start from now on. So does whatever was written by a driver that ended and is replaced because steps

@@ -23,7 +23,7 @@ class Incidents:
     def with_failure(
         self, time: datetime, last: datetime | None = None, *, same: bool = False
     ) -> tuple[Incidents, datetime]:
-        """The incidents after a failure at `time`, and the one that it belongs to.
+        """Adds a failure at `time`; returns the incidents after it, and the one that it belongs to.
 
         `last` is the incident of the last failure of the same pod, `same` whether the same container failed then (or
         the pod as a whole, both times).
@@ -33,14 +33,18 @@ class Incidents:
         that lie within `INCIDENT` of each other are one incident in whatever order they are seen.
         """
         first = last and (last + _LEAST if same else last)
-        near = [one for one in self.times if abs(one - time) <= INCIDENT and (first is None or one >= first)]
+        near = [
+            incident
+            for incident in self.times
+            if abs(incident - time) <= INCIDENT and (first is None or incident >= first)
+        ]
         if near:
             return self, min(near)
         begun = max(time, first) if first else time
         return Incidents((*self.times, begun)), begun
 
     def without_those_near(self, disruptions: Collection[datetime]) -> Incidents:
-        """The incidents that no disruption explains."""
+        """Returns the incidents that no disruption explains."""
         return Incidents(tuple(time for time in self.times if not explained(time, disruptions)))
 
 

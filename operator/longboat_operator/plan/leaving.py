@@ -51,7 +51,7 @@ class Leaving:
 
 
 def leaving_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], now: datetime) -> Leaving:
-    """The pods that the grant names, judged.
+    """Judges the pods that the grant names.
 
     Rule: a pod goes once the current incarnation has listed it as drained, at its deadline, or at once if it never got ready or
     no driver is up that could drain it. One that is lost meanwhile (`lost`, by uid), or was given up before, has gone already.
@@ -60,20 +60,20 @@ def leaving_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], now:
     if grant is None or not grant.leaving:
         return Leaving()
     memory = memories[Role.ROLLOUT]
-    there = {pod.name: pod for pod in view.pods[Role.ROLLOUT]}
+    pods = {pod.name: pod for pod in view.pods[Role.ROLLOUT]}
     drained = set((view.demand.drained if view.demand else None) or ())
     attended = may_checkpoint(view) and any(pod.ready for pod in view.pods[Role.DRIVER])
     draining: set[Place] = set()
     departures: list[Departure] = []
     waits: list[float] = []
     for leaving in grant.leaving:
-        pod = there.get(leaving.pod)
+        pod = pods.get(leaving.pod)
         if pod is None or pod.uid in lost or is_past(memory, pod):
             continue
-        left = seconds_until(leaving.deadline, 0.0, now)
+        remaining = seconds_until(leaving.deadline, 0.0, now)
         if pod.name in drained:
             departures.append(Departure(pod.name, Ground.DRAINED))
-        elif left <= 0:
+        elif remaining <= 0:
             departures.append(Departure(pod.name, Ground.OVERDUE))
         elif not (pod.ready or _was_ready(memory, pod)):
             departures.append(Departure(pod.name, Ground.UNUSED))
@@ -81,7 +81,7 @@ def leaving_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], now:
             departures.append(Departure(pod.name, Ground.NO_DRIVER))
         else:
             draining.add(pod.place)
-            waits.append(left)
+            waits.append(remaining)
     names = frozenset(leaving.pod for leaving in grant.leaving)
     return Leaving(names, frozenset(draining), tuple(departures), min(waits, default=None))
 

@@ -46,7 +46,7 @@ class Lost:
 
 
 def lost_pods(view: JobView, now: datetime) -> Lost:
-    """All pods of the job that are lost or stuck."""
+    """Finds all pods of the job that are lost or stuck."""
     lost: dict[str, Loss] = {}
     waits: list[float] = []
     for role in ROLES:
@@ -59,9 +59,9 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
             elif pod.ready:
                 continue
             elif (*pod.place, pod.attempt) in ready_once and (since := _stuck_since(view, role, pod)):
-                left = UNREADY_SECONDS - (now - since).total_seconds()
-                if left > 0:
-                    waits.append(left)
+                remaining = UNREADY_SECONDS - (now - since).total_seconds()
+                if remaining > 0:
+                    waits.append(remaining)
                 else:
                     text = f"not ready for {UNREADY_SECONDS:g} s, and node {pod.node or '?'} can't restart it"
                     lost[pod.uid] = Loss(Reason.POD_STUCK, text, time=since)
@@ -69,18 +69,18 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
 
 
 def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
-    """When Kubernetes lately removed pods through no fault of theirs, according to pods and the restart history."""
+    """Returns when Kubernetes lately removed pods through no fault of theirs, according to pods and the restart history."""
     now_gone = {loss.time for loss in lost.pods.values() if not loss.counted and loss.time}
-    told = {
+    recorded = {
         moment(record.time)
         for record in view.status.restart_history or ()
         if not record.counted and record.reason in {Reason.POD_LOST, Reason.NODE_LOST}
     }
-    return frozenset(now_gone | told)
+    return frozenset(now_gone | recorded)
 
 
 def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
-    """Since when the pod has been stuck, should it stay like this for `UNREADY_SECONDS`; None if it is not.
+    """Returns since when the pod has been stuck, should it stay like this for `UNREADY_SECONDS`; None if it is not.
 
     Rule: its containers run, and one of ours is not ready although the pod once was and has nothing to wait for: the
     driver's pod, which has the Ray head that others join, is ready. Such a container can't be ended in place: one of its
@@ -92,10 +92,10 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
         return None
     statuses = container_statuses(pod.raw)
     running = [(status.get("state") or {}).get("running") for status in statuses]
-    ours = [status for status in statuses if status["name"] in ROLES[role].containers]
+    own_statuses = [status for status in statuses if status["name"] in ROLES[role].containers]
     if not running or not all(running):
         return None
-    if all(status.get("ready") for status in ours):
+    if all(status.get("ready") for status in own_statuses):
         return None
     times = [ready["lastTransitionTime"], *(state["startedAt"] for state in running if state and "startedAt" in state)]
     if role is not Role.DRIVER:
@@ -107,7 +107,7 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
 
 
 def loss_of(pod: PodView) -> Loss | None:
-    """Why the pod can't serve any more; None while its containers may still run or be restarted in it.
+    """Returns why the pod can't serve any more; None while its containers may still run or be restarted in it.
 
     Rules:
     * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss. A pod is lost
@@ -130,12 +130,12 @@ def loss_of(pod: PodView) -> Loss | None:
         return Loss(Reason.POD_LOST, "it was deleted", counted, since)
     status = pod.raw["status"]
     last = last_termination(pod.raw)
-    known = [status.get("reason"), status.get("message"), last.text if last else None]
-    text = "; ".join(str(part) for part in known if part)
+    parts = [status.get("reason"), status.get("message"), last.text if last else None]
+    text = "; ".join(str(part) for part in parts if part)
     return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", counted, _end_of(pod))
 
 
 def _end_of(pod: PodView) -> datetime | None:
-    """When the last container of an ended pod ended."""
+    """Returns when the last container of an ended pod ended."""
     times = [ended.time for ended in terminations(pod.raw) if ended.time]
     return max(map(moment, times), default=None)

@@ -17,7 +17,7 @@ Places = Mapping[Role, tuple[Place, ...]]
 
 
 def places_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], leaving: Leaving) -> Places:
-    """Places of every role; pods in `lost` (by uid) can't serve any more.
+    """Returns the places of every role; pods in `lost` (by uid) can't serve any more.
 
     Rule: those that the spec asks for, but for rollout pods, which may leave in any order.
     """
@@ -26,7 +26,7 @@ def places_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], leavi
 
 
 def _rollout_places(view: JobView, memory: RoleCount, lost: Mapping[str, Loss], leaving: Leaving) -> tuple[Place, ...]:
-    """Places of rollout pods.
+    """Returns the places of rollout pods.
 
     Rule: every pod that serves, or may yet, and doesn't leave has its place, however many the grant allows, since only the
     grant's `leaving` says which go. As far as the grant allows more, those follow whose pod was lost, which are replaced,
@@ -42,7 +42,7 @@ def _rollout_places(view: JobView, memory: RoleCount, lost: Mapping[str, Loss], 
                 (vacated if pod.uid in lost else serving).append(place)
         elif record and view.job.pod(Role.ROLLOUT, place, record.attempt) not in leaving.named:
             vacated.append(place)
-    asked = view.grant.replicas if view.grant else max(view.spec.rollout.replicas, len(serving) + len(vacated))
-    kept = [*serving, *vacated[: max(0, asked - len(serving))]]
-    free = (place for index in count() if (place := Place("", index)) not in newest and place not in kept)
-    return tuple(sorted([*kept, *islice(free, max(0, asked - len(kept)))]))
+    wanted = view.grant.replicas if view.grant else max(view.spec.rollout.replicas, len(serving) + len(vacated))
+    occupied = [*serving, *vacated[: max(0, wanted - len(serving))]]
+    free = (place for index in count() if (place := Place("", index)) not in newest and place not in occupied)
+    return tuple(sorted([*occupied, *islice(free, max(0, wanted - len(occupied)))]))

@@ -40,7 +40,7 @@ class RoleCount:
     news: tuple[RestartRecord, ...] = ()
 
     def since(self, step: int) -> int:
-        """Incidents since the last new step, given the highest step."""
+        """Counts the incidents since the last new step, given the highest step."""
         return 0 if self.restart_step is not None and step > self.restart_step else len(self.incidents.times)
 
 
@@ -61,12 +61,12 @@ class Failure:
 
 
 def place_of(record: PodRecord) -> Place:
-    """The place that the record is about."""
+    """Returns the place that the record is about."""
     return Place(record.pool or "", record.index)
 
 
 def remembered(role: RoleStatus | None) -> RoleCount:
-    """The memory as published."""
+    """Returns the memory as published."""
     if role is None:
         return RoleCount()
     return RoleCount(
@@ -79,7 +79,7 @@ def remembered(role: RoleStatus | None) -> RoleCount:
 
 
 def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place] = ()) -> RoleCount:
-    """Memory of the places `keep` alone; the others' pods are deleted on purpose, which is no loss.
+    """Returns the memory of the places `keep` alone; the others' pods are deleted on purpose, which is no loss.
 
     Their attempt numbers stay used up, so a pod that is created later has a higher one.
     """
@@ -98,7 +98,7 @@ def is_past(memory: RoleCount, pod: PodView) -> bool:
 
 
 def dismissed(memory: RoleCount, pods: Sequence[PodView], message: str, now: datetime) -> RoleCount:
-    """The driver's memory when another driver is to continue although this one has not failed.
+    """Returns the driver's memory when another driver is to continue although this one has not failed.
 
     Rule: its pods are replaced, which the restart history shows and no limit counts.
     """
@@ -130,7 +130,7 @@ def count(
     disruptions: Collection[datetime] = (),
     draining: Collection[Place] = (),
 ) -> RoleCount:
-    """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
+    """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
     `wanted` are the places that should have a pod, `draining` further ones whose pod is about to go. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` explain why containers
@@ -144,7 +144,7 @@ def count(
     * what fails in a pod that is drained is no failure, even if the pod stays after all;
     * what counts is incidents, which are failures that lie close together (`Incidents`), by the times that nodes and the
       API server give, so it doesn't matter when the operator looks, or which operator;
-      * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
+    * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
       is repeated after a rollback is not new, so a job that always fails at the same place reaches its limit.
     """
     anew = memory.restart_step is None or step > memory.restart_step
@@ -161,20 +161,20 @@ def count(
             continue
         pod = pod if pod and pod.attempt == record.attempt else None
         if pod and pod.node:
-            seen = {"node": pod.node, "was_ready": record.was_ready or pod.ready}
-            if (record.node, record.was_ready) != tuple(seen.values()):
-                record = record.model_copy(update=seen)
+            update = {"node": pod.node, "was_ready": record.was_ready or pod.ready}
+            if (record.node, record.was_ready) != tuple(update.values()):
+                record = record.model_copy(update=update)
         if place in draining:
             record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
         elif record.lost_time is None and (
             failed_inside or loss or pod is None or restart_count(pod.raw) > record.restarts
         ):
             name = job.pod(role, place, record.attempt)
-            found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
-            record = _after(record, found, now, anew=anew)
+            new_failures = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
+            record = _after(record, new_failures, now, anew=anew)
             if failed_inside:
-                found.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
-            failures += found
+                new_failures.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
+            failures += new_failures
         records[place] = record
     memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())
     if not failures:
@@ -184,12 +184,12 @@ def count(
         for failure in sorted(failures, key=lambda failure: failure.time)
     ]
     # Restarts about which nothing is known are equal, and reported once.
-    news = tuple(_told(role, records[failure.place], failure, now) for failure in dict.fromkeys(failures))
+    news = tuple(_restart_record(role, records[failure.place], failure, now) for failure in dict.fromkeys(failures))
     return _with(replace(memory, news=news), failures, step, anew=anew)
 
 
 def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bool) -> RoleCount:
-    """The memory with failures, by time, in their incidents."""
+    """Adds failures, by time, to their incidents."""
     incidents, records = Incidents() if anew else memory.incidents, dict(memory.records)
     for failure in failures:
         if failure.counted:
@@ -207,7 +207,7 @@ def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bo
 
 
 def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
-    """Container restarts that are not counted yet. If one container restarted several times, only the last is known."""
+    """Yields container restarts that are not counted yet. If one container restarted several times, only the last is known."""
     more = restart_count(pod.raw) - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
@@ -228,18 +228,18 @@ def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None
         yield Failure(place_of(record), POD, name, loss.reason, loss.message, time, loss.counted)
 
 
-def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: bool) -> PodRecord:
-    """The record after counting what was found."""
-    if not found:
+def _after(record: PodRecord, failures: Sequence[Failure], now: datetime, *, anew: bool) -> PodRecord:
+    """Returns the record after counting these failures."""
+    if not failures:
         return record
-    lost = any(failure.what == POD for failure in found)
-    record = record.model_copy(update={"restarts": record.restarts + len(found) - lost})
+    lost = any(failure.what == POD for failure in failures)
+    record = record.model_copy(update={"restarts": record.restarts + len(failures) - lost})
     losses = (0 if anew else record.losses) + 1
     return record.model_copy(update={"losses": losses, "lost_time": stamp(now)}) if lost else record
 
 
 def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
-    """The record to continue from: the newest pod's if it is new, else as remembered. None: no pod was created yet."""
+    """Returns the record to continue from: the newest pod's if it is new, else as remembered. None: no pod was created yet."""
     old = memory.records.get(place)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
         if old is None:
@@ -259,11 +259,11 @@ def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: b
 
 
 def _time_of(end: Termination, now: datetime) -> datetime:
-    """When a container ended; a node's clock may be ahead of ours."""
+    """Returns when a container ended, at most `now`: a node's clock may be ahead of ours."""
     return min(moment(end.time), now) if end.time else now
 
 
-def _told(role: Role, record: PodRecord, failure: Failure, now: datetime) -> RestartRecord:
+def _restart_record(role: Role, record: PodRecord, failure: Failure, now: datetime) -> RestartRecord:
     return RestartRecord(
         role=str(role),
         pod=failure.pod,

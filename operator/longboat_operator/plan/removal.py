@@ -42,16 +42,16 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
             continue
         loss = loss_of(pod)
         patience = LOST_NODE_SECONDS if loss and loss.reason is Reason.NODE_LOST else STUCK_SECONDS
-        left = patience - (now - pod.deleted_at).total_seconds()
-        if left > 0:
-            waits.append(left)
+        remaining = patience - (now - pod.deleted_at).total_seconds()
+        if remaining > 0:
+            waits.append(remaining)
         else:
             actions.append(DeleteObject("Pod", pod.name, pod.uid, grace_seconds=0))
     return Removal(tuple(actions), min(waits, default=None))
 
 
-def condemned(view: JobView, memories: Memories, lost: Mapping[str, Loss]) -> Iterator[PodView]:
-    """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
+def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss]) -> Iterator[PodView]:
+    """Yields the pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
     Rule: judged by the status as published (`memories`), so that what a pod can tell is recorded before it goes: pods
     whose loss is recorded, pods of attempts that were given up (released, or older than the newest), and pods whose

@@ -1,9 +1,8 @@
 """How CPUs for grading move between running reward pods, step by step, so that their sum is never exceeded. Pure.
 
 The pool's plan says what each reward pool may have in the end (`reward_shares`); this is the way there. A pod's CPUs are
-changed in place (KEP-1287), and the only thing that stops a node from giving a pod what its spec says is that the spec says less:
-so what a pod may have in force is counted as the most of what is recorded for it, what its spec says, what its node has
-allocated and what is in force, until the pod is gone.
+changed in place (KEP-1287), and the only thing that stops a node from giving a pod what its spec says is that the spec says less.
+Until a pod is gone, count the largest of: recorded, requested, allocated, in force.
 
 Every change is recorded in the status before it is asked for, and asked for as of one resourceVersion of the pod. So another
 operator counts a change that a former leader has decided, whether it was sent or not; and once the pod has a later
@@ -70,7 +69,9 @@ class RewardCpus:
 def reward_cpus_of(
     view: JobView, places: Sequence[Place], vacant: Mapping[str, Place], now: datetime, *, runs: bool
 ) -> RewardCpus:
-    """A look at all reward pods. `places` are those that should have one; `vacant` are pods that are to be created now, by name.
+    """Plans the CPUs of all reward pods.
+
+    `places` are those that should have one; `vacant` are pods that are to be created now, by name.
 
     Rules:
     * CPUs are taken from pods above their share only as far as pods below theirs, and places without a pod, lack them, or the total is
@@ -86,7 +87,7 @@ def reward_cpus_of(
     """
     if view.spec.reward_cpu is None:
         return RewardCpus()
-    look = _Look(view, places, vacant, now)
+    look = _CpuPlanner(view, places, vacant, now)
     if runs and view.reward_grant:
         look.judge()
         look.move()
@@ -94,12 +95,12 @@ def reward_cpus_of(
 
 
 def ended(status: RewardCpuStatus) -> RewardCpuStatus:
-    """What stays of it when the job has ended, and its pods are deleted."""
+    """Returns what stays of it when the job has ended, and its pods are deleted."""
     return status.model_copy(update={"used": "0", "pools": None, "refusals": None, "resizes": None})
 
 
-class _Look:
-    """One look: records are read, judged and added to; what has to be sent follows from them."""
+class _CpuPlanner:
+    """Reads, judges and adds to the records of changes; what has to be sent follows from them."""
 
     def __init__(self, view: JobView, places: Sequence[Place], vacant: Mapping[str, Place], now: datetime) -> None:
         spec = view.spec.reward_cpu
@@ -120,8 +121,8 @@ class _Look:
             for record in self._old.resizes or ()
             if record.pod in (self._pods if record.before else vacant)
         }
-        self._refusals = {held.pod: held for held in self._old.refusals or () if held.pod in self._pods}
-        self._pinned = {name for name, held in self._refusals.items() if moment(held.until) > now}
+        self._refusals = {refusal.pod: refusal for refusal in self._old.refusals or () if refusal.pod in self._pods}
+        self._pinned = {name for name, refusal in self._refusals.items() if moment(refusal.until) > now}
         self._waits = [seconds_until(self._refusals[name].until, 0.0, now) for name in self._pinned]
         self._send: list[str] = []
         self._promises: dict[str, int] = {}
@@ -146,7 +147,7 @@ class _Look:
                 self._record(cpu, cpu.actual, cpu.spec)
 
     def _judge_applied(self, cpu: PodCpu, record: CpuResize) -> None:
-        """The pod asks for what it is to have."""
+        """Judges a change that the pod's spec already has: its record ends once the pod is settled; if the node takes too long, it is taken back."""
         if cpu.settled:
             del self._resizes[cpu.name]
             if cpu.name not in self._pinned and not record.takes_back:
@@ -154,12 +155,12 @@ class _Look:
             return
         if cpu.name in self._pinned or record.takes_back or cpu.pod.phase != "Running":
             return  # what is taken back has no other way to go; a pod that doesn't start is not a matter of its CPUs
-        left = seconds_until(record.time, SILENT_SECONDS, self._now)
+        remaining = seconds_until(record.time, SILENT_SECONDS, self._now)
         if cpu.trouble:
             since = max(record.time, cpu.trouble_since or record.time, key=moment)
-            left = min(left, seconds_until(since, PATIENCE.get(cpu.trouble, SILENT_SECONDS), self._now))
-        if left > 0:
-            self._waits.append(left)
+            remaining = min(remaining, seconds_until(since, PATIENCE.get(cpu.trouble, SILENT_SECONDS), self._now))
+        if remaining > 0:
+            self._waits.append(remaining)
             return
         before = millicores(record.before or "0")
         self._pin(cpu, before, millicores(record.cpu), cpu.trouble or "Silent", cpu.message)
@@ -167,7 +168,7 @@ class _Look:
         self._send.append(cpu.name)
 
     def _judge_lowering(self, cpu: PodCpu) -> None:
-        """The pod is to ask for less: whenever that arrives, it harms nothing."""
+        """Asks for less, which harms nothing whenever it arrives; gives up, and pins the pod, once that is refused."""
         if (answer := self._answer(cpu)) is None:
             self._send.append(cpu.name)
             return
@@ -176,16 +177,20 @@ class _Look:
         del self._resizes[cpu.name]
 
     def _judge_raise(self, cpu: PodCpu, record: CpuResize) -> None:
-        """The pod is to ask for more, by a patch of the recorded version or, if it has a later one, by none."""
+        """Asks for more by a patch of the recorded version.
+
+        A pod with a later version keeps its record, as of that version, only while it is pinned and not settled. The first
+        refusal pins the pod; its record is dropped once no patch can be under way any more (`REQUEST_SECONDS`).
+        """
         passed = cpu.version > int(record.version or 0)
         pinned = cpu.name in self._pinned
         if passed and (cpu.settled or not pinned):
             del self._resizes[cpu.name]
         elif pinned and (cpu.settled or self._answer(cpu) is not None):
             # It was refused; a former leader's patch may be under way for as long as a request takes.
-            left = seconds_until(record.time, REQUEST_SECONDS, self._now)
-            if left > 0:
-                self._waits.append(left)
+            remaining = seconds_until(record.time, REQUEST_SECONDS, self._now)
+            if remaining > 0:
+                self._waits.append(remaining)
             else:
                 del self._resizes[cpu.name]
         elif (answer := self._answer(cpu)) is not None:
@@ -216,7 +221,7 @@ class _Look:
             cpu=cpu_quantity(wanted),
             outcome=outcome,
             message=message[:LINE_LENGTH],
-            sources=[PoolCpu(name=name, cpu=cpu_quantity(given)) for name, given in sources.items()] or None,
+            sources=[PoolCpu(name=name, cpu=cpu_quantity(amount)) for name, amount in sources.items()] or None,
             times=times,
             until=fine_stamp(self._now + timedelta(seconds=seconds)),
         )
@@ -251,26 +256,26 @@ class _Look:
         )
         coming += self._take(idle, targets, sum(lacking.values()) + sum(vacant.values()) - free - coming, lacking)
         for name, share in vacant.items():
-            given = min(share, free)
-            if given == share or (given >= min(share, LEAST_START) and not coming):
-                self._promises[name] = given
-                self._resizes[name] = CpuResize(pod=name, cpu=cpu_quantity(given), time=fine_stamp(self._now))
-                free -= given
+            gain = min(share, free)
+            if gain == share or (gain >= min(share, LEAST_START) and not coming):
+                self._promises[name] = gain
+                self._resizes[name] = CpuResize(pod=name, cpu=cpu_quantity(gain), time=fine_stamp(self._now))
+                free -= gain
             else:
                 free = 0  # what is free is for it
         leaving = {cpu.pod.node for n, cpu in idle.items() if cpu.pool in self._sources() and n not in lacking}
         for name in sorted(lacking, key=lambda n: (idle[n].pod.node not in leaving, -lacking[n], n)):
-            given = min(lacking[name], free)
-            enough = given == lacking[name] or (given >= LEAST_RAISE and not coming)
+            gain = min(lacking[name], free)
+            enough = gain == lacking[name] or (gain >= LEAST_RAISE and not coming)
             if enough and self._may_begin():
-                self._record(idle[name], idle[name].spec, idle[name].spec + given)
+                self._record(idle[name], idle[name].spec, idle[name].spec + gain)
                 self._send.append(name)
-                free -= given
+                free -= gain
 
     def _take(
         self, idle: Mapping[str, PodCpu], targets: Mapping[str, int], lack: int, lacking: Mapping[str, int]
     ) -> int:
-        """Lowers pods that are above their share by what is lacking; how much that is."""
+        """Lowers pods that are above their share by what is lacking; returns by how much, in millicores."""
         near = {idle[name].pod.node for name in lacking}
         donors = sorted(
             (name for name, cpu in idle.items() if cpu.spec > targets[name]),
@@ -278,12 +283,12 @@ class _Look:
         )
         taken = 0
         for name in donors:
-            given = min(idle[name].spec - targets[name], lack - taken)
-            if given <= 0 or not self._may_begin():
+            loss = min(idle[name].spec - targets[name], lack - taken)
+            if loss <= 0 or not self._may_begin():
                 break
-            self._record(idle[name], idle[name].spec, idle[name].spec - given)
+            self._record(idle[name], idle[name].spec, idle[name].spec - loss)
             self._send.append(name)
-            taken += given
+            taken += loss
         return taken
 
     def _may_begin(self) -> bool:
@@ -292,15 +297,15 @@ class _Look:
         return len(begun | self._pinned) < CPU_REFUSALS
 
     def _targets(self) -> dict[str, int]:
-        """What each pod may have: its share, and of what pinned pods can't be given, what had come from its pool."""
+        """Returns what each pod may have: its share, plus its pool's part of what pinned pods can't be given and had come from there."""
         back: dict[str, int] = {}
         for name in self._pinned & self._staying.keys():
             cpu, record = self._staying[name], self._resizes.get(name)
             sources = {pool.name: millicores(pool.cpu) for pool in self._refusals[name].sources or ()}
             short = self._share(cpu.pool) - max(cpu.spec, millicores(record.cpu) if record else 0)
-            for source, given in sources.items():
+            for source, amount in sources.items():
                 if source in self._replicas and short > 0:
-                    back[source] = back.get(source, 0) + min(given, short * given // max(sum(sources.values()), 1))
+                    back[source] = back.get(source, 0) + min(amount, short * amount // max(sum(sources.values()), 1))
         most = {
             pool.name: pool.cpu_bounds(self._total)[1] // pool.replicas
             for pool in self._view.spec.reward_pools
@@ -331,9 +336,9 @@ class _Look:
     # What is told.
 
     def result(self) -> RewardCpus:
-        """The plan's part."""
+        """Returns the plan's part: the new status, and what to send."""
         granted = [PoolCpu(name=name, cpu=cpu_quantity(cpu)) for name, cpu in self._granted.items()]
-        refusals = sorted(self._refusals.values(), key=lambda held: held.until)[-CPU_REFUSALS:]
+        refusals = sorted(self._refusals.values(), key=lambda refusal: refusal.until)[-CPU_REFUSALS:]
         status = RewardCpuStatus(
             total=cpu_quantity(self._total),
             used=cpu_quantity(self._used()),
@@ -367,13 +372,13 @@ class _Look:
         return [self._judged(move) if move.time == last else move for move in moves]
 
     def _judged(self, move: CpuMove) -> CpuMove:
-        """A move of the newest grant: done when each of the pool's pods has its share, incomplete while one can't be given it."""
+        """Judges a move of the newest grant: done when each of the pool's pods has its share, incomplete while one can't be given it."""
         if move.outcome not in {CpuMoveOutcome.UNDER_WAY, CpuMoveOutcome.INCOMPLETE}:
             return move
         pods = [cpu for cpu in self._staying.values() if cpu.pool == move.target]
         share = self._share(move.target)
-        given = all(cpu.settled and cpu.pod.phase == "Running" and cpu.spec >= share for cpu in pods)
-        if given and len(pods) == self._replicas.get(move.target):
+        all_served = all(cpu.settled and cpu.pod.phase == "Running" and cpu.spec >= share for cpu in pods)
+        if all_served and len(pods) == self._replicas.get(move.target):
             seconds = (self._now - moment(move.time)).total_seconds()
             return move.model_copy(update={"outcome": CpuMoveOutcome.DONE, "seconds": f"{max(0.0, seconds):.2f}"})
         of_both = {cpu.name for cpu in self._pods.values() if cpu.pool in {move.source, move.target}}

@@ -17,7 +17,7 @@ Millicores = Mapping[str, int]
 def reward_grant_of(
     total: int, pools: Sequence[RewardPoolSpec], old: RewardGrant | None, demand: RewardDemand | None
 ) -> RewardGrant:
-    """Each pool's millicores of `total`; `demand` is that of the current incarnation, `old` what was granted last.
+    """Divides `total` millicores among the pools; `demand` is that of the current incarnation, `old` what was granted last.
 
     Rule:
     * before any demand `total` is divided by graders (`by_graders`); so it is when the last grant doesn't fit the spec;
@@ -26,37 +26,39 @@ def reward_grant_of(
     * without a demand of the current incarnation everything stays where it is.
     """
     bounds = {pool.name: pool.cpu_bounds(total) for pool in pools}
-    held = {pool.name: millicores(pool.cpu) for pool in (old.pools if old else None) or ()}
+    current = {pool.name: millicores(pool.cpu) for pool in (old.pools if old else None) or ()}
     fits = (
-        held.keys() == bounds.keys()
-        and all(bounds[name][0] <= cpu <= bounds[name][1] for name, cpu in held.items())
-        and sum(held.values()) <= total
+        current.keys() == bounds.keys()
+        and all(bounds[name][0] <= cpu <= bounds[name][1] for name, cpu in current.items())
+        and sum(current.values()) <= total
     )
     if not fits:
-        held = by_graders(total, pools)
+        current = by_graders(total, pools)
     if demand:
-        asked = {pool.name: millicores(pool.cpu) for pool in demand.pools or ()}
-        held = moved(total, held, within(total, bounds, held | {n: cpu for n, cpu in asked.items() if n in bounds}))
-    shares = [PoolCpu(name=name, cpu=cpu_quantity(held[name])) for name in bounds]
+        requests = {pool.name: millicores(pool.cpu) for pool in demand.pools or ()}
+        current = moved(
+            total, current, within(total, bounds, current | {n: cpu for n, cpu in requests.items() if n in bounds})
+        )
+    shares = [PoolCpu(name=name, cpu=cpu_quantity(current[name])) for name in bounds]
     return RewardGrant(answers=demand.number if demand else None, pools=shares)
 
 
 def by_graders(total: int, pools: Sequence[RewardPoolSpec]) -> dict[str, int]:
-    """`total` in proportion to the graders of each pool, as far as its bounds allow."""
+    """Divides `total` in proportion to the graders of each pool, as far as its bounds allow."""
     graders = {pool.name: pool.replicas * pool.graders_per_pod for pool in pools}
     return proportional(total, graders, {pool.name: pool.cpu_bounds(total) for pool in pools})
 
 
-def within(total: int, bounds: Mapping[str, tuple[int, int]], asked: Millicores) -> dict[str, int]:
+def within(total: int, bounds: Mapping[str, tuple[int, int]], requests: Millicores) -> dict[str, int]:
     """Asks within their pools' bounds; those that add up to more than `total` are cut in proportion."""
-    wanted = {name: min(max(asked[name], least), most) for name, (least, most) in bounds.items()}
+    wanted = {name: min(max(requests[name], least), most) for name, (least, most) in bounds.items()}
     if sum(wanted.values()) <= total:
         return wanted
     return proportional(total, wanted, {name: (bounds[name][0], wanted[name]) for name in wanted})
 
 
 def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """`total` in proportion to `weights`, each part within its bounds, together as much of `total` as these allow.
+    """Divides `total` in proportion to `weights`, each part within its bounds; together the parts are as much of `total` as these allow.
 
     Rule: parts beyond a bound are set to it, those of the side that is further off in sum first, and the others share the
     rest anew (the algorithm of CSS Flexible Box Layout, section 9.7). The lowest bounds together are at most `total`.
@@ -78,31 +80,31 @@ def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int
             fixed |= {name: bounds[name][0] for name in low}
         else:
             fixed |= {name: bounds[name][1] for name in high}
-    left = total - sum(fixed.values())
+    remainder = total - sum(fixed.values())
     for name in weights:  # what was lost by rounding down
-        more = min(left, bounds[name][1] - fixed[name], 1)
+        more = min(remainder, bounds[name][1] - fixed[name], 1)
         fixed[name] += more
-        left -= more
+        remainder -= more
     return {name: fixed[name] for name in weights}
 
 
-def moved(total: int, held: Millicores, wanted: Millicores) -> dict[str, int]:
-    """What each pool has after CPUs have gone to those that want more than they hold. `wanted` adds up to `total` at most.
+def moved(total: int, current: Millicores, wanted: Millicores) -> dict[str, int]:
+    """Moves CPUs to the pools that want more than they hold; returns each pool's. `wanted` adds up to `total` at most.
 
     Rule: nobody's CPUs are given first, then those of the pools that hold most beyond what they want. None leaves a pool
     but for another that wants more, and no pool gains or loses less than `LEAST_CHANGE`.
     """
-    spare = total - sum(held.values())
-    surplus = {name: held[name] - wanted[name] for name in held if held[name] - wanted[name] >= LEAST_CHANGE}
+    spare = total - sum(current.values())
+    surplus = {name: current[name] - wanted[name] for name in current if current[name] - wanted[name] >= LEAST_CHANGE}
     donors = sorted(surplus, key=lambda name: (-surplus[name], name))
-    needs = {name: wanted[name] - held[name] for name in held if wanted[name] - held[name] >= LEAST_CHANGE}
+    needs = {name: wanted[name] - current[name] for name in current if wanted[name] - current[name] >= LEAST_CHANGE}
     gains: dict[str, int] = {}
-    left = spare + sum(surplus.values())
+    available = spare + sum(surplus.values())
     for name in sorted(needs, key=lambda name: (-needs[name], name)):
-        gain = min(needs[name], left)
+        gain = min(needs[name], available)
         if gain >= LEAST_CHANGE:
             gains[name] = gain
-            left -= gain
+            available -= gain
     losses: dict[str, int] = {}
     while gains:
         due = max(0, sum(gains.values()) - spare)
@@ -118,4 +120,4 @@ def moved(total: int, held: Millicores, wanted: Millicores) -> dict[str, int]:
         if gains[last] < LEAST_CHANGE:
             del gains[last]
             losses = {}
-    return {name: cpu + gains.get(name, 0) - losses.get(name, 0) for name, cpu in held.items()}
+    return {name: cpu + gains.get(name, 0) - losses.get(name, 0) for name, cpu in current.items()}

@@ -41,9 +41,9 @@ def held_up(view: JobView, now: datetime) -> HeldUp:
         since = _waiting_since(pod)
         if since is None:
             continue
-        left = seconds_until(since, PATIENCE_SECONDS, now)
-        if left > 0:
-            waits.append(left)
+        remaining = seconds_until(since, PATIENCE_SECONDS, now)
+        if remaining > 0:
+            waits.append(remaining)
             continue
         target: Target = ("Event", pod.name)
         if target not in view.observed.looked_up:
@@ -54,7 +54,7 @@ def held_up(view: JobView, now: datetime) -> HeldUp:
 
 def says_missing(view: JobView, secret: str | None) -> bool:
     """Whether a pod's volumes can't be mounted because this Secret isn't there."""
-    events = (found for (kind, _), found in view.observed.looked_up.items() if kind == "Event" and found)
+    events = (looked_up for (kind, _), looked_up in view.observed.looked_up.items() if kind == "Event" and looked_up)
     return any(f'secret "{secret}" not found' in event["message"] for event in events)
 
 

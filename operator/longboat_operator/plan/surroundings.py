@@ -68,7 +68,7 @@ def surroundings_of(view: JobView) -> Surroundings:
     difference. A claim, which people enlarge, is judged by its metadata alone.
     """
     wanted = [each for each in _wanted(view) if not _stands(view, each)]
-    unknown = [each.target for each in wanted if not view.known(*each.target)]
+    unknown = [each.target for each in wanted if not view.is_known(*each.target)]
     if unknown:
         return Surroundings(look_up=tuple(unknown))
     mends: list[Action] = []
@@ -76,7 +76,7 @@ def surroundings_of(view: JobView) -> Surroundings:
     earlier: list[Object] = []
     strangers: list[Object] = []
     for each in wanted:
-        live = view.found(*each.target)
+        live = view.find(*each.target)
         if live is None:
             news.append(CreateObject(each.body) if each.mark is None else ApplyObject(_marked(each.body)))
         elif belongs_to(live, view.job.uid):
@@ -112,14 +112,14 @@ def claims_in_use(view: JobView) -> ClaimsInUse:
     """
     checkpoint = view.spec.checkpoint
     brought = list(brought_claims(checkpoint))
-    if unknown := [(CLAIM, name) for _, name in brought if not view.known(CLAIM, name)]:
+    if unknown := [(CLAIM, name) for _, name in brought if not view.is_known(CLAIM, name)]:
         return ClaimsInUse(look_up=tuple(unknown))
     one_node = False
     if checkpoint.claim_name is None:
-        own = view.found(CLAIM, view.job.checkpoint_claim)
+        own = view.find(CLAIM, view.job.checkpoint_claim)
         one_node = on_one_node(access_modes(own) if own else [str(checkpoint.volume.access_mode)])
     for field, name in brought:
-        claim = view.found(CLAIM, name)
+        claim = view.find(CLAIM, name)
         if claim is None:
             message = f"{field}: {CLAIM} {name} doesn't exist; create it, or correct the name in another job"
             return ClaimsInUse(finding=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
@@ -146,7 +146,7 @@ class _Wanted:
 # Much of a plan that finds nothing to do would be these, again and again.
 @lru_cache(maxsize=4096)
 def _applied(job: JobRef, dns_peers: bytes) -> tuple[_Wanted, ...]:
-    """What depends on nothing but the job's name and the operator's option."""
+    """Lists the objects that depend on nothing but the job's name and the operator's option."""
     peers = tuple(from_json(dns_peers))
     bodies: tuple[Object, ...] = (
         driver_account(job),
@@ -195,7 +195,7 @@ def _marked(body: Object) -> dict[str, Any]:
 
 
 def _taken(view: JobView, live: Object) -> str:
-    """Which object is in the way, and the cure.
+    """Says which object is in the way, and the cure.
 
     Rule: checkpoints are taken over only by `checkpoint.resumeFrom` or `checkpoint.claimName`, never by accident of
     name.

@@ -26,7 +26,7 @@ class Suspension(Enum):
 
 
 def suspension_of(view: JobView, now: datetime) -> Suspension:
-    """Where the job stands between running and suspended.
+    """Returns where the job stands between running and suspended.
 
     Rules:
     * asked to suspend, the driver (which sees spec.suspend itself) has `checkpoint.graceSeconds` from `suspendTime` to
@@ -60,7 +60,7 @@ def may_checkpoint(view: JobView) -> bool:
 
 
 def grace_left(view: JobView, now: datetime) -> float:
-    """Seconds that the driver still has; all of them if the suspension is not published yet."""
+    """Returns the seconds that the driver still has; all of them if the suspension is not published yet."""
     grace = float(view.spec.checkpoint.grace_seconds)
-    asked = view.status.suspend_time
-    return grace if asked is None else seconds_until(asked, grace, now)
+    since = view.status.suspend_time
+    return grace if since is None else seconds_until(since, grace, now)

@@ -31,30 +31,34 @@ class Template:
 
 
 def template_of(view: JobView) -> Template | Finding:
-    """The template from which pods are now created, or why there is none.
+    """Returns the template from which pods are now created, or why there is none.
 
     Rule: the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by
     a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one. It has to have
     the entries of `rewardTemplates` that the job's reward pools name, and room for their programs.
     """
-    found = _in_force(view)
-    return found if isinstance(found, Finding) else _lacking(view, found) or _too_small(view, found) or found
+    template = _in_force(view)
+    return (
+        template
+        if isinstance(template, Finding)
+        else _lacking(view, template) or _too_small(view, template) or template
+    )
 
 
 def _in_force(view: JobView) -> Template | Finding:
-    kept = _kept(view)
-    if kept and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
-        return kept
+    stored = _stored_template(view)
+    if stored and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
+        return stored
     live = _live(view)
     if isinstance(live, Finding):
         return live
-    if kept and kept.runtime == live:
-        return kept
-    return Template(kept.number + 1 if kept else 1, live, is_new=True)
+    if stored and stored.runtime == live:
+        return stored
+    return Template(stored.number + 1 if stored else 1, live, is_new=True)
 
 
 def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object:
-    """The ControllerRevision that stores the template: immutable by Kubernetes; `data` is the template's spec."""
+    """Returns the ControllerRevision that stores the template: immutable by Kubernetes; `data` is the template's spec."""
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
@@ -64,7 +68,7 @@ def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object
     }
 
 
-def _kept(view: JobView) -> Template | None:
+def _stored_template(view: JobView) -> Template | None:
     revisions: list[Object] = list(view.observed.children.get("ControllerRevision", {}).values())
     if not revisions:
         return None
@@ -74,7 +78,7 @@ def _kept(view: JobView) -> Template | None:
 
 @lru_cache(maxsize=4096)
 def _runtime(text: bytes) -> RLRuntimeSpec:
-    """The template that is written so: a revision never changes."""
+    """Reads the template that is written so: a revision never changes."""
     return RLRuntimeSpec.model_validate(from_json(text))
 
 
@@ -95,17 +99,17 @@ def _live(view: JobView) -> RLRuntimeSpec | Finding:
 
 
 def _lacking(view: JobView, template: Template) -> Finding | None:
-    """What the template lacks that the job names."""
-    known = [entry.name for entry in template.runtime.reward_templates]
+    """Finds a reward template that the job names and the runtime template lacks."""
+    names = [entry.name for entry in template.runtime.reward_templates]
     reference = view.spec.runtime_ref
     for place, pool in enumerate(view.spec.reward_pools):
-        if pool.template is None or pool.template in known:
+        if pool.template is None or pool.template in names:
             continue
-        close = get_close_matches(pool.template, known, n=1)
-        cure = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
-        kept = "" if template.is_new else f", as kept in ControllerRevision {view.job.revision(template.number)},"
+        close = get_close_matches(pool.template, names, n=1)
+        cure = f"did you mean {close[0]}?" if close else f"it has {', '.join(names) or 'none'}"
+        source = "" if template.is_new else f", as kept in ControllerRevision {view.job.revision(template.number)},"
         message = (
-            f"spec.rewardPools[{place}].template: {reference.kind} {reference.name}{kept} has no entry {pool.template!r} in "
+            f"spec.rewardPools[{place}].template: {reference.kind} {reference.name}{source} has no entry {pool.template!r} in "
             f"spec.rewardTemplates; {cure}"
         )
         return _unresolved(Reason.REWARD_TEMPLATE_NOT_FOUND, message)
@@ -113,7 +117,10 @@ def _lacking(view: JobView, template: Template) -> Finding | None:
 
 
 def _too_small(view: JobView, template: Template) -> Finding | None:
-    """Which pool's graders have less memory than all programs that may run at once there. A container without a limit has room."""
+    """Finds a pool whose graders have less memory than all programs that may run at once there.
+
+    A container without a limit has room.
+    """
     for place, pool in enumerate(view.spec.reward_pools):
         sandboxes = {
             number: reward.sandbox.memory

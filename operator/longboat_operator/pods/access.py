@@ -12,7 +12,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 def driver_account(job: JobRef) -> Object:
-    """The driver's account; its token goes only where a pod asks for it."""
+    """Builds the driver's account; its token goes only where a pod asks for it."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -49,7 +49,7 @@ def driver_role_binding(job: JobRef) -> Object:
 
 
 def ray_token(job: JobRef, name: str) -> Object:
-    """The Secret with Ray's token: immutable, without its value (64 hexadecimal digits), which its creator generates."""
+    """Builds the Secret with Ray's token: immutable, without its value (64 hexadecimal digits), which its creator generates."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -26,17 +26,17 @@ def checkpoint_claim(job: JobRef, checkpoint: CheckpointSpec) -> Object:
 
 
 def metadata_patch(job: JobRef, checkpoint: CheckpointSpec, claim: Object) -> dict[str, Any]:
-    """What the metadata of the job's claim lacks, as a strategic merge patch; empty when nothing.
+    """Returns what the metadata of the job's claim lacks, as a strategic merge patch; empty when nothing.
 
     The claim's spec is never touched again: people enlarge it.
     """
-    wanted, found = _metadata(job, checkpoint), claim["metadata"]
+    wanted, live = _metadata(job, checkpoint), claim["metadata"]
     patch: dict[str, Any] = {}
     for marks in ("labels", "annotations"):
-        held = found.get(marks) or {}
-        if missing := {key: value for key, value in wanted[marks].items() if held.get(key) != value}:
+        current = live.get(marks) or {}
+        if missing := {key: value for key, value in wanted[marks].items() if current.get(key) != value}:
             patch[marks] = missing
-    owned = any(reference.get("uid") == job.uid for reference in found.get("ownerReferences") or ())
+    owned = any(reference.get("uid") == job.uid for reference in live.get("ownerReferences") or ())
     if "ownerReferences" in wanted and not owned:
         patch["ownerReferences"] = [job.owner]
     elif owned and "ownerReferences" not in wanted:
@@ -45,7 +45,7 @@ def metadata_patch(job: JobRef, checkpoint: CheckpointSpec, claim: Object) -> di
 
 
 def brought_claims(checkpoint: CheckpointSpec) -> Iterator[tuple[str, str]]:
-    """Field and name of every claim that the user brings."""
+    """Yields the field and name of every claim that the user brings."""
     if checkpoint.claim_name is not None:
         yield "spec.checkpoint.claimName", checkpoint.claim_name
     if checkpoint.resume_from is not None:
@@ -53,7 +53,7 @@ def brought_claims(checkpoint: CheckpointSpec) -> Iterator[tuple[str, str]]:
 
 
 def access_modes(claim: Object) -> list[str]:
-    """Those of the volume if there is one, else those asked for."""
+    """Lists the access modes of the volume if there is one, else those asked for."""
     modes = claim.get("status", {}).get("accessModes") or claim.get("spec", {}).get("accessModes") or ()
     return [str(mode) for mode in modes]
 

@@ -23,17 +23,17 @@ STARTUP_SECONDS = 900
 
 
 def field_env(name: str, path: str) -> dict[str, Any]:
-    """An environment variable from the downward API."""
+    """Returns an environment variable from the downward API."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def resource_env(name: str, resource: str, divisor: str) -> dict[str, Any]:
-    """An environment variable with one of the container's own resources, from the downward API; 0 if a request isn't set."""
+    """Returns an environment variable with one of the container's own resources, from the downward API; 0 if a request isn't set."""
     return {"name": name, "valueFrom": {"resourceFieldRef": {"resource": resource, "divisor": divisor}}}
 
 
 def environment(*, ray: bool) -> list[dict[str, Any]]:
-    """Where the container runs and, for one that joins Ray, where Ray's token is (never the token itself)."""
+    """Lists variables that say where the container runs and, for one that joins Ray, where Ray's token is (never the token itself)."""
     env = [
         {"name": "HOME", "value": HOME},
         field_env("POD_NAME", "metadata.name"),
@@ -48,15 +48,15 @@ def environment(*, ray: bool) -> list[dict[str, Any]]:
 
 
 def mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
-    """A volume mount."""
-    found: dict[str, Any] = {"name": name, "mountPath": path}
-    return found | {"readOnly": True} if read_only else found
+    """Returns a volume mount."""
+    mounted: dict[str, Any] = {"name": name, "mountPath": path}
+    return mounted | {"readOnly": True} if read_only else mounted
 
 
 def container(
     name: str, command: list[str], args: list[str], *, mounts: list[dict[str, Any]], ray: bool = True, own: str = ""
 ) -> dict[str, Any]:
-    """A container without image, probes and resources.
+    """Returns a container without image, probes and resources.
 
     `own` begins the names of the volumes at /tmp and HOME, for a container that shares them with no other of its pod.
     """
@@ -88,7 +88,7 @@ _RAY_MOUNTS = [
 
 
 def agent_probes(port: int) -> dict[str, Any]:
-    """Probes of a container whose PID 1 is the agent: alive from its first answer on, ready when its children are."""
+    """Returns the probes of a container whose PID 1 is the agent: alive from its first answer on, ready when its children are."""
     return {
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": port},

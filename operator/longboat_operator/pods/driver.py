@@ -20,7 +20,7 @@ API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
-    """The job's claim, and that of the job it resumes from."""
+    """Builds the volumes of the job's claim and of that of the job it resumes from."""
     volumes = [claim("checkpoint", checkpoint.claim_name or job.checkpoint_claim)]
     if checkpoint.resume_from:
         volumes.append(claim("resume", checkpoint.resume_from.claim_name, read_only=True))
@@ -28,7 +28,7 @@ def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str
 
 
 def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
-    """Where those are mounted."""
+    """Mounts the volumes with checkpoints: the job's own and, read-only, that of the job it resumes from."""
     mounts = [parts.mount("checkpoint", "/checkpoint")]
     if checkpoint.resume_from:
         mounts.append(parts.mount("resume", "/resume", read_only=True))
@@ -36,7 +36,7 @@ def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
 
 
 def tracker_secrets(tracking: TrackingSpec | None) -> list[dict[str, Any]]:
-    """The volume with the credentials of trackers, a file for each key; none if no tracker names a Secret.
+    """Returns the volume with the credentials of trackers, a file for each key; none if no tracker names a Secret.
 
     A Secret that isn't there doesn't keep the pod from starting: the driver reports it, and sees it once it is created.
     """
@@ -47,7 +47,7 @@ def tracker_secrets(tracking: TrackingSpec | None) -> list[dict[str, Any]]:
 
 
 def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
-    """What only the driver's pod spec has.
+    """Builds the part of the pod spec that only the driver has.
 
     The head is a sidecar, so a failing driver restarts without it. They share the process namespace: Ray finds the
     local raylet by its process. Whoever has the Ray token can run code on the head, so the head runs as another user: the

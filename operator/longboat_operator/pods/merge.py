@@ -35,7 +35,7 @@ class TemplateInvalid(ValueError):
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """`base` with `patch` laid over it; neither is changed.
+    """Lays `patch` over `base`; returns the result and changes neither.
 
     Raises:
         TemplateInvalid: `patch` has another kind of value than `base` somewhere; `path` is prefixed to the place.
@@ -71,7 +71,7 @@ def _merge_items(field: str, base: Sequence[Mapping[str, Any]], patch: Any, plac
 
 
 def _without_rivals(field: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`old` without the keys that exclude one of `new`."""
+    """Returns `old` without the keys that exclude one of `new`."""
     rivals: Set[str] = frozenset()
     if field == "volumes":
         rivals = (old.keys() | new.keys()) - {"name"}

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
-    """The first so many places."""
+    """Returns the first `count` places, of a pool if one is named."""
     return tuple(Place(pool, index) for index in range(count))
 
 
@@ -52,7 +52,7 @@ class JobRef:
         return f"{self.name}-driver"
 
     def ray_token(self, random: str) -> str:
-        """Secret with Ray's token.
+        """Names a Secret with Ray's token.
 
         The operator can't read Secrets, so it could not tell one that somebody else created from its own: the name is
         unguessable.
@@ -65,27 +65,27 @@ class JobRef:
         return f"{self.name}-checkpoint"
 
     def revision(self, number: int) -> str:
-        """ControllerRevision that stores the runtime template."""
+        """Names the ControllerRevision that stores the runtime template."""
         return f"{self.name}-runtime-{number}"
 
     def pod(self, role: Role, place: Place, attempt: int) -> str:
-        """A pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
+        """Names a pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
         return f"{self.name}-{role}-{place}-a{attempt}"
 
     def labels(self, role: Role | None = None) -> dict[str, str]:
-        """Labels of a child, of one role if given."""
+        """Returns the labels of a child, of one role if given."""
         labels = {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: self.name}
         return labels if role is None else labels | {LABEL_ROLE: str(role)}
 
     def selector(self, *roles: Role) -> dict[str, Any]:
-        """LabelSelector of the job's pods, of some roles if given."""
+        """Returns the LabelSelector of the job's pods, of some roles if given."""
         selector: dict[str, Any] = {"matchLabels": {LABEL_JOB: self.name}}
         if roles:
             selector["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "In", "values": [str(r) for r in roles]}]
         return selector
 
     def metadata(self, name: str, labels: Mapping[str, str] | None = None, *, owned: bool = True) -> dict[str, Any]:
-        """Metadata of a child; an owned one is deleted with the job."""
+        """Returns the metadata of a child; an owned one is deleted with the job."""
         metadata: dict[str, Any] = {"name": name, "namespace": self.namespace, "labels": dict(labels or self.labels())}
         return metadata | {"ownerReferences": [self.owner]} if owned else metadata
 

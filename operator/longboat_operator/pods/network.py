@@ -105,7 +105,7 @@ class DnsPeers(ApiModel):
 
 
 def read_dns_peers(text: str) -> tuple[Object, ...]:
-    """A JSON list of NetworkPolicyPeers. Raises ApiError naming every field that is wrong."""
+    """Reads a JSON list of NetworkPolicyPeers. Raises ApiError naming every field that is wrong."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -114,7 +114,7 @@ def read_dns_peers(text: str) -> tuple[Object, ...]:
 
 
 def head_service(job: JobRef) -> Object:
-    """The headless Service that names the Ray head. It publishes the address before the head is ready, which needs the name."""
+    """Builds the headless Service that names the Ray head. It publishes the address before the head is ready, which needs the name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -129,7 +129,7 @@ def head_service(job: JobRef) -> Object:
 
 
 def job_network(job: JobRef) -> Object:
-    """Pods of the job reach each other on any port; anyone may scrape metrics."""
+    """Builds the policy by which pods of the job reach each other on any port; anyone may scrape metrics."""
     return _policy(
         job,
         job.name,
@@ -145,7 +145,7 @@ def job_network(job: JobRef) -> Object:
 
 
 def reward_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
-    """Graded code is hostile: its pod may connect only to the job, and to `dns_peers` for DNS."""
+    """Builds the policy of reward pods: graded code is hostile, so its pod may connect only to the job, and to `dns_peers` for DNS."""
     return _policy(
         job,
         f"{job.name}-reward",

@@ -44,7 +44,7 @@ def build_pod(
     one_node: bool,
     graders_cpu: str | None = None,
 ) -> Object:
-    """The pod of one place of a role, from the template that `revision` stores.
+    """Builds the pod of one place of a role, from the template that `revision` stores.
 
     Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` that the pool of
     a reward pod names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
@@ -82,7 +82,7 @@ def _merged(
     pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
     own: Mapping[str, Any] = getattr(runtime.roles, role).template
     pod = merge(pod, own, f"roles.{role}.template")
-    named = next((one.template for one in spec.reward_pools if one.name == pool), None)
+    named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
     for place, entry in enumerate(runtime.reward_templates):
         if entry.name == named:
             pod = merge(pod, entry.template, f"rewardTemplates[{place}].template")
@@ -90,8 +90,8 @@ def _merged(
 
 
 def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
-    """Bytes that the templates allow the graders' container of this pool's pods; None if they set no limit, or none that can be read."""
-    named = next((one.template for one in spec.reward_pools if one.name == pool), None)
+    """Returns the bytes that the templates allow the graders' container of this pool's pods; None if they set no limit, or none that can be read."""
+    named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
     own = [entry.template for entry in runtime.reward_templates if entry.name == named]
     graders: dict[str, Any] = {}
     try:
@@ -130,7 +130,7 @@ def _with_grace(container: dict[str, Any], role: Role, seconds: Any) -> dict[str
 
 
 def _with_cpu(container: dict[str, Any], cpu: str) -> dict[str, Any]:
-    """The container with this CPU request and limit, which change without a restart; its memory stays."""
+    """Returns the container with this CPU request and limit, which change without a restart; its memory stays."""
     resources = dict(container.get("resources") or {})
     for kind in ("requests", "limits"):
         resources[kind] = {**(resources.get(kind) or {}), "cpu": cpu}
@@ -140,32 +140,32 @@ def _with_cpu(container: dict[str, Any], cpu: str) -> dict[str, Any]:
 
 
 def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
-    """The common template without its entries for other roles' containers, which would appear here incomplete."""
+    """Returns the common template without its entries for other roles' containers, which would appear here incomplete."""
     body = template.get("spec")
     if not isinstance(body, Mapping):
         return template
     others = {name for r, traits in ROLES.items() if r is not role for name in traits.containers}
-    kept = dict(body)
+    filtered = dict(body)
     for kind in ("initContainers", "containers"):
-        if isinstance(kept.get(kind), list):
-            kept[kind] = [c for c in kept[kind] if not (isinstance(c, Mapping) and c.get("name") in others)]
-    return dict(template) | {"spec": kept}
+        if isinstance(filtered.get(kind), list):
+            filtered[kind] = [c for c in filtered[kind] if not (isinstance(c, Mapping) and c.get("name") in others)]
+    return dict(template) | {"spec": filtered}
 
 
 def _impatient(tolerations: list[Any]) -> list[Any]:
-    """Tolerations with a limit for nodes that are gone, unless the template has its own for them, or for everything."""
+    """Adds tolerations with a limit for nodes that are gone, unless the template has its own for them, or for everything."""
     keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-    given = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
+    tolerated = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
     own = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_SECONDS}
         for key in keys
-        if not given & {key, None}
+        if not tolerated & {key, None}
     ]
     return [*tolerations, *own]
 
 
 def _chooser(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec) -> Role:
-    """Which of the claim's users decides the node that all of them share.
+    """Decides which of the claim's users chooses the node that all of them share.
 
     Rule: the trainer, since fewer nodes have what it needs, unless the driver alone asks for a device.
     """
@@ -184,7 +184,7 @@ def _asks_for_device(body: Mapping[str, Any]) -> bool:
 
 
 def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role]) -> dict[str, Any]:
-    """Affinity that puts the pod on the node of other users of the claim, in addition to what the template asks for.
+    """Returns the affinity that puts the pod on the node of other users of the claim, in addition to what the template asks for.
 
     The role that decides the node follows any of them, itself included: its first pod is free to choose, since a pod may
     match its own term (Kubernetes, inter-pod affinity). Any other role follows that one alone, and so waits for it.
@@ -196,15 +196,15 @@ def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role
 
 
 def _metadata(
-    job: JobRef, given: Mapping[str, Any], revision: str, role: Role, place: Place, attempt: int, token: str
+    job: JobRef, metadata: Mapping[str, Any], revision: str, role: Role, place: Place, attempt: int, token: str
 ) -> dict[str, Any]:
     marks = job.labels(role) | {LABEL_INDEX: str(place.index), LABEL_ATTEMPT: str(attempt)}
     if place.pool:
         marks[LABEL_POOL] = place.pool
-    labels = dict(given.get("labels", {})) | marks
+    labels = dict(metadata.get("labels", {})) | marks
     annotations = {
         "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
-        **given.get("annotations", {}),
+        **metadata.get("annotations", {}),
         ANNOTATION_REVISION: revision,
         ANNOTATION_RAY_TOKEN: token,
     }

@@ -9,18 +9,21 @@ SHM_SIZE = "256Mi"
 
 
 def scratch(name: str) -> dict[str, Any]:
-    """An empty directory that lives as long as the pod."""
+    """Builds a volume that is an empty directory and lives as long as the pod."""
     return {"name": name, "emptyDir": {}}
 
 
 def claim(name: str, claim_name: str, *, read_only: bool = False) -> dict[str, Any]:
-    """A persistent volume claim."""
+    """Builds the volume of a persistent volume claim."""
     source: dict[str, Any] = {"claimName": claim_name}
     return {"name": name, "persistentVolumeClaim": source | {"readOnly": True} if read_only else source}
 
 
 def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
-    """What every Ray node needs. The object store's files are in `shm`, which counts as the pod's memory."""
+    """Lists the volumes that every Ray node needs.
+
+    The object store's files are in `shm`, which counts as the pod's memory.
+    """
     return [
         scratch("tmp"),
         scratch("home"),
@@ -30,7 +33,7 @@ def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
 
 
 def api_access() -> dict[str, Any]:
-    """A token of the pod's service account, for the one container that mounts it."""
+    """Builds the volume with a token of the pod's service account, for the one container that mounts it."""
     return {
         "name": "api-access",
         "projected": {
@@ -45,7 +48,7 @@ def api_access() -> dict[str, Any]:
 
 
 def optional_secrets(name: str, sources: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Some keys of some Secrets, each as a file of the key's name. What isn't there is left out."""
+    """Builds a volume with some keys of some Secrets, each as a file of the key's name. What isn't there is left out."""
     return {
         "name": name,
         "projected": {

@@ -20,14 +20,14 @@ class Finding:
 
 
 def find(conditions: Sequence[Condition] | None, kind: str) -> Condition | None:
-    """The condition of a type."""
+    """Finds the condition of a type."""
     return next((c for c in conditions or () if c.type == kind), None)
 
 
 def holds(conditions: Sequence[Condition] | None, kind: ConditionType) -> bool:
     """Whether the condition is there and True."""
-    found = find(conditions, kind)
-    return found is not None and found.status == "True"
+    condition = find(conditions, kind)
+    return condition is not None and condition.status == "True"
 
 
 def has_ended(conditions: Sequence[Condition] | None) -> bool:

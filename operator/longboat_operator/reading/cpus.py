@@ -38,17 +38,17 @@ class PodCpu:
 
     @property
     def pool(self) -> str:
-        """Its pool."""
+        """Pool of the pod."""
         return self.pod.place.pool
 
     @property
     def version(self) -> int:
-        """Its resourceVersion; these grow with every write."""
+        """The pod's resourceVersion; these grow with every write."""
         return int(self.pod.raw["metadata"].get("resourceVersion") or 0)
 
     @property
     def counted(self) -> int:
-        """What it may have in force now."""
+        """Millicores that the pod may have in force now."""
         return self.spec if self.settled else max(self.spec, self.actual)
 
 
@@ -60,42 +60,42 @@ def pod_cpu(pod: PodView) -> PodCpu | None:
     what a status says of an earlier generation says nothing about this one). So is one that has no node yet, where nothing can be
     in force: it will get what `spec` says then.
     """
-    asked = _cpus(_named(pod.raw.get("spec", {}).get("containers")).get("resources"))
-    if "limits" not in asked:
+    requested = _cpus(_named(pod.raw.get("spec", {}).get("containers")).get("resources"))
+    if "limits" not in requested:
         return None
-    spec = max(asked.values())
+    spec = max(requested.values())
     status = pod.raw.get("status") or {}
     container = _named(status.get("containerStatuses"))
-    given = _cpus(container.get("resources"))
+    in_force = _cpus(container.get("resources"))
     allocated = (container.get("allocatedResources") or {}).get("cpu")
     if allocated is not None:
-        given["allocated"] = millicores(str(allocated))
+        in_force["allocated"] = millicores(str(allocated))
     pending, ongoing = pod.condition("PodResizePending"), pod.condition("PodResizeInProgress")
     busy = "True" in {pending.get("status"), ongoing.get("status")}
-    seen = int(status.get("observedGeneration") or 0) >= int(pod.raw["metadata"].get("generation") or 0)
+    caught_up = int(status.get("observedGeneration") or 0) >= int(pod.raw["metadata"].get("generation") or 0)
     unscheduled = pod.node is None and pod.phase == "Pending"
     settled = unscheduled or (
-        seen
+        caught_up
         and not busy
         and pod.phase == "Running"
-        and "limits" in given
-        and spec - CONVERSION <= min(given.values())
-        and max(given.values()) <= spec + CONVERSION
+        and "limits" in in_force
+        and spec - CONVERSION <= min(in_force.values())
+        and max(in_force.values()) <= spec + CONVERSION
     )
-    told = _trouble(pending, ongoing) if seen else {}
+    trouble = _trouble(pending, ongoing) if caught_up else {}
     return PodCpu(
         pod,
         spec,
-        max(given.values(), default=0),
+        max(in_force.values(), default=0),
         settled,
-        told.get("reason"),
-        str(told.get("message", "")),
-        told.get("lastTransitionTime"),
+        trouble.get("reason"),
+        str(trouble.get("message", "")),
+        trouble.get("lastTransitionTime"),
     )
 
 
 def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The condition that tells of it."""
+    """Returns the condition that says why a resize is delayed or has failed; empty: none does."""
     if pending.get("status") == "True" and pending.get("reason"):
         return pending
     if ongoing.get("status") == "True" and ongoing.get("reason") == "Error":
@@ -106,15 +106,15 @@ def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> Mapping[
 def _named(containers: Any) -> Mapping[str, Any]:
     for each in containers or ():
         if each["name"] == GRADERS:
-            found: Mapping[str, Any] = each
-            return found
+            graders: Mapping[str, Any] = each
+            return graders
     return {}
 
 
 def _cpus(resources: Any) -> dict[str, int]:
-    """Millicores of `limits` and `requests`, where they are given."""
-    found: dict[str, int] = {}
+    """Returns the millicores of `limits` and `requests`, where they are given."""
+    cpus: dict[str, int] = {}
     for kind in ("limits", "requests") if resources else ():
         if cpu := (resources.get(kind) or {}).get("cpu"):
-            found[kind] = millicores(str(cpu))
-    return found
+            cpus[kind] = millicores(str(cpu))
+    return cpus

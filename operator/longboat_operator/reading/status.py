@@ -15,7 +15,7 @@ RESHAPE_IDENTITY = ("step", "kind", "tensorParallel", "reason", "failure")
 
 
 def read_status(status: Mapping[str, Any]) -> RLJobStatus:
-    """The status without fields that this version doesn't know.
+    """Reads the status without fields that this version doesn't know.
 
     During an upgrade, or after a step back, the stored status may come from a newer operator or driver.
 
@@ -28,36 +28,36 @@ def read_status(status: Mapping[str, Any]) -> RLJobStatus:
         unknown = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
         if not unknown:
             raise
-        known = copy.deepcopy(dict(status))
+        readable = copy.deepcopy(dict(status))
         for location in unknown:
-            parent: Any = known
+            parent: Any = readable
             for key in location[:-1]:
                 parent = parent[key]
             del parent[location[-1]]
-        return RLJobStatus.model_validate(known)
+        return RLJobStatus.model_validate(readable)
 
 
 def rollout_demand(status: RLJobStatus) -> RolloutDemand | None:
-    """The demand for rollout pods that counts: the current incarnation's, none of another one's."""
+    """Returns the demand for rollout pods that counts: the current incarnation's, none of another one's."""
     demand = status.demand.rollout if status.demand else None
     current = status.allocation.incarnation if status.allocation else None
     return demand if demand and current and demand.incarnation == current.number else None
 
 
 def rollout_grant(status: RLJobStatus) -> RolloutGrant | None:
-    """The rollout pods that the job was granted."""
+    """Returns the rollout pods that the job was granted."""
     grant = status.allocation.grant if status.allocation else None
     return grant.rollout if grant else None
 
 
 def reward_demand(status: RLJobStatus) -> RewardDemand | None:
-    """The demand for CPUs of reward pods that counts: the current incarnation's."""
+    """Returns the demand for CPUs of reward pods that counts: the current incarnation's."""
     demand = status.demand.reward if status.demand else None
     current = status.allocation.incarnation if status.allocation else None
     return demand if demand and current and demand.incarnation == current.number else None
 
 
 def reward_grant(status: RLJobStatus) -> RewardGrant | None:
-    """The CPUs that reward pools were granted."""
+    """Returns the CPUs that reward pools were granted."""
     grant = status.allocation.grant if status.allocation else None
     return grant.reward if grant else None

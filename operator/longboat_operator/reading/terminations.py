@@ -29,23 +29,23 @@ class Termination:
 
 
 def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
-    """Statuses of all containers, sidecars included."""
+    """Returns the statuses of all containers, sidecars included."""
     status = pod.get("status", {})
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def restart_count(pod: Object) -> int:
-    """Restarts of all containers of the pod."""
+    """Counts the restarts of all containers of the pod."""
     return sum([int(s.get("restartCount", 0)) for s in container_statuses(pod)])
 
 
 def last_termination(pod: Object) -> Termination | None:
-    """The newest end of a container that failed, None if none is known."""
+    """Returns the newest end of a container that failed, None if none is known."""
     return next(iter(terminations(pod)), None)
 
 
 def terminations(pod: Object) -> list[Termination]:
-    """The last end of each container that failed, newest first."""
+    """Returns the last end of each container that failed, newest first."""
     ends: list[tuple[str, str, Mapping[str, Any]]] = []
     for status in container_statuses(pod):
         of_container = []

@@ -6,20 +6,20 @@ from datetime import UTC, datetime
 
 
 def stamp(time: datetime) -> str:
-    """Text of an aware time."""
+    """Writes an aware time as text."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def fine_stamp(time: datetime) -> str:
-    """Text of an aware time, with milliseconds: for what takes less than a second."""
+    """Writes an aware time as text, with milliseconds: for what takes less than a second."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment(text: str) -> datetime:
-    """The aware time that a text gives."""
+    """Reads a text as an aware time."""
     return datetime.fromisoformat(text)
 
 
 def seconds_until(text: str, seconds: float, now: datetime) -> float:
-    """Seconds from `now` to `seconds` after `text`; negative if past."""
+    """Returns the seconds from `now` to `seconds` after `text`; negative if past."""
     return seconds - (now - moment(text)).total_seconds()

@@ -65,7 +65,7 @@ class PodView:
 
     @property
     def deleted_at(self) -> datetime | None:
-        """When its grace period ends, if it is being deleted."""
+        """End of the pod's grace period, if it is being deleted."""
         text = self.raw["metadata"].get("deletionTimestamp")
         return moment(text) if text else None
 
@@ -80,7 +80,7 @@ class PodView:
         return str(self.raw.get("status", {}).get("phase", "Pending"))
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """Pod condition, empty when absent."""
+        """Returns the pod's condition of this type, empty when absent."""
         return self._conditions.get(kind, _NOTHING)
 
 
@@ -97,12 +97,12 @@ class JobView:
 
     @property
     def finished(self) -> bool:
-        """Terminal, as published."""
+        """Whether the job has ended, as published."""
         return has_ended(self.status.conditions)
 
     @property
     def suspended(self) -> bool:
-        """Without pods on purpose, as published."""
+        """Whether the job is without pods on purpose, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
     @property
@@ -112,7 +112,7 @@ class JobView:
 
     @property
     def training(self) -> Training | None:
-        """What the current driver reports: a number below the granted one belongs to an earlier start."""
+        """The current driver's report: a number below the granted one belongs to an earlier start."""
         training = self.status.training
         granted = self.status.allocation.incarnation if self.status.allocation else None
         return training if training and training.incarnation >= (granted.number if granted else 0) else None
@@ -143,19 +143,19 @@ class JobView:
         return reward_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
-        """The role in the status."""
+        """Returns the role's part of the published status; None: there is none."""
         return getattr(self.status.roles, role) if self.status.roles else None
 
     def child(self, kind: str, name: str) -> Object | None:
-        """A child in the snapshot."""
+        """Returns a child in the snapshot."""
         return self.observed.children.get(kind, {}).get(name)
 
-    def known(self, kind: str, name: str) -> bool:
+    def is_known(self, kind: str, name: str) -> bool:
         """Whether it is known what has this name: the job's own, something else, or nothing."""
         return self.child(kind, name) is not None or (kind, name) in self.observed.looked_up
 
-    def found(self, kind: str, name: str) -> Object | None:
-        """What has this name, as far as it is known."""
+    def find(self, kind: str, name: str) -> Object | None:
+        """Returns the object that has this name, as far as it is known."""
         return self.child(kind, name) or self.observed.looked_up.get((kind, name))
 
 
@@ -175,12 +175,12 @@ class CapacityView:
 
     @property
     def finished(self) -> bool:
-        """Terminal, as published."""
+        """Whether the job has ended, as published."""
         return has_ended(self.status.conditions)
 
     @property
     def suspended(self) -> bool:
-        """Without pods on purpose, as published."""
+        """Whether the job is without pods on purpose, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
 
@@ -203,15 +203,15 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         if "rewardCpu" in spec
         else (None, ())
     )
-    kept = {name: status[name] for name in _STATUS_OF_A_CAPACITY if name in status}
+    used = {name: status[name] for name in _STATUS_OF_A_CAPACITY if name in status}
     if role := (status.get("roles") or {}).get("rollout"):
-        kept["roles"] = {"rollout": role}
+        used["roles"] = {"rollout": role}
     return CapacityView(
         job=job_ref(job),
         replicas=replicas,
         min_replicas=least,
         suspend=bool(spec.get("suspend")),
-        status=read_status(kept),
+        status=read_status(used),
         pods=pods_by_role(observed)[Role.ROLLOUT],
         reward_cpu=total,
         reward_pools=pools,
@@ -220,7 +220,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
 
 @lru_cache(maxsize=4096)
 def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, ...]]:
-    """Millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
+    """Reads the millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
     try:
         total = millicores(RewardCpuSpec.model_validate(from_json(cpu)).total)
         return total, tuple(map(RewardPoolSpec.model_validate, from_json(pools) or default_pools()))
@@ -229,7 +229,7 @@ def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, 
 
 
 def job_ref(job: Object) -> JobRef:
-    """The job's identity."""
+    """Returns the job's identity."""
     metadata = job["metadata"]
     return JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
 
@@ -258,13 +258,13 @@ def read(observed: Observed, job: Object) -> JobView:
 
 @lru_cache(maxsize=4096)
 def _spec(text: bytes) -> RLJobSpec:
-    """The spec that is written so. Specs rarely change, and checking one takes longer than any other part of a plan."""
+    """Reads the spec that is written so. Specs rarely change, and checking one takes longer than any other part of a plan."""
     return RLJobSpec.model_validate(from_json(text))
 
 
 def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
-    """Pods by role, by place and attempt. A pod whose labels were removed is no longer the job's."""
-    found: dict[Role, list[PodView]] = {role: [] for role in ROLES}
+    """Groups pods by role, in the order of place and attempt. A pod whose labels were removed is no longer the job's."""
+    by_role: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     for pod in observed.children.get("Pod", {}).values():
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
@@ -273,5 +273,5 @@ def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
         index, attempt = labels.get(LABEL_INDEX, ""), labels.get(LABEL_ATTEMPT, "")
         if role in ROLES and pool is not None and index.isdecimal() and attempt.isdecimal():
             view = PodView(metadata["name"], metadata["uid"], Place(pool, int(index)), int(attempt), pod)
-            found[Role(role)].append(view)
-    return {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in found.items()}
+            by_role[Role(role)].append(view)
+    return {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in by_role.items()}

@@ -40,7 +40,7 @@ class Facts:
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
-    """Conditions of a job that is not finished, in the order of their types."""
+    """Yields the conditions of a job that is not finished, in the order of their types."""
     if facts.suspension is Suspension.NONE:
         yield from _resolved(view, facts)
         yield _scheduled(view, facts)
@@ -60,7 +60,7 @@ def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
 
 
 def final_findings(end: Finding) -> Iterator[Finding]:
-    """Conditions of a job that has ended; `end` says how."""
+    """Yields the conditions of a job that has ended; `end` says how."""
     yield from _without_pods(Reason.JOB_FINISHED)
     yield end
 
@@ -84,7 +84,7 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
     finding = facts.creation.finding
     if finding:
         return Finding(ConditionType.SCHEDULED, False, finding.reason, finding.message)
-    if all(found.scheduled >= found.desired for found in facts.roles.values()):
+    if all(role.scheduled >= role.desired for role in facts.roles.values()):
         return Finding(ConditionType.SCHEDULED, True, Reason.PODS_SCHEDULED)
     if problem := first_unscheduled(facts.roles):
         return Finding(ConditionType.SCHEDULED, False, problem.reason, problem.message)
@@ -93,7 +93,7 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
     counts = summary(facts.roles)
-    if all(found.all_ready for found in facts.roles.values()):
+    if all(role.all_ready for role in facts.roles.values()):
         return Finding(ConditionType.ROLES_READY, True, Reason.ALL_ROLES_READY, f"{counts}.")
     cause = first_problem(facts.roles) or facts.held_up or facts.creation.finding
     if cause:
@@ -103,8 +103,11 @@ def _roles_ready(view: JobView, facts: Facts) -> Finding:
 
 
 def _running(view: JobView, facts: Facts) -> Finding:
-    """Rule: rounds run when the current driver says so and every role has the pods that a round can't do without."""
-    serves = all(found.serves for found in facts.roles.values())
+    """Judges the condition Running.
+
+    Rule: rounds run when the current driver says so and every role has the pods that a round can't do without.
+    """
+    serves = all(role.serves for role in facts.roles.values())
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
     if has_trained(view):
@@ -116,7 +119,7 @@ def _running(view: JobView, facts: Facts) -> Finding:
 
 
 def _head_lost(view: JobView) -> str | None:
-    """How the Ray head ended, while that interrupts the rounds; None: something else does, or nothing.
+    """Returns how the Ray head ended, while that interrupts the rounds; None: something else does, or nothing.
 
     Rule: the head's container ended since the condition Running last changed: while it was True, or again since. All
     pods then wait for its successor, and the driver restarts.
@@ -141,12 +144,12 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
         return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
     if view.status.start_time is None:
         return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
-    step, kept = view.step, view.status.checkpoint
-    if kept is None:
+    step, checkpoint = view.step, view.status.checkpoint
+    if checkpoint is None:
         text = "No checkpoint was saved: the job starts over when it is resumed."
     else:
-        text = f"Step {kept.step} is saved."
-    if has_stopped(view) or step <= (kept.step if kept else 0):
+        text = f"Step {checkpoint.step} is saved."
+    if has_stopped(view) or step <= (checkpoint.step if checkpoint else 0):
         return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
     return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")
 
@@ -156,7 +159,9 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
-    incomplete = [role for role, found in facts.roles.items() if not (found.all_ready or ROLES[role].every_pod_needed)]
+    incomplete = [
+        role for role, role_survey in facts.roles.items() if not (role_survey.all_ready or ROLES[role].every_pod_needed)
+    ]
     if incomplete and facts.suspension is Suspension.NONE and has_trained(view):
         missing = ", ".join(f"{role} {facts.roles[role].by_pool}" for role in incomplete)
         return Finding(ConditionType.DEGRADED, True, Reason.ROLES_INCOMPLETE, f"{missing}.")
@@ -166,7 +171,7 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
 def updated(
     conditions: Sequence[Condition] | None, findings: Sequence[Finding], generation: int, now: datetime
 ) -> list[Condition]:
-    """Conditions after `findings`; types that none names stay as they are.
+    """Returns the conditions after `findings`; types that none names stay as they are.
 
     Rule (source: Kubernetes API conventions, "Typical status properties"): `lastTransitionTime` is when `status` last
     changed, not reason or message.
@@ -176,15 +181,19 @@ def updated(
         status = "True" if finding.holds else "False"
         old = result.get(finding.type)
         message = finding.message[:MESSAGE_LENGTH]
-        kept = old if old is not None and old.status == status else None
-        if kept and (kept.reason, kept.message, kept.observed_generation) == (finding.reason, message, generation):
+        unchanged = old if old is not None and old.status == status else None
+        if unchanged and (unchanged.reason, unchanged.message, unchanged.observed_generation) == (
+            finding.reason,
+            message,
+            generation,
+        ):
             continue
         result[finding.type] = Condition(
             type=finding.type,
             status=status,
             reason=finding.reason,
             message=message,
-            last_transition_time=kept.last_transition_time if kept else stamp(now),
+            last_transition_time=unchanged.last_transition_time if unchanged else stamp(now),
             observed_generation=generation,
         )
     return sorted(result.values(), key=lambda c: _ORDER.get(c.type, len(_ORDER)))

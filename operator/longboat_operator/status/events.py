@@ -43,7 +43,7 @@ _DEPARTURES = {
 def events_of(
     old: RLJobStatus, new: RLJobStatus, counts: Memories, departures: Sequence[Departure] = ()
 ) -> Iterator[EmitEvent]:
-    """Events that report what has changed between two statuses, and which pods may leave from now on.
+    """Yields events that report what has changed between two statuses, and which pods may leave from now on.
 
     Rule: phases, restarts, scales, pods that leave, reshapes and CPUs that moved or were refused always; a demand for rollout pods when it begins to be
     limited; a condition when it says for the first time, or for a new reason, that something
@@ -80,7 +80,7 @@ def _scaled(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
 
 
 def _reason_of(status: RLJobStatus, replicas: int) -> str | None:
-    """The driver's reason for so many rollout pods, if it has them because it asked for them."""
+    """Returns the driver's reason for so many rollout pods, if it has them because it asked for them."""
     demand, grant = rollout_demand(status), rollout_grant(status)
     if demand and grant and grant.answers == demand.number and demand.replicas == grant.replicas == replicas:
         return demand.reason
@@ -101,8 +101,8 @@ def _limited(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
 
 
 def _reshaped(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
-    told = set((old.reported.reshapes if old.reported else None) or ())
-    to_tell = set((new.reported.reshapes if new.reported else None) or ()) - told
+    reported = set((old.reported.reshapes if old.reported else None) or ())
+    to_tell = set((new.reported.reshapes if new.reported else None) or ()) - reported
     for reshape in (new.training.reshapes if new.training else None) or ():
         if (name := digest_of(reshape)) not in to_tell:
             continue
@@ -119,15 +119,15 @@ def _cpus_moved(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     before, after = old.reward_cpu or RewardCpuStatus(total="0", used="0"), new.reward_cpu
     if after is None:
         return
-    for held in after.refusals or ():
-        if any((held.pod, held.times) == (told.pod, told.times) for told in before.refusals or ()):
+    for refusal in after.refusals or ():
+        if any((refusal.pod, refusal.times) == (earlier.pod, earlier.times) for earlier in before.refusals or ()):
             continue
-        sources = [pool.name for pool in held.sources or ()]
+        sources = [pool.name for pool in refusal.sources or ()]
         back = f"; they go back to pool{'s' if sources[1:] else ''} {' and '.join(sources)}" if sources else ""
-        said = f": {held.message}" if held.message else ""
+        detail = f": {refusal.message}" if refusal.message else ""
         text = (
-            f"Pod {held.pod} on node {held.node or '?'} can't have {held.cpu} CPUs ({held.outcome}{said}) and keeps what it has{back}. "
-            f"Tried again after {held.until}."
+            f"Pod {refusal.pod} on node {refusal.node or '?'} can't have {refusal.cpu} CPUs ({refusal.outcome}{detail}) and keeps what it has{back}. "
+            f"Tried again after {refusal.until}."
         )
         yield EmitEvent(WARNING, "CPUsRefused", text)
     told_moves = {(move.time, move.source, move.target): move.outcome for move in before.moves or ()}
@@ -146,13 +146,13 @@ def _cpus_moved(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
 
 
 def _warnings(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
-    told: set[str] = set(_TOLD_ALREADY)
+    warned: set[str] = set(_TOLD_ALREADY)
     for condition in new.conditions or ():
         before = find(old.conditions, condition.type)
         news = before is None or (before.status, before.reason) != (condition.status, condition.reason)
         final = condition.type in {ConditionType.SUCCEEDED, ConditionType.FAILED}
-        if news and not final and condition.reason not in told and _is_wrong(condition.reason):
-            told.add(condition.reason)
+        if news and not final and condition.reason not in warned and _is_wrong(condition.reason):
+            warned.add(condition.reason)
             yield EmitEvent(WARNING, condition.reason, condition.message)
 
 
@@ -183,5 +183,5 @@ def _phase(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
 
 
 def _message(status: RLJobStatus, kind: ConditionType) -> str:
-    found: Condition | None = find(status.conditions, kind)
-    return found.message if found else ""
+    condition: Condition | None = find(status.conditions, kind)
+    return condition.message if condition else ""

@@ -18,7 +18,7 @@ from longboat_crds.status import (
     RLJobStatus,
     RuntimeStatus,
 )
-from longboat_operator.plan.failures import stopped_short
+from longboat_operator.plan.failures import ended_before_last_step
 from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import Memories, released
 from longboat_operator.plan.reward_cpus import ended
@@ -39,7 +39,7 @@ _OPERATOR_ATTRIBUTES = {
 
 
 def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
-    """Status of a job that is not finished."""
+    """Returns the status of a job that is not finished."""
     old = view.status
     conditions = updated(old.conditions, list(findings_of(view, facts)), view.generation, now)
     phase = phase_of(conditions, wants_pods=facts.suspension is Suspension.NONE, has_pods=bool(view.all_pods))
@@ -65,7 +65,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
 
 
 def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -> RLJobStatus:
-    """Status of a job that has just ended; it stays like this."""
+    """Returns the status of a job that has just ended; it stays like this."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=False)
     roles = survey(view, NOWHERE, {})
@@ -108,7 +108,7 @@ def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
 
 
 def _ray_token(view: JobView, facts: Facts) -> str | None:
-    """Dropped with the last pod of a suspended job: nobody looks after the Secret until it resumes."""
+    """Names the Secret with Ray's token; it is dropped with the last pod of a suspended job, since nobody looks after it until the job resumes."""
     if facts.suspension is Suspension.SUSPENDED:
         return None
     return facts.creation.ray_token or view.status.ray_token_secret
@@ -118,7 +118,7 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     old = view.status.allocation
     request = view.status.demand.incarnation_request if view.status.demand else None
     incarnation: Incarnation | None = old.incarnation if old else None
-    if facts.suspension is Suspension.NONE and (stopped_short(view) or (view.suspended and view.all_pods)):
+    if facts.suspension is Suspension.NONE and (ended_before_last_step(view) or (view.suspended and view.all_pods)):
         incarnation = revoked(incarnation)
     incarnation = (
         granted(incarnation, request) if facts.suspension in {Suspension.NONE, Suspension.SUSPENDING} else incarnation
@@ -134,29 +134,31 @@ def _restarts(view: JobView, counts: Memories) -> dict[str, int | list[RestartRe
 
 
 def phase_of(conditions: Sequence[Condition], *, wants_pods: bool, has_pods: bool) -> Phase:
-    """One word for people, from the conditions that machines read and from the job's pods.
+    """Chooses one word for people, from the conditions that machines read and from the job's pods.
 
     Rule: the first of the table's phases that holds.
     """
     return next(
         rule.phase
         for rule in PHASES
-        if rule.wants_pods in {None, wants_pods} and rule.has_pods in {None, has_pods} and _said(rule, conditions)
+        if rule.wants_pods in {None, wants_pods} and rule.has_pods in {None, has_pods} and _rule_holds(rule, conditions)
     )
 
 
-def _said(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
-    """Whether the condition that the rule names is there, and says what the rule asks for."""
+def _rule_holds(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
+    """Whether the condition that the rule names is there, and says what the rule asks for; True for a rule that names none."""
     if rule.condition is None:
         return True
-    found = find(conditions, rule.condition)
+    condition = find(conditions, rule.condition)
     status = "True" if rule.status else "False"
-    return found is not None and found.status == status and (not rule.reasons or found.reason in rule.reasons)
+    return (
+        condition is not None and condition.status == status and (not rule.reasons or condition.reason in rule.reasons)
+    )
 
 
 def reason_of(conditions: Sequence[Condition], phase: Phase) -> str | None:
-    """Reason of the condition that explains the phase: one that is not yet True, or one that is."""
+    """Returns the reason of the condition that explains the phase: one that is not yet True, or one that is."""
     rule = rule_of(phase)
-    found = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
-    explaining = [condition for condition in found if (condition.status == "True") is not rule.awaited]
-    return next((condition.reason for condition in (*explaining, *found[-1:])), None)
+    explanatory = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
+    explaining = [condition for condition in explanatory if (condition.status == "True") is not rule.awaited]
+    return next((condition.reason for condition in (*explaining, *explanatory[-1:])), None)

@@ -9,7 +9,7 @@ from longboat_operator.reading.view import JobView
 
 
 def reported_of(view: JobView) -> Reported | None:
-    """What has been told once this status is published.
+    """Returns what has been reported once this status is published.
 
     Rule: the current driver's reshapes, those of its status alone, so that the memory is bounded; and whether its newest
     answered demand was met, so that a limit is told when it begins to hold, not with every further demand.

@@ -48,7 +48,7 @@ class RoleSurvey:
 
     @cached_property
     def pools(self) -> Mapping[str, RoleSurvey]:
-        """Each reward pool, by name; of another role all pods, under no name."""
+        """Surveys by reward pool; a role without pools has one survey, under no name."""
         names = dict.fromkeys(place.pool for place in self.places)
         if len(names) == 1:
             return dict.fromkeys(names, self)
@@ -69,8 +69,8 @@ class RoleSurvey:
 
     @property
     def by_pool(self) -> str:
-        """The same, and of each pool if there are several."""
-        pools = ", ".join(f"{name} {found.text}" for name, found in self.pools.items())
+        """`ready/desired`, and that of each pool if there are several."""
+        pools = ", ".join(f"{name} {pool.text}" for name, pool in self.pools.items())
         return f"{self.text} ({pools})" if len(self.pools) > 1 else self.text
 
     @property
@@ -83,7 +83,7 @@ class RoleSurvey:
         """Whether it has the pods that rounds can't do without."""
         if ROLES[self.role].every_pod_needed:
             return self.all_ready
-        return all(found.ready for found in self.pools.values())
+        return all(pool.ready for pool in self.pools.values())
 
 
 Survey = Mapping[Role, RoleSurvey]
@@ -93,7 +93,7 @@ NOWHERE: Places = dict.fromkeys(ROLES, ())
 
 
 def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
-    """All roles, of which pods are wanted at these places. Pods in `lost` (by uid) can't serve any more."""
+    """Surveys all roles, whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more."""
     surveys = {}
     for role in ROLES:
         wanted = frozenset(places[role])
@@ -103,47 +103,49 @@ def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
 
 
 def summary(roles: Survey) -> str:
-    """`driver 1/1, rollout 2/3, …`."""
-    return ", ".join(f"{role} {found.by_pool}" for role, found in roles.items())
+    """Writes `driver 1/1, rollout 2/3, …`."""
+    return ", ".join(f"{role} {role_survey.by_pool}" for role, role_survey in roles.items())
 
 
 def first_problem(roles: Survey) -> PodProblem | None:
-    """The problem of the first pod that has one, in start order."""
-    pods = ((pod, found.lost.get(pod.uid)) for found in roles.values() for pod in found.pods)
+    """Returns the problem of the first pod that has one, in start order."""
+    pods = ((pod, role_survey.lost.get(pod.uid)) for role_survey in roles.values() for pod in role_survey.pods)
     return next((problem for pod, loss in pods if (problem := problem_of(pod, loss))), None)
 
 
 def first_unscheduled(roles: Survey) -> PodProblem | None:
-    """Why the first pod without a node has none."""
-    pods = (pod for found in roles.values() for pod in found.pods)
+    """Returns why the first pod without a node has none."""
+    pods = (pod for role_survey in roles.values() for pod in role_survey.pods)
     return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
 
 def roles_status(roles: Survey, counts: Memories, reward_cpu: RewardCpuStatus | None = None) -> RolesStatus:
-    """The roles as the status shows them."""
+    """Returns the roles as the status shows them."""
     return RolesStatus(
         **{
-            str(role): role_status(found, counts[role], reward_cpu if role is Role.REWARD else None)
-            for role, found in roles.items()
+            str(role): role_status(role_survey, counts[role], reward_cpu if role is Role.REWARD else None)
+            for role, role_survey in roles.items()
         }
     )
 
 
-def role_status(found: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus | None = None) -> RoleStatus:
-    """One role as the status shows it."""
-    cpus = {name: _cpu(pool) for name, pool in found.pools.items()}
-    cpu = _total([cpus[name] for name, pool in found.pools.items() if pool.pods])
+def role_status(role_survey: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus | None = None) -> RoleStatus:
+    """Returns one role as the status shows it."""
+    cpus = {name: _cpu(pool) for name, pool in role_survey.pools.items()}
+    cpu = _total([cpus[name] for name, pool in role_survey.pools.items() if pool.pods])
     return RoleStatus(
-        desired=found.desired,
-        ready=found.ready,
-        ready_text=found.text,
+        desired=role_survey.desired,
+        ready=role_survey.ready,
+        ready_text=role_survey.text,
         restarts=count.restarts,
         recent_restarts=len(count.incidents.times),
         incidents=list(map(stamp, count.incidents.times)) or None,
         restart_step=count.restart_step,
         next_attempt=count.next_attempt,
         pools=[
-            PoolStatus(name=name, ready_text=pool.text, cpu=cpus[name]) for name, pool in found.pools.items() if name
+            PoolStatus(name=name, ready_text=pool.text, cpu=cpus[name])
+            for name, pool in role_survey.pools.items()
+            if name
         ]
         or None,
         pods=[count.records[place] for place in sorted(count.records)] or None,
@@ -152,23 +154,23 @@ def role_status(found: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus
     )
 
 
-def _cpu(found: RoleSurvey) -> str | None:
-    container = ROLES[found.role].cpu_container
-    return cpu_limits((pod.raw for pod in found.pods), container) if container else None
+def _cpu(role_survey: RoleSurvey) -> str | None:
+    container = ROLES[role_survey.role].cpu_container
+    return cpu_limits((pod.raw for pod in role_survey.pods), container) if container else None
 
 
 def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
-    """Sum of the CPU limits of one container over pods; None when one has no limit."""
-    found = [
+    """Sums the CPU limits of one container over pods; None when one has no limit, or there is none."""
+    limits = [
         (c.get("resources") or {}).get("limits", {}).get("cpu")
         for pod in pods
         for c in pod.get("spec", {}).get("containers") or ()
         if c["name"] == container
     ]
-    return _total([str(cpu) if cpu else None for cpu in found])
+    return _total([str(cpu) if cpu else None for cpu in limits])
 
 
 def _total(quantities: Sequence[str | None]) -> str | None:
-    """Their sum; None when one is missing, or all."""
-    known = [millicores(cpu) for cpu in quantities if cpu]
-    return cpu_quantity(sum(known)) if known and len(known) == len(quantities) else None
+    """Sums the quantities; None when one is missing, or all."""
+    cpus = [millicores(cpu) for cpu in quantities if cpu]
+    return cpu_quantity(sum(cpus)) if cpus and len(cpus) == len(quantities) else None

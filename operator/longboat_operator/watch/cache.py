@@ -39,18 +39,18 @@ class Change:
 
 
 def key_of(obj: Object) -> ObjectKey:
-    """The key of an object."""
+    """Returns the key of an object."""
     metadata = obj["metadata"]
     return ObjectKey(obj["kind"], metadata.get("namespace") or "", metadata["name"])
 
 
 def version_of(obj: Object) -> int:
-    """Its resourceVersion as a number: these grow with every write (comparable since Kubernetes 1.35, KEP-5504)."""
+    """Returns the resourceVersion as a number: these grow with every write (comparable since Kubernetes 1.35, KEP-5504)."""
     return int(obj["metadata"].get("resourceVersion") or 0)
 
 
 def job_of(obj: Object) -> JobKey | None:
-    """The job that an object is (RLJob) or is labelled with."""
+    """Returns the job that an object is (RLJob) or is labelled with."""
     metadata = obj["metadata"]
     name = metadata["name"] if obj["kind"] == RL_JOB.kind else (metadata.get("labels") or {}).get(LABEL_JOB)
     return JobKey(metadata["namespace"], name) if name else None
@@ -73,29 +73,29 @@ class Cache:
     # -- reading
 
     def job(self, key: JobKey) -> Object | None:
-        """The RLJob."""
+        """Returns the RLJob."""
         return self.get(ObjectKey(RL_JOB.kind, key.namespace, key.name))
 
     def jobs(self) -> Iterator[tuple[JobKey, Object]]:
-        """All RLJobs."""
+        """Yields all RLJobs."""
         for key, obj in self._objects.get(RL_JOB.kind, {}).items():
             yield JobKey(key.namespace, key.name), obj
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
-        """Objects labelled with the job, by kind and name, whoever owns them; every kind is there, maybe empty."""
-        held = self._children.get(key, {})
-        return {kind: dict(held.get(kind, {})) for kind in _CHILD_KINDS}
+        """Returns the objects labelled with the job, by kind and name, whoever owns them; every kind is there, maybe empty."""
+        children = self._children.get(key, {})
+        return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A runtime template; `namespace` is ignored for a ClusterRLRuntime."""
+        """Returns a runtime template; `namespace` is ignored for a ClusterRLRuntime."""
         return self.get(ObjectKey(kind, namespace if kind == RL_RUNTIME.kind else "", name))
 
     def get(self, key: ObjectKey) -> Object | None:
-        """Any object."""
+        """Returns an object of any kind; None: the cache lacks it."""
         return self._objects.get(key.kind, {}).get(key)
 
     def versions(self, source: Source) -> dict[ObjectKey, int]:
-        """resourceVersion of everything held of one source."""
+        """Returns the resourceVersion of every cached object of one source."""
         return {
             key: version_of(obj)
             for key, obj in self._objects.get(source.kind, {}).items()
@@ -104,9 +104,9 @@ class Cache:
 
     def has_reached(self, key: ObjectKey, version: int) -> bool:
         """Whether the cache shows everything that happened to the object up to `version`."""
-        held = self.get(key)
+        cached = self.get(key)
         return (
-            (held is not None and version_of(held) >= version)
+            (cached is not None and version_of(cached) >= version)
             or self._deleted.get(key, -1) >= version
             or self._seen.get(Source(key.kind, key.namespace), -1) >= version
             or self._seen.get(Source(key.kind, None), -1) >= version

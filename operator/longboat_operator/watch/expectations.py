@@ -44,7 +44,7 @@ class Expectations:
         return key not in self._open
 
     def forget(self, key: Key) -> None:
-        """The key waits for nothing."""
+        """Forgets what the key waits for."""
         self._open.pop(key, None)
 
     def waits(self, key: Key) -> bool:
@@ -52,14 +52,14 @@ class Expectations:
         return key in self._open
 
     def waiting(self) -> list[Key]:
-        """Keys that wait."""
+        """Returns the keys that wait."""
         return list(self._open)
 
     def _shown(self, expected: Expectation) -> bool:
         reached = self._cache.has_reached(expected.key, expected.version)
         if expected.deleted_uid is None:
             return reached
-        held = self._cache.get(expected.key)
-        if held is None or held["metadata"]["uid"] != expected.deleted_uid:
+        cached = self._cache.get(expected.key)
+        if cached is None or cached["metadata"]["uid"] != expected.deleted_uid:
             return True
-        return reached and "deletionTimestamp" in held["metadata"]
+        return reached and "deletionTimestamp" in cached["metadata"]

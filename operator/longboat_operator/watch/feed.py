@@ -32,41 +32,41 @@ class Feed:
         self._clock = clock
 
     def put(self, obj: Mapping[str, Any]) -> None:
-        """An object was added or changed."""
-        kept = trim(obj)
-        self._freshness.note_reached(key_of(kept), version_of(kept))
-        self._tell(self._cache.put(kept))
+        """Takes in an object that was added or changed."""
+        trimmed = trim(obj)
+        self._freshness.note_reached(key_of(trimmed), version_of(trimmed))
+        self._tell(self._cache.put(trimmed))
 
     def remove(self, obj: Mapping[str, Any]) -> None:
-        """An object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
+        """Takes note that an object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
         self.vanish(key_of(obj), version_of(obj))
 
     def vanish(self, key: ObjectKey, version: int) -> None:
-        """An object is known to be gone as of `version`."""
+        """Takes note that an object is known to be gone as of `version`."""
         self._freshness.note_reached(key, version)
         self._tell(self._cache.remove(key, version))
 
     def listed(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
-        """A source was listed in full as of `version`; its objects have been put already."""
+        """Takes note that a source was listed in full as of `version`; its objects have been put already."""
         self.absent(source, present, version)
         self.heard(source, version)
         self._freshness.note_listed(source, self._clock())
         self._on_listed()
 
     def absent(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
-        """A list as of `version` shows nothing but `present` of a source: what else was held or owed up to then is gone."""
-        for key, held in self._cache.versions(source).items():
-            if key not in present and held <= version:
+        """Removes what a list as of `version` no longer shows of a source: only `present` is left of what was held or owed up to then."""
+        for key, cached_version in self._cache.versions(source).items():
+            if key not in present and cached_version <= version:
                 self.vanish(key, version)
         self._freshness.note_gone(source, present, version)
 
     def heard(self, source: Source, version: int) -> None:
-        """An ordered source has delivered everything up to `version` (event taken, or bookmark)."""
+        """Takes note that an ordered source has delivered everything up to `version` (event taken, or bookmark)."""
         self._cache.saw(source, version)
         self._freshness.note_heard(source, self._clock())
 
     def newer(self, key: ObjectKey, version: int) -> None:
-        """A re-list shows a version that the cache lacks."""
+        """Takes note that a re-list shows a version that the cache lacks."""
         self._freshness.note_newer(key, version, self._clock())
 
     def _tell(self, change: Change | None) -> None:

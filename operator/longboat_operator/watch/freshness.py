@@ -40,36 +40,36 @@ class Freshness:
         return sorted(self._unlisted, key=str)
 
     def note_listed(self, source: Source, now: float) -> None:
-        """A source's first list, or a later one, is complete."""
+        """Notes that a source's first list, or a later one, is complete."""
         self._unlisted.discard(source)
         self._heard[source] = now
 
     def note_heard(self, source: Source, now: float) -> None:
-        """An event or a bookmark came."""
+        """Notes that an event or a bookmark came."""
         self._heard[source] = now
 
     def note_newer(self, key: ObjectKey, version: int, now: float) -> None:
-        """A re-list shows `version`, the cache something older: from now on the stream owes it."""
-        held = self._awaited.get(key)
-        self._awaited[key] = (version, held[1] if held else now)
+        """Notes that a re-list shows `version`, the cache something older: from now on the stream owes it."""
+        owed = self._awaited.get(key)
+        self._awaited[key] = (version, owed[1] if owed else now)
 
     def note_reached(self, key: ObjectKey, version: int) -> None:
-        """The cache took `version` of the object, or its deletion."""
+        """Notes that the cache took `version` of the object, or its deletion."""
         if (awaited := self._awaited.get(key)) and version >= awaited[0]:
             del self._awaited[key]
 
     def note_gone(self, source: Source, present: Container[ObjectKey], version: int) -> None:
-        """A list as of `version` shows nothing but `present` of a source: what else was owed up to then is gone."""
+        """Notes that a list as of `version` shows nothing but `present` of a source: what else was owed up to then is gone."""
         for key in self._owed(source):
             if key not in present:
                 self.note_reached(key, version)
 
     def silence(self, now: float) -> dict[Source, float]:
-        """Seconds since each bookmarked source was last heard."""
+        """Returns the seconds since each bookmarked source was last heard."""
         return {source: now - self._heard[source] for source in self._bookmarked if source in self._heard}
 
     def lag(self, now: float) -> float:
-        """Seconds the most overdue object has been owed."""
+        """Returns the seconds the most overdue object has been owed."""
         return max((now - since for _, since in self._awaited.values()), default=0.0)
 
     def owes(self, source: Source) -> bool:
@@ -82,18 +82,18 @@ class Freshness:
         return bool(self._awaited)
 
     def problems(self, now: float) -> list[str]:
-        """Why plans may be made from a stale view; empty when all is well."""
-        found = [f"{source.kind} not yet listed" for source in self.unlisted]
-        found += [
+        """Says why plans may be made from a stale view; empty when all is well."""
+        problems = [f"{source.kind} not yet listed" for source in self.unlisted]
+        problems += [
             f"{source.kind} watch silent for {silence:.0f} s"
             for source, silence in self.silence(now).items()
             if silence > SILENCE_SECONDS
         ]
         overdue = [key for key, (_, since) in self._awaited.items() if now - since > LAG_SECONDS]
-        found += [
+        problems += [
             f"{kind} watch is dead: re-lists show newer objects" for kind in sorted({key.kind for key in overdue})
         ]
-        return found
+        return problems
 
     def dead(self, now: float) -> bool:
         """Whether only a new process helps. An absent API server is no reason: nothing is owed then."""

@@ -36,7 +36,7 @@ class Informer:
         self.source = Source(resource.kind, namespace)
 
     async def run(self) -> None:
-        """Never returns; errors are logged and followed by a wait, longer each time."""
+        """Lists and watches forever; errors are logged and followed by a wait, longer each time."""
         failures = 0
         while True:
             try:

@@ -52,29 +52,29 @@ _CONTAINER_STATUS = (
 
 
 def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an object that is kept. RLJobs and runtimes are kept whole except for their managed fields."""
+    """Returns the part of an object that is kept. RLJobs and runtimes are kept whole except for their managed fields."""
     kind = obj["kind"]
-    kept = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
+    identity = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
     if kind in _BODIES:
-        return kept | {"metadata": _metadata(obj["metadata"])} | _BODIES[kind](obj)
+        return identity | {"metadata": _metadata(obj["metadata"])} | _BODIES[kind](obj)
     if kind in _WHOLE:
         metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
         return {**obj, "metadata": metadata}
-    return kept | {"metadata": _metadata(obj["metadata"])}
+    return identity | {"metadata": _metadata(obj["metadata"])}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    kept = _pick(metadata, _METADATA)
+    result = _pick(metadata, _METADATA)
     if labels := metadata.get("labels"):
-        kept["labels"] = {intern(key): intern(value) for key, value in labels.items()}
+        result["labels"] = {intern(key): intern(value) for key, value in labels.items()}
     annotations = {
         intern(key): value for key, value in (metadata.get("annotations") or {}).items() if "longboat.dev/" in key
     }
     if annotations:
-        kept["annotations"] = annotations
+        result["annotations"] = annotations
     if owners := metadata.get("ownerReferences"):
-        kept["ownerReferences"] = _shared([_pick(owner, _OWNER) for owner in owners])
-    return kept
+        result["ownerReferences"] = _shared([_pick(owner, _OWNER) for owner in owners])
+    return result
 
 
 def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _container_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = _pick(status, _CONTAINER_STATUS)
-    return {key: _shared(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    picked = _pick(status, _CONTAINER_STATUS)
+    return {key: _shared(value) if isinstance(value, dict) else value for key, value in picked.items()}
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _pick(source: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _shared(value: Any) -> Any:
-    """An equal value that other objects may hold too; nobody changes what the cache holds."""
+    """Returns an equal value that other objects may hold too; nobody changes what the cache holds."""
     return _parsed(to_json(value))
 
 

@@ -69,8 +69,8 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does. Of a job that is its bounds, its demand, its grant, whether it is suspended or finished, and which
-    rollout pods its status no longer records. Of rollout pods it is whether they exist, are ready, or are about to go.
+    Only what that plan reads does. It reads a job's bounds, its demand, its grant, whether it is suspended or finished, and which
+    rollout pods its status no longer records. It also reads whether rollout pods exist, are ready, or are about to go.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)
@@ -91,7 +91,10 @@ def _of_a_resize(status: Mapping[str, Any]) -> list[Any]:
 
 
 def _wakes_capacity(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """A record that is added tells of a pod that is there; one that goes frees the name of a pod that left."""
+    """Whether the change wakes the capacity.
+
+    A record that is added tells of a pod that is there; one that goes frees the name of a pod that left.
+    """
     if not before or not after or "records" not in before or "records" not in after:
         return before != after
     return not before["records"] <= after["records"] or before != {**after, "records": before["records"]}
@@ -120,29 +123,31 @@ def _of_a_job(obj: Object) -> dict[str, Any]:
 
 
 def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in status.items() if key not in _SHOWN}
-    kept["allocation"] = {k: v for k, v in (status.get("allocation") or {}).items() if k != "rolloutReplicas"}
-    held = status.get("conditions") or ()
-    kept["conditions"] = [_pick(each, _OF_A_CONDITION) for each in held if each["type"] in _CONDITIONS_READ_BACK]
-    kept["roles"] = {name: _role_read_back(role) for name, role in (status.get("roles") or {}).items()}
-    return kept
+    result = {key: value for key, value in status.items() if key not in _SHOWN}
+    result["allocation"] = {k: v for k, v in (status.get("allocation") or {}).items() if k != "rolloutReplicas"}
+    conditions = status.get("conditions") or ()
+    result["conditions"] = [
+        _pick(each, _OF_A_CONDITION) for each in conditions if each["type"] in _CONDITIONS_READ_BACK
+    ]
+    result["roles"] = {name: _role_read_back(role) for name, role in (status.get("roles") or {}).items()}
+    return result
 
 
 def _role_read_back(role: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in role.items() if key not in _SHOWN_OF_A_ROLE}
+    result = {key: value for key, value in role.items() if key not in _SHOWN_OF_A_ROLE}
     records = role.get("pods") or ()
-    kept["pods"] = [{k: v for k, v in record.items() if k not in _SEEN_OF_A_POD} for record in records]
-    return kept
+    result["pods"] = [{k: v for k, v in record.items() if k not in _SEEN_OF_A_POD} for record in records]
+    return result
 
 
-def _without_new_pods(roles: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Roles as read back, without records of places that had none and of pods to which nothing has happened."""
-    kept = {}
+def _without_new_pods(roles: Mapping[str, Any], old_roles: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the roles as read back, without records of places that had none and of pods to which nothing has happened."""
+    result = {}
     for name, role in roles.items():
-        places = {(r.get("pool"), r["index"]) for r in (known.get(name) or {}).get("pods", ())}
+        places = {(r.get("pool"), r["index"]) for r in (old_roles.get(name) or {}).get("pods", ())}
         records = [r for r in role["pods"] if (r.get("pool"), r["index"]) in places or _has_a_history(r)]
-        kept[name] = {**role, "pods": records}
-    return kept
+        result[name] = {**role, "pods": records}
+    return result
 
 
 def _has_a_history(record: Mapping[str, Any]) -> bool:
@@ -152,20 +157,20 @@ def _has_a_history(record: Mapping[str, Any]) -> bool:
 
 def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
     metadata: Mapping[str, Any] = obj["metadata"]
-    known = _pick(metadata, ("uid", "deletionTimestamp"))
+    identity = _pick(metadata, ("uid", "deletionTimestamp"))
     if obj["kind"] == RL_JOB.kind:
         spec, status = obj.get("spec") or {}, obj.get("status") or {}
         rollout, demand = spec.get("rollout") or {}, status.get("demand") or {}
         allocation = status.get("allocation") or {}
         records = ((status.get("roles") or {}).get("rollout") or {}).get("pods") or ()
         return {
-            **known,
+            **identity,
             "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
             "suspending": status.get("suspendTime"),
             "conditions": {
-                (held["type"], held["status"])
-                for held in status.get("conditions") or ()
-                if held["type"] in _CONDITIONS_OF_A_CAPACITY
+                (condition["type"], condition["status"])
+                for condition in status.get("conditions") or ()
+                if condition["type"] in _CONDITIONS_OF_A_CAPACITY
             },
             "incarnation": (allocation.get("incarnation") or {}).get("number"),
             "grant": allocation.get("grant"),
@@ -179,8 +184,8 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
         }
     if _is_pod_of(Role.ROLLOUT, obj):
         status = obj.get("status") or {}
-        ready = [held["status"] for held in status.get("conditions") or () if held["type"] == "Ready"]
-        return {**known, "phase": status.get("phase"), "ready": ready}
+        ready = [condition["status"] for condition in status.get("conditions") or () if condition["type"] == "Ready"]
+        return {**identity, "phase": status.get("phase"), "ready": ready}
     return None
 
 

@@ -39,7 +39,7 @@ class ActorLogs:
         self._to.flush()
 
     def _files(self) -> list[Path]:
-        """Real paths: a new session has the same names below `session_latest`."""
+        """Lists the logs by their real paths: a new session has the same names below `session_latest`."""
         if not self._logs.is_dir():
             return []
         logs = self._logs.resolve()

@@ -99,13 +99,13 @@ class Agent:
             await asyncio.sleep(_POLL_INTERVAL)
 
     async def _turn(self) -> bool:
-        """One observation, decision and action; False when the agent gives up."""
+        """Makes one observation, decision and action; returns False when the agent gives up."""
         supervisor = self._supervisor
         code = supervisor.exit_code if supervisor.exited.is_set() else None
         head = await self._duty.head()
-        seen = Observation(asyncio.get_running_loop().time(), head.cluster, head.refused, head.settled, code)
+        observation = Observation(asyncio.get_running_loop().time(), head.cluster, head.refused, head.settled, code)
         before = self._state
-        self._state, action = next_state(before, seen, self._duty.rules)
+        self._state, action = next_state(before, observation, self._duty.rules)
         match action:
             case Action.START:
                 supervisor.start([*self._duty.command, *self._failure_arguments()], self._duty.environment)
@@ -129,7 +129,7 @@ class Agent:
         return termination_message(self._duty.role, code, self._supervisor.last_lines, self._state.failures)
 
     def _failure_arguments(self) -> list[str]:
-        """Arguments that tell the next child how the one before it failed."""
+        """Returns the arguments that tell the next child how the one before it failed."""
         option = self._duty.failure_option
         return [option, self._failure] if option and self._failure else []
 
@@ -155,7 +155,7 @@ class Agent:
         return False
 
     async def _wait(self) -> None:
-        """Until the next poll is due, or earlier if the child has ended or the agent is asked to stop."""
+        """Waits until the next poll is due, or less if the child has ended or the agent is asked to stop."""
         waiters = [asyncio.create_task(event.wait()) for event in (self._stop, self._supervisor.exited)]
         await asyncio.wait(waiters, timeout=_POLL_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
         for waiter in waiters:
@@ -175,7 +175,7 @@ class Agent:
 
 
 def termination_message(role: str, code: int | None, lines: Sequence[str], failures: int = 1) -> str:
-    """What ended and why. The cause, which is the last line that a Python program or Ray writes, comes last. Pure."""
+    """Says what ended and why. The cause, which is the last line that a Python program or Ray writes, comes last. Pure."""
     how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     cause = next((line for line in reversed(lines) if line), "it wrote nothing to standard error")
     often = f" (failure {failures} in a row)" if failures > 1 else ""
@@ -183,7 +183,7 @@ def termination_message(role: str, code: int | None, lines: Sequence[str], failu
 
 
 def stuck_message(role: str, processes: Sequence[str], seconds: float) -> str:
-    """What can't be ended. Pure."""
+    """Says what can't be ended. Pure."""
     what = f"{role} can't be ended: {seconds:g} s after SIGKILL these processes still wait for storage or a device"
     return f"{what}: {', '.join(processes)}"[:_CHARACTERS]
 

@@ -97,7 +97,7 @@ def _worker(role: Role, head: str, number: int, place: roles.Place) -> None:
 
 
 def _place(health_port: int, grace: float) -> roles.Place:
-    """The pod as the downward API tells it; outside a pod, this machine."""
+    """Returns the pod as the downward API tells it; outside a pod, this machine."""
     from longboat_runtime.agent import roles
     from longboat_runtime.agent.ray_command import object_store_size
 

@@ -70,7 +70,7 @@ class Observation:
     exit_code: int | None = None
 
 
-def next_state(state: AgentState, seen: Observation, rules: Rules) -> tuple[AgentState, Action]:
+def next_state(state: AgentState, observation: Observation, rules: Rules) -> tuple[AgentState, Action]:
     """Applies the rules, in order.
 
     1. A child that ends although its head serves has failed. After a quick failure it is started again, after a wait that doubles
@@ -80,33 +80,33 @@ def next_state(state: AgentState, seen: Observation, rules: Rules) -> tuple[Agen
     3. A child whose head has another cluster id, or refuses for longer than `patience`, is ended; that is no failure of its own.
     4. A child is started once the head is settled and the wait is over.
     """
-    if not seen.refused:
+    if not observation.refused:
         state = replace(state, refused_since=None)
     elif state.refused_since is None:
-        state = replace(state, refused_since=seen.now)
-    if state.phase is Phase.RUNNING and seen.exit_code is not None:
-        return _ended(state, seen, seen.exit_code, rules)
+        state = replace(state, refused_since=observation.now)
+    if state.phase is Phase.RUNNING and observation.exit_code is not None:
+        return _ended(state, observation, observation.exit_code, rules)
     if state.phase is Phase.RUNNING:
-        replaced = seen.cluster is not None and seen.cluster != state.cluster
-        gone = state.refused_since is not None and seen.now - state.refused_since >= rules.patience
+        replaced = observation.cluster is not None and observation.cluster != state.cluster
+        gone = state.refused_since is not None and observation.now - state.refused_since >= rules.patience
         if replaced or gone:
-            return _without_head(state, seen.now, rules), Action.END
+            return _without_head(state, observation.now, rules), Action.END
         return state, Action.NONE
-    ready = seen.cluster is not None and seen.settled
-    if state.phase is Phase.WAITING and ready and seen.now >= state.not_before:
-        return replace(state, phase=Phase.RUNNING, cluster=seen.cluster, started=seen.now), Action.START
+    ready = observation.cluster is not None and observation.settled
+    if state.phase is Phase.WAITING and ready and observation.now >= state.not_before:
+        return replace(state, phase=Phase.RUNNING, cluster=observation.cluster, started=observation.now), Action.START
     return state, Action.NONE
 
 
-def _ended(state: AgentState, seen: Observation, code: int, rules: Rules) -> tuple[AgentState, Action]:
+def _ended(state: AgentState, observation: Observation, code: int, rules: Rules) -> tuple[AgentState, Action]:
     if code == 0 and not rules.restart_on_success:
         return replace(state, phase=Phase.DONE, cluster=None), Action.END
-    if seen.cluster != state.cluster:
-        return _without_head(state, seen.now, rules), Action.END
-    slow = seen.now - state.started >= rules.quick
+    if observation.cluster != state.cluster:
+        return _without_head(state, observation.now, rules), Action.END
+    slow = observation.now - state.started >= rules.quick
     failures = 1 if slow else state.failures + 1
     wait = min(rules.backoff * 2 ** (failures - 1), rules.max_backoff)
-    state = replace(state, phase=Phase.WAITING, cluster=None, failures=failures, not_before=seen.now + wait)
+    state = replace(state, phase=Phase.WAITING, cluster=None, failures=failures, not_before=observation.now + wait)
     return state, Action.GIVE_UP if slow or failures >= rules.quick_failures else Action.END
 
 

@@ -50,7 +50,7 @@ class HeadProbe:
         self._last_error = ""
 
     async def poll(self) -> Head:
-        """What the head is now. A call to Ray that hangs isn't followed by another until it has come back."""
+        """Returns what the head is now. A call to Ray that hangs isn't followed by another until it has come back."""
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), _CONNECT_SECONDS)
         except ConnectionRefusedError:
@@ -80,12 +80,12 @@ class HeadProbe:
     async def _has_node(self, label: str, value: str) -> bool:
         return bool(await self._answer(_in_thread(lambda: _has_node(self.address, label, value))))
 
-    async def _answer(self, asked: asyncio.Future[T | None]) -> T | None:
-        """What Ray says; None if it fails or takes too long, which is logged once while the error stays the same."""
-        done, _ = await asyncio.wait([asked], timeout=_ANSWER_SECONDS)
-        error = asked.exception() if done else TimeoutError(f"no answer in {_ANSWER_SECONDS:g} s")
+    async def _answer(self, answer: asyncio.Future[T | None]) -> T | None:
+        """Returns what Ray says; None if it fails or takes too long, which is logged once while the error stays the same."""
+        done, _ = await asyncio.wait([answer], timeout=_ANSWER_SECONDS)
+        error = answer.exception() if done else TimeoutError(f"no answer in {_ANSWER_SECONDS:g} s")
         if error is None:
-            return asked.result()
+            return answer.result()
         message = f"{type(error).__name__}: {error}"
         if message != self._last_error:
             log.info("no answer from the Ray head", head=self.address, error=message)
@@ -111,7 +111,7 @@ def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _cluster_id(address: str) -> str | None:
-    """A new client each time: the id of an old one is that of the head it first met."""
+    """Asks through a new client each time: the id of an old one is that of the head it first met."""
     cluster_id: str = GcsClient(address=address).cluster_id.hex()
     return cluster_id
 

@@ -30,7 +30,7 @@ def main() -> None:
     dead_processes = Node.dead_processes
 
     def end_with_any(node: Node) -> list[Any]:
-        """What `ray start --block` calls every second."""
+        """Ends this node with any of its processes; `ray start --block` calls this every second."""
         dead: list[Any] = dead_processes(node)
         for name, process in dead:
             print(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 MINIMAL_OBJECT_STORE = 80_000_000
 # What engines of one pod need of /dev/shm beside the store.
 RESERVED_SHARED_MEMORY = 128 * 2**20
-# Of a response: an id and a log-probability of 4 bytes each, and its text.
+# A response's bytes for each token: an id and a log-probability of 4 bytes each, and its text.
 _BYTES_PER_TOKEN = 16
 
 
 def object_store_size(shared_memory: int) -> int:
-    """Bytes of a /dev/shm of `shared_memory` bytes that Ray's object store gets.
+    """Returns the bytes of a /dev/shm of `shared_memory` bytes that Ray's object store gets.
 
     Weights travel through it, so a pod's template sizes it by the size of /dev/shm: `object_store_need` and what is reserved.
     """
@@ -24,7 +24,7 @@ def object_store_size(shared_memory: int) -> int:
 
 
 def object_store_need(publication: int, batch_tokens: int) -> int:
-    """Bytes that a job needs in the object store of its fullest node, that of trainer rank 0.
+    """Returns the bytes that a job needs in the object store of its fullest node, that of trainer rank 0.
 
     Two publications of `publication` bytes each (the model's parameters times the bytes of `spec.model.dtype`): a new one is put
     beside the last one, which is kept for engines that start late until it is replaced. Beside them the responses of one step, at
@@ -56,7 +56,7 @@ class RayNode:
 
 
 def head_command(node: RayNode) -> list[str]:
-    """`ray start --head`; it stays in the foreground."""
+    """Writes the command `ray start --head`, which stays in the foreground."""
     head = [
         "--head",
         f"--port={node.ports.head}",
@@ -68,7 +68,7 @@ def head_command(node: RayNode) -> list[str]:
 
 
 def worker_command(node: RayNode, head: str) -> list[str]:
-    """`ray start` that joins `head` (host:port); it stays in the foreground."""
+    """Writes a command `ray start` that joins `head` (host:port) and stays in the foreground."""
     return [*_RAY_START, f"--address={head}", *_common(node)]
 
 

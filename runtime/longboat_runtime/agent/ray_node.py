@@ -21,7 +21,7 @@ _AGENTS = {"--dashboard_agent_command=": "dashboard", "--runtime_env_agent_comma
 
 @contextmanager
 def bare_nodes() -> Iterator[None]:
-    """Nodes that this process starts within the block have no other processes. Functions of Ray are replaced meanwhile."""
+    """Keeps nodes that this process starts within the block from having other processes. Functions of Ray are replaced meanwhile."""
     from ray._private import services
     from ray._private.node import Node
 
@@ -50,7 +50,7 @@ def _with_stand_ins(start: Any) -> Any:
 
 
 def _stand_in(word: str) -> str:
-    """A word of a command line; the raylet's holds the agents' commands."""
+    """Replaces the command of one of Ray's agents in a word of the raylet's command line by its stand-in's; returns other words as they are."""
     for option, agent in _AGENTS.items():
         if word.startswith(option):
             return f'{option}"{sys.executable}" -I -S "{__file__}" {agent}'
@@ -58,7 +58,7 @@ def _stand_in(word: str) -> str:
 
 
 def _with_ports(start: Any) -> Any:
-    """The raylet waits for the files in which its agents leave their ports."""
+    """Wraps `start` so that the files in which the raylet's agents leave their ports are there: the raylet waits for them."""
     from ray import _raylet
 
     compiled: Any = _raylet

@@ -53,7 +53,7 @@ class Place:
 
 
 def head(place: Place) -> Duty:
-    """The Ray head of a job. It follows nobody."""
+    """Describes the Ray head of a job. It follows nobody."""
     node = RayNode(
         place.ip, {"longboat-store": 1}, _labels(Role.DRIVER, place), place.ports, place.object_store, place.temp_dir
     )
@@ -75,7 +75,7 @@ def head(place: Place) -> Duty:
 
 
 def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
-    """The driver beside its head. It ends with the head at once: it may never see that by itself."""
+    """Describes the driver beside its head. It ends with the head at once: it may never see that by itself."""
     probe = HeadProbe(address)
     command = [
         sys.executable,
@@ -103,12 +103,12 @@ def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
 
 
 def worker(role: Role, place: Place, address: str, number: int) -> Duty:
-    """A Ray node that offers `number` of its role's resource: devices of a rollout pod, actors of another."""
+    """Describes a Ray node that offers `number` of its role's resource: devices of a rollout pod, actors of another."""
     return _worker(role, place, address, {f"longboat-{role.value}": number})
 
 
 def reward_worker(place: Place, address: str, pool: str, slots: int, socket: Path) -> Duty:
-    """A Ray node of a reward pool, on which so many grades run at once; `socket` is where its pod's graders listen."""
+    """Describes a Ray node of a reward pool, on which so many grades run at once; `socket` is where its pod's graders listen."""
     return _worker(Role.REWARD, place, address, {resource(pool): slots}, socket)
 
 

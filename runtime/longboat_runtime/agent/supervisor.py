@@ -79,12 +79,12 @@ class Supervisor:
     async def end(self, patience: float = KILL_PATIENCE) -> set[int]:
         """Kills the child and all its descendants; returns when none is left, or those that are left after `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
-        while left := kill_descendants():
+        while remaining := kill_descendants():
             self._reap()
             if asyncio.get_running_loop().time() >= deadline:
-                return left & descendants()
+                return remaining & descendants()
             await asyncio.sleep(_KILL_INTERVAL)
-        return left
+        return remaining
 
     async def drain(self, grace: float) -> None:
         """Asks the child to end (SIGTERM), gives it and its descendants `grace` seconds, then kills what is left."""
@@ -117,36 +117,36 @@ class Supervisor:
 
 
 def descendants() -> set[int]:
-    """Process ids of all descendants of this process: the child, what it started, and adopted orphans; zombies included."""
-    found: set[int] = set()
+    """Returns the process ids of all descendants of this process: the child, what it started, and adopted orphans; zombies included."""
+    pids: set[int] = set()
     pending = [os.getpid()]
     while pending:
-        new = children(pending.pop()) - found
-        found |= new
+        new = children(pending.pop()) - pids
+        pids |= new
         pending += new
-    return found
+    return pids
 
 
 def children(pid: int) -> set[int]:
-    """Children of all threads of a process; empty if it is gone."""
-    found: set[int] = set()
+    """Returns the children of all threads of a process; empty if it is gone."""
+    pids: set[int] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
+            pids |= {int(child) for child in (task / "children").read_text().split()}
+    return pids
 
 
 def kill_descendants() -> set[int]:
     """Kills all descendants and returns them. One that is being forked may escape: call again until there are none."""
-    found = descendants()
-    for pid in found:
+    pids = descendants()
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return found
+    return pids
 
 
 def description(pid: int) -> str:
-    """Id, name and state of a process (proc(5)), such as `17 python (state D)`; just the id if it is gone."""
+    """Returns the id, name and state of a process (proc(5)), such as `17 python (state D)`; just the id if it is gone."""
     with contextlib.suppress(OSError):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
         return f"{pid} {name} (state {rest.split()[0]})"

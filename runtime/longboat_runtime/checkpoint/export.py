@@ -45,5 +45,5 @@ def export(source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: P
 
 
 def _belongs_to_model(name: str) -> bool:
-    """Tokenizer, chat template, generation defaults: all that is neither weights nor the config."""
+    """Whether the file is neither weights nor the config: tokenizer, chat template, generation defaults."""
     return name != CONFIG and not name.endswith(_WEIGHT_INDEX) and Path(name).suffix not in _WEIGHT_SUFFIXES

@@ -72,7 +72,7 @@ def remove_tree(root: Path) -> None:
 
 
 def describe(root: Path) -> tuple[FileEntry, ...]:
-    """All files below `root`, sorted by path."""
+    """Describes all files below `root`, sorted by path."""
     paths = sorted(_files(root))
     with ThreadPoolExecutor(_READERS) as readers:
         sums = list(readers.map(checksum, [root / path for path in paths]))
@@ -98,7 +98,7 @@ def verify(root: Path, entries: tuple[FileEntry, ...]) -> None:
 
 
 def checksum(path: Path) -> str:
-    """XXH3 (128 bits) of a file's content."""
+    """Computes the XXH3 (128 bits) of a file's content."""
     total = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

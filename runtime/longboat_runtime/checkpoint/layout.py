@@ -24,7 +24,7 @@ class Position(NamedTuple):
 
 
 def parse(incarnation: str, step: str) -> Position | None:
-    """The position that two directory names stand for, or None if they are something else's."""
+    """Reads the position that two directory names stand for, or None if they are something else's."""
     match = _STEP.fullmatch(step)
     return Position(int(incarnation), int(match[1])) if match and incarnation.isdecimal() else None
 
@@ -32,7 +32,7 @@ def parse(incarnation: str, step: str) -> Position | None:
 def removable(
     complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position, newest: int
 ) -> list[Position]:
-    """What may be removed once `saved` is complete: all but the `keep` newest complete ones, and unfinished ones.
+    """Returns what may be removed once `saved` is complete: all but the `keep` newest complete ones, and unfinished ones.
 
     Nothing may if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its
     partial ones are its own business.
@@ -40,5 +40,5 @@ def removable(
     if newest > saved.incarnation:
         return []
     every = [*complete, *partial]
-    kept = set(sorted(complete)[-keep:]) | {saved}
-    return sorted(set(every) - kept)
+    retained = set(sorted(complete)[-keep:]) | {saved}
+    return sorted(set(every) - retained)

@@ -37,13 +37,13 @@ class ManifestFile(BaseModel):
 
 
 def encode(manifest: ManifestFile) -> bytes:
-    """JSON text with a checksum of itself in front."""
+    """Writes JSON text with a checksum of its content in front."""
     content = manifest.model_dump(mode="json")
     return json.dumps({"checksum": _checksum(content), "manifest": content}, indent=1).encode()
 
 
 def decode(text: bytes) -> ManifestFile:
-    """Inverse of `encode`. Raises ManifestInvalid."""
+    """Reads what `encode` wrote. Raises ManifestInvalid."""
     try:
         outer = json.loads(text)
         if outer["checksum"] != _checksum(outer["manifest"]):

@@ -66,12 +66,12 @@ def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGrou
 
 
 def names(directory: Path) -> set[str]:
-    """The names of the tensors in `directory`. Raises OSError if that can't be read."""
+    """Reads the names of the tensors in `directory`. Raises OSError if that can't be read."""
     return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
 
 
 def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
-    """Host memory for a copy of `tensor`."""
+    """Allocates host memory for a copy of `tensor`."""
     local = torch.empty_like(_local(tensor), device="cpu")
     if not isinstance(tensor, DTensor):
         return local
@@ -81,17 +81,17 @@ def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of it."""
+    """Returns this rank's part of the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _disk_error(error: CheckpointException) -> OSError | None:
-    """The OSError that some rank met, if that is the cause."""
+    """Returns the OSError that some rank met, if that is the cause."""
     return next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
 
 
 def _no_space(tensors: Mapping[str, Tensor], directory: Path) -> OSError | None:
-    """torch's archive writer hides the cause of a failed write. There is no space if what is left is less than this rank's parts."""
+    """Returns the OSError of a full volume, if less is free than this rank's parts: torch's archive writer hides why a write failed."""
     if shutil.disk_usage(directory).free >= sum(_local(tensor).nbytes for tensor in tensors.values()):
         return None
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))

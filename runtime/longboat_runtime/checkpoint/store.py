@@ -35,7 +35,7 @@ class CheckpointStore:
         self.damaged: tuple[str, ...] = ()
 
     def newest(self, step: int | None = None) -> Manifest | None:
-        """The newest checkpoint (of `step`, if given) whose files are all as they were written. None if there is none.
+        """Returns the newest checkpoint (of `step`, if given) whose files are all as they were written. None if there is none.
 
         Highest incarnation first, then highest step. Reads every byte of the one it returns; newer ones that are not as they
         were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if all are: starting
@@ -46,13 +46,13 @@ class CheckpointStore:
             if step is not None and position.step != step:
                 continue
             try:
-                found = self._open(position)
+                checkpoint = self._open(position)
             except (manifest.ManifestInvalid, files.FilesDamaged, ValueError) as error:
                 log.warning("checkpoint is damaged", checkpoint=str(position.path), error=str(error))
                 damaged.append(f"{self.root / position.path} ({error})")
             else:
                 self.damaged = tuple(damaged)
-                return found
+                return checkpoint
         if damaged:
             message = (
                 f"No checkpoint is whole: {'; '.join(damaged)}. Check the storage behind the claim and restore the files; to "
@@ -62,7 +62,7 @@ class CheckpointStore:
         return None
 
     def newest_state(self) -> Mapping[str, Any] | None:
-        """The driver's state in the newest complete checkpoint, whose files may be damaged; None if it can't be read."""
+        """Returns the driver's state in the newest complete checkpoint, whose files may be damaged; None if it can't be read."""
         if (position := max(self._complete(), default=None)) is None:
             return None
         try:
@@ -74,7 +74,7 @@ class CheckpointStore:
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
     ) -> Manifest:
-        """One transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
+        """Saves in one transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
 
         One at a time: the next begins when this has returned. One that this incarnation has already completed is left as it is.
         Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable) or what `write_model` raised; earlier checkpoints
@@ -142,9 +142,9 @@ class CheckpointStore:
         return [position for position in self._positions() if not (self.root / position.path / manifest.NAME).exists()]
 
     def _incarnations(self) -> list[int]:
-        """All that have come up: each has a directory from its start, for its log."""
+        """Lists all incarnations that have come up: each has a directory from its start, for its log."""
         return [int(path.name) for path in (self.root / INCARNATIONS).iterdir() if path.name.isdecimal()]
 
     def _positions(self) -> list[Position]:
-        found = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))
-        return [position for position in found if position is not None]
+        positions = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))
+        return [position for position in positions if position is not None]

@@ -12,7 +12,7 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem | None:
-    """The problem to tell if `error` means that the volume is full or can't be written; None for any other error.
+    """Returns the problem to tell if `error` means that the volume is full or can't be written; None for any other error.
 
     `fatal` is whether a full volume ends the job, which it doesn't if there is another try.
     """
@@ -41,6 +41,6 @@ def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem |
 
 
 def volume_full(error: BaseException) -> SpecProblem | None:
-    """The problem if `error` means that no space is left; None for any other error."""
+    """Returns the problem if `error` means that no space is left; None for any other error."""
     problem = volume_problem(error)
     return problem if problem is not None and problem.reason == Reason.CHECKPOINT_VOLUME_FULL else None

@@ -45,7 +45,7 @@ def install(model: nn.Module, *, norms: bool = True) -> None:
 
 @cache
 def _computing_by(forward: Callable[..., Tensor], kind: type[nn.Module]) -> type[nn.Module]:
-    """A class of its own, not a function of each module's own, for which torch would compile every layer again."""
+    """Makes a class of its own, not a function of each module's own, for which torch would compile every layer again."""
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
@@ -108,7 +108,7 @@ class OneDnnLinear(torch.autograd.Function):
 
 
 def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
-    """The gradient (out, in) of a weight, from that of its layer's results (rows, out) and from its inputs (rows, in).
+    """Computes the gradient (out, in) of a weight, from that of its layer's results (rows, out) and from its inputs (rows, in).
 
     The product of matrices needs a transposed copy of the gradient, which costs as much as the product itself if rows are many and
     short. The weight of a convolution over single points has the same gradient, for which oneDNN needs no copy: measured on an AMD

@@ -47,16 +47,16 @@ def _sample(
     if self.use_fp64_gumbel:
         return _sample_by_vllm(self, logits, generators, k, p)
     logits = topk_topp_sampler.apply_top_k_top_p(logits, k, p)
-    kept = None
+    processed = None
     if self.logprobs_mode == "processed_logits":
-        kept = logits
+        processed = logits
     elif self.logprobs_mode == "processed_logprobs":
-        kept = logits.log_softmax(dim=-1, dtype=torch.float32)
+        processed = logits.log_softmax(dim=-1, dtype=torch.float32)
     rows = logits.shape[0]
     seeds = [0] * rows if len(generators) == rows else torch.randint(0, 2**31, (rows,), dtype=torch.long).tolist()
     for row, generator in generators.items():
         seeds[row] = seed(generator)
-    return torch.ops._C.fused_gumbel_argmax(logits.float(), torch.tensor(seeds, dtype=torch.long)), kept
+    return torch.ops._C.fused_gumbel_argmax(logits.float(), torch.tensor(seeds, dtype=torch.long)), processed
 
 
 def has_slots(manager: KVCacheManager, request: Request, new: int, lookahead: int = 0) -> bool:

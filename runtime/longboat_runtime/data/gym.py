@@ -20,7 +20,7 @@ DOMAIN = "domain"
 
 
 def create_task(source: ReasoningGymSource, field: str) -> Any:
-    """The procedural dataset of `source`. Raises SpecProblem for an unknown task or setting."""
+    """Creates the procedural dataset of `source`. Raises SpecProblem for an unknown task or setting."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -30,14 +30,14 @@ def create_task(source: ReasoningGymSource, field: str) -> Any:
             f"{field}.task",
             f"reasoning-gym has no task {source.task!r}.{suggestion(source.task, DATASETS)} It has {', '.join(sorted(DATASETS))}.",
         )
-    known = [item.name for item in dataclasses.fields(DATASETS[source.task][1])]
+    settings = [item.name for item in dataclasses.fields(DATASETS[source.task][1])]
     for name in source.config:
-        if name not in known or name in ("seed", "size"):
+        if name not in settings or name in ("seed", "size"):
             raise SpecProblem(
                 Reason.DATASET_INVALID,
                 f"{field}.config.{name}",
-                f"Task {source.task!r} has no setting {name!r}.{suggestion(name, known)} It has "
-                f"{', '.join(sorted(set(known) - {'seed', 'size'}))}; seed and size are set next to `config`.",
+                f"Task {source.task!r} has no setting {name!r}.{suggestion(name, settings)} It has "
+                f"{', '.join(sorted(set(settings) - {'seed', 'size'}))}; seed and size are set next to `config`.",
             )
     try:
         return reasoning_gym.create_dataset(source.task, size=source.size, seed=source.seed, **source.config)
@@ -47,14 +47,14 @@ def create_task(source: ReasoningGymSource, field: str) -> Any:
         ) from error
 
 
-def shares_rows(one: ReasoningGymSource, other: ReasoningGymSource) -> bool:
+def shares_rows(source: ReasoningGymSource, other: ReasoningGymSource) -> bool:
     """Whether the two sources have rows in common by construction.
 
     Row i is generated from the seed `seed + i` (reasoning-gym, `__getitem__` of its tasks), so neighbouring seeds give the same
     rows, shifted. Pure.
     """
-    same = one.task == other.task and one.config == other.config
-    return same and one.seed < other.seed + other.size and other.seed < one.seed + one.size
+    same = source.task == other.task and source.config == other.config
+    return same and source.seed < other.seed + other.size and other.seed < source.seed + source.size
 
 
 class GymTable:
@@ -68,7 +68,7 @@ class GymTable:
         return self.source.size
 
     def record(self, row: int) -> dict[str, Any]:
-        """The row's column values."""
+        """Returns the row's column values."""
         entry = self._task[row]
         return {
             "prompt": entry["question"],
@@ -80,5 +80,5 @@ class GymTable:
         }
 
     def place(self, row: int) -> str:
-        """Where a person can find the row."""
+        """Says where a person can find the row."""
         return f"reasoning-gym task {self.source.task} row {row}"

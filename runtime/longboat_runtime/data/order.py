@@ -20,7 +20,7 @@ from longboat_runtime.samples import PromptId
 
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
-    """Row numbers 0..rows-1 in the order of `epoch`; int64 of shape (rows,).
+    """Returns the row numbers 0..rows-1 in the order of `epoch`; int64 of shape (rows,).
 
     Every (seed, epoch) has its own PCG64 stream, seeded by blake2b; rows with equal keys keep their order.
     """
@@ -48,11 +48,11 @@ class Order:
     shuffle: bool = True
 
     def epoch(self, number: int) -> npt.NDArray[np.int64]:
-        """All row numbers in the order of epoch `number`; int64 of shape (rows,)."""
+        """Returns all row numbers in the order of epoch `number`; int64 of shape (rows,)."""
         return permutation(self.seed, number, self.rows) if self.shuffle else np.arange(self.rows)
 
     def draw(self, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
-        """The next `count` prompts over all rows, and the cursor after them; see `draw`."""
+        """Draws the next `count` prompts over all rows; returns them and the cursor after them; see `draw`."""
         return draw(self, cursor, count)
 
 
@@ -60,7 +60,7 @@ class Rows(Protocol):
     """Rows to draw from: the same number in every epoch, at least one."""
 
     def epoch(self, number: int) -> npt.NDArray[np.int64]:
-        """The row numbers in the order of epoch `number`."""
+        """Returns the row numbers in the order of epoch `number`."""
 
 
 class RowSubset:
@@ -79,7 +79,7 @@ class RowSubset:
 
 
 def draw(rows: Rows, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
-    """The next `count` prompts and the cursor after them. Every epoch draws each row exactly once."""
+    """Draws the next `count` prompts; returns them and the cursor after them. Every epoch draws each row exactly once."""
     drawn: list[PromptId] = []
     epoch, position = cursor.epoch, cursor.position
     while len(drawn) < count:

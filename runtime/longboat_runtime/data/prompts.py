@@ -40,7 +40,7 @@ class Prompts:
         self._template = _compile(dataset.prompt_template)
 
     def text(self, record: Mapping[str, Any], place: str) -> tuple[str, bool]:
-        """The prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does)."""
+        """Returns the prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does)."""
         if self._template is not None:
             try:
                 return self._template.render(record), False
@@ -81,7 +81,7 @@ class Prompts:
             ) from error
 
     def tokens(self, text: str, special: bool, place: str) -> tuple[int, ...]:
-        """Token ids of a rendered prompt; `special` as `text` returned it. Raises SpecProblem when empty or too long."""
+        """Returns the token ids of a rendered prompt; `special` as `text` returned it. Raises SpecProblem when empty or too long."""
         ids = tuple(self._tokenizer(text, add_special_tokens=not special)["input_ids"])
         if not ids:
             raise SpecProblem(
@@ -113,7 +113,7 @@ _SPECIAL_TOKENS = 8
 
 
 def column(record: Mapping[str, Any], path: str | None, field: str, place: str) -> Any:
-    """The column named `path`, or a value inside a column (`reward_model.ground_truth`); None if the spec names no column.
+    """Returns the column named `path`, or a value inside a column (`reward_model.ground_truth`); None if the spec names no column.
 
     Raises a SpecProblem that names the existing columns.
     """
@@ -146,7 +146,7 @@ def _compile(template: str | None) -> jinja2.Template | None:
 
 
 def context_length(model: ModelSpec) -> int:
-    """Longest prompt plus response, in tokens (`model_config.longest_sequence`)."""
+    """Returns the most tokens of prompt plus response (`model_config.longest_sequence`)."""
     path = Path(model.path) / "config.json"
     if not path.is_file():
         raise SpecProblem(
@@ -158,7 +158,7 @@ def context_length(model: ModelSpec) -> int:
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The tokenizer in the model's directory. Downloads nothing and runs no code from the directory."""
+    """Loads the tokenizer in the model's directory. Downloads nothing and runs no code from the directory."""
     from transformers import AutoTokenizer
 
     try:

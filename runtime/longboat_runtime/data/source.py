@@ -61,11 +61,11 @@ class TablePrompts:
         self._too_long: set[int] = set()
         domains = []
         checked = min(len(table), _GENERATED_ROWS_CHECKED) if self._generated else len(table)
-        told = time.monotonic()
+        last_progress = time.monotonic()
         for row in range(checked):
-            if time.monotonic() >= told + _PROGRESS_SECONDS:
+            if time.monotonic() >= last_progress + _PROGRESS_SECONDS:
                 log.info("rows are being checked", table=field, checked=row, rows=checked)
-                told = time.monotonic()
+                last_progress = time.monotonic()
             record, place = table.record(row), table.place(row)
             try:
                 prompts.check(record, place)
@@ -101,29 +101,29 @@ class TablePrompts:
         return self._skipped if self._skips else None
 
     def draw(self, count: int, domain: str = "") -> list[PromptId]:
-        """The next `count` prompts of a domain, which must have a quota; without quotas, of all rows."""
+        """Draws the next `count` prompts of a domain, which must have a quota; without quotas, of all rows."""
         prompts: list[PromptId] = []
         skipped = 0
         while len(prompts) < count:
             drawn, self._cursors[domain] = draw(self._rows[domain], self._cursors[domain], count - len(prompts))
-            found = [prompt for prompt in drawn if self._fits(prompt)]
-            prompts += found
-            skipped = 0 if found else skipped + len(drawn)
+            fitting = [prompt for prompt in drawn if self._fits(prompt)]
+            prompts += fitting
+            skipped = 0 if fitting else skipped + len(drawn)
             if self._generated and skipped >= min(len(self._table), _MOST_SKIPPED_IN_A_ROW):
                 raise self._empty(f"{skipped} rows, one after another,")
         return prompts
 
     def first(self, count: int) -> list[Row]:
-        """The first `count` rows in the order of the table, or all rows if there are fewer."""
-        found: list[Row] = []
+        """Returns the first `count` rows that aren't skipped, in the order of the table, or all such rows if there are fewer. Raises SpecProblem if there is none."""
+        rows: list[Row] = []
         for number in range(len(self._table)):
-            if len(found) == count:
+            if len(rows) == count:
                 break
             if self._fits(prompt := PromptId(0, number)):
-                found.append(self.row(prompt))
-        if not found:
+                rows.append(self.row(prompt))
+        if not rows:
             raise self._empty(f"all {len(self._table)} rows")
-        return found
+        return rows
 
     def _fits(self, prompt: PromptId) -> bool:
         """Whether the prompt is used, not skipped. Raises SpecProblem if it can't be launched for another reason."""
@@ -153,7 +153,7 @@ class TablePrompts:
         )
 
     def row(self, prompt: PromptId) -> Row:
-        """The row of a prompt, cached until `forget`. Raises SpecProblem if it can't be launched."""
+        """Returns the row of a prompt, cached until `forget`. Raises SpecProblem if it can't be launched."""
         if prompt not in self._kept:
             record, place = self._table.record(prompt.row), self._table.place(prompt.row)
             text, special = self._prompts.text(record, place)
@@ -167,19 +167,19 @@ class TablePrompts:
             self._kept.pop(prompt, None)
 
     def domain(self, row: int) -> str:
-        """The row's domain; empty if rows have none."""
+        """Returns the row's domain; empty if rows have none."""
         if isinstance(self._table, GymTable) and self._columns.domain == GYM_DOMAIN:
             return self._table.source.task
         return self._labels(self._table.record(row), self._table.place(row))[0]
 
     def _labels(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
-        """Domain and ground truth of a row."""
+        """Returns the domain and ground truth of a row."""
         domain = column(record, self._columns.domain, "spec.dataset.columns.domain", place)
         truth = column(record, self._columns.ground_truth, "spec.dataset.columns.groundTruth", place)
         return (str(domain) if self._columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
-        """The cursors by domain, and the settings that determine the order."""
+        """Returns the cursors by domain, and the settings that determine the order."""
         order = self._order
         return {
             "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
@@ -235,7 +235,7 @@ def open_source(
 def open_evaluation(
     dataset: DatasetSpec, model: ModelSpec, max_tokens: int, check: RowCheck | None = None
 ) -> list[Row]:
-    """The held-out rows, at most `maxPrompts`, in the order of the table; empty without spec.dataset.evaluation.
+    """Reads the held-out rows, at most `maxPrompts`, in the order of the table; empty without spec.dataset.evaluation.
 
     Raises SpecProblem.
     """
@@ -275,7 +275,7 @@ def _open_table(files: FilesSource | None, gym: ReasoningGymSource | None, field
 
 
 def _rows_by_domain(domains: Sequence[str], quotas: Sequence[DomainQuota]) -> Mapping[str, npt.NDArray[np.bool_]]:
-    """The rows of each domain as a mask [rows], given the domain of each row.
+    """Returns the rows of each domain as a mask [rows], given the domain of each row.
 
     Raises SpecProblem if a domain with a quota has no rows, or a domain with rows has no quota: its rows would never be drawn.
     """
@@ -288,15 +288,17 @@ def _rows_by_domain(domains: Sequence[str], quotas: Sequence[DomainQuota]) -> Ma
                 f"No row of the dataset belongs to domain {quota.domain!r}; there are {_names(rows)}. Correct the name or "
                 "spec.dataset.columns.domain, or remove the quota.",
             )
-    if left := {domain: count for domain, count in rows.items() if domain not in {quota.domain for quota in quotas}}:
+    if without_quota := {
+        domain: count for domain, count in rows.items() if domain not in {quota.domain for quota in quotas}
+    }:
         raise SpecProblem(
             Reason.DOMAINS_MISMATCH,
             "spec.rounds.quotas",
-            f"{sum(left.values())} rows belong to domains without a quota, and would never be drawn: {_names(left)}. Give each "
+            f"{sum(without_quota.values())} rows belong to domains without a quota, and would never be drawn: {_names(without_quota)}. Give each "
             "domain a quota, or remove its rows from the dataset.",
         )
-    of = np.array(domains)
-    return {quota.domain: of == quota.domain for quota in quotas}
+    domain_of_row = np.array(domains)
+    return {quota.domain: domain_of_row == quota.domain for quota in quotas}
 
 
 def _names(rows: Mapping[str, int]) -> str:

@@ -24,10 +24,10 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def record(self, row: int) -> dict[str, Any]:
-        """The row's column values, all of them JSON values."""
+        """Returns the row's column values, all of them JSON values."""
 
     def place(self, row: int) -> str:
-        """Where a person can find the row, such as `train.jsonl line 7`."""
+        """Says where a person can find the row, such as `train.jsonl line 7`."""
 
 
 class JsonLines:
@@ -57,13 +57,13 @@ class JsonLines:
         return len(self._lines)
 
     def record(self, row: int) -> dict[str, Any]:
-        """The row's column values."""
+        """Returns the row's column values."""
         start, end, _ = self._lines[row]
         record: dict[str, Any] = json.loads(self._data[start:end])
         return record
 
     def place(self, row: int) -> str:
-        """Where a person can find the row."""
+        """Says where a person can find the row."""
         return f"{self.path} line {self._lines[row][2]}"
 
 
@@ -104,12 +104,12 @@ class Parquet:
         return int(self._table.num_rows)
 
     def record(self, row: int) -> dict[str, Any]:
-        """The row's column values."""
+        """Returns the row's column values."""
         (values,) = self._table.slice(row, 1).to_pylist()
         return {name: plain(value) for name, value in values.items()}
 
     def place(self, row: int) -> str:
-        """Where a person can find the row."""
+        """Says where a person can find the row."""
         return f"{self.path} row {row}"
 
 
@@ -130,12 +130,12 @@ class Files:
         return self._tables[index], row - self._starts[index]
 
     def record(self, row: int) -> dict[str, Any]:
-        """The row's column values."""
+        """Returns the row's column values."""
         table, inner = self._find(row)
         return table.record(inner)
 
     def place(self, row: int) -> str:
-        """Where a person can find the row."""
+        """Says where a person can find the row."""
         table, inner = self._find(row)
         return table.place(inner)
 

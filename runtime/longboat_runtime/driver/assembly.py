@@ -52,7 +52,10 @@ class AdoptingStore(CheckpointStore):
         self._adopted, self._resume = CheckpointStore(adopted, keep, incarnation), resume
 
     def newest(self, step: int | None = None) -> Manifest | None:
-        """The newest checkpoint. Raises SpecProblem if neither has one: the job must not silently start from scratch."""
+        """Finds the newest checkpoint, of this job or else of the claim it resumes from.
+
+        Raises SpecProblem if neither has one: the job must not silently start from scratch.
+        """
         own = super().newest(step)
         adopted = own or self._adopted.newest(self._resume.step)
         self.damaged = self.damaged if own else self._adopted.damaged
@@ -106,7 +109,7 @@ async def open_components(
 
 
 async def _own_store() -> ActorHandle:
-    """A new store. The previous driver's store dies with that driver, but Ray may not have noticed yet."""
+    """Starts a new store. The previous driver's store dies with that driver, but Ray may not have noticed yet."""
     while True:
         try:
             return start_store()

@@ -47,20 +47,22 @@ class Audits:
         if not window:
             return
         raced, audited = self._lengths_of(window, audited=False), self._lengths_of(window, audited=True)
-        found = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
-        self._reporter.reports.add(step, length_metrics(found))
+        result = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
+        self._reporter.reports.add(step, length_metrics(result))
         self._reporter.audited(
-            length_line(found.overall), {name: length_line(of) for name, of in found.domains.items()}
+            length_line(result.overall), {name: length_line(bias) for name, bias in result.domains.items()}
         )
         if audited:
             comparison = await asyncio.to_thread(compare, audited, raced, self._longest)
             self._reporter.reports.add(step, audit_rounds_metrics(comparison))
             self._reporter.compared(length_line(comparison))
-        self._limit(found.overall)
+        self._limit(result.overall)
 
     def _lengths_of(self, window: Sequence[PromptHistory], *, audited: bool) -> list[PromptLengths]:
-        """Lengths of the prompts first launched in audit rounds (`audited`), or in other rounds."""
-        return [one.lengths(self._source.domain(one.prompt.row)) for one in window if one.audited == audited]
+        """Returns the lengths of the prompts first launched in audit rounds (`audited`), or in other rounds."""
+        return [
+            history.lengths(self._source.domain(history.prompt.row)) for history in window if history.audited == audited
+        ]
 
     def _limit(self, bias: LengthBias) -> None:
         """Suspends racing for a period if the bias certainly exceeds the limit: the low end of its interval does."""

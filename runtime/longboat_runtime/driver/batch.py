@@ -36,7 +36,7 @@ class Batch:
 
 
 def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], algorithm: ResolvedAlgorithm) -> Batch:
-    """The samples that the round kept, with rewards and advantages by the job's `rewards` and `algorithm`."""
+    """Assembles the samples that the round kept, with rewards and advantages by the job's `rewards` and `algorithm`."""
     groups = [view.groups[prompt] for prompt in sorted(round_.kept)]
     records = {sample: group.samples[sample.index] for group in groups for sample in sorted(group.counted_ids)}
     sample_rewards = batch_rewards(rewards, list(records.values()))
@@ -44,7 +44,7 @@ def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], a
 
 
 def skip_problem(report: TrainReport, skipped_steps: int, limit: int) -> SpecProblem | None:
-    """The problem to report if minibatches were skipped; None if none was.
+    """Returns the problem to report if minibatches were skipped; None if none was.
 
     `skipped_steps` is how many steps in a row before this one trained nothing. If this one trained nothing either and there are
     now `limit` (`trainer.maxSkippedSteps`) of them, the job fails: the next step would start from the same weights.

@@ -29,14 +29,14 @@ class Broker(Protocol):
     async def suspended(self) -> None:
         """Waits until the job is to be suspended. Raises Superseded."""
 
-    async def edited(self, known: RLJobSpec) -> RLJobSpec:
-        """Waits until the job's spec differs from `known`, and returns it. Raises Superseded."""
+    async def edited(self, previous: RLJobSpec) -> RLJobSpec:
+        """Waits until the job's spec differs from `previous`, and returns it. Raises Superseded."""
 
-    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
-        """Waits until the grant of rollout pods differs from `known`, and returns it. Raises Superseded."""
+    async def granted(self, previous: RolloutGrant | None) -> RolloutGrant:
+        """Waits until the grant of rollout pods differs from `previous`, and returns it. Raises Superseded."""
 
-    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
-        """Waits until the grant of reward pools' CPUs differs from `known`, and returns it. Raises Superseded."""
+    async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
+        """Waits until the grant of reward pools' CPUs differs from `previous`, and returns it. Raises Superseded."""
 
     def publish(self, status: DriverStatus) -> None:
         """Sets the driver's status. Returns at once; it is written when the change is worth a request."""
@@ -73,17 +73,17 @@ class LocalBroker:
     async def suspended(self) -> None:
         await self._suspend.wait()
 
-    async def edited(self, known: RLJobSpec) -> RLJobSpec:
+    async def edited(self, previous: RLJobSpec) -> RLJobSpec:
         await asyncio.Event().wait()
-        return known
+        return previous
 
-    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
-        while self._grant is None or self._grant == known:
+    async def granted(self, previous: RolloutGrant | None) -> RolloutGrant:
+        while self._grant is None or self._grant == previous:
             self._asked.clear()
             await self._asked.wait()
         return self._grant
 
-    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
+    async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
         await asyncio.Event().wait()
         return RewardGrant()
 
@@ -104,6 +104,6 @@ class LocalBroker:
 
 
 def granted(demand: RolloutDemand, rollout: RolloutSpec | None) -> RolloutGrant:
-    """What is asked for, within the bounds of the spec, if there are any (pure)."""
+    """Grants what is asked for, within the bounds of the spec, if there are any (pure)."""
     least, most = (rollout.min_replicas or 0, rollout.replicas) if rollout else (0, demand.replicas)
     return RolloutGrant(answers=demand.number, replicas=min(max(demand.replicas, least), most))

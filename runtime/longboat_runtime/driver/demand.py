@@ -14,7 +14,7 @@ from longboat_runtime.samples import PromptId
 
 
 def give_first(pods: Mapping[str, PodLoad]) -> list[str]:
-    """The pods in the order in which giving them back costs least: those that serve nothing, then those with the least under way.
+    """Sorts the pods: first those that serve nothing, then those with the least under way. Giving these back costs least.
 
     Equal ones go by name, the last first: the operator fills the lowest numbers first.
     """
@@ -28,7 +28,7 @@ def next_demand(
     pods: Mapping[str, PodLoad],
     drained: Sequence[str],
 ) -> RolloutDemand:
-    """The demand of this incarnation that follows `before`, for so many `replicas`; `pods` are there, `drained` may be deleted.
+    """Makes the demand of this incarnation that follows `before`, for so many `replicas`; `pods` are there, `drained` may be deleted.
 
     The rule: it gets another number if another number of pods is asked for or others have been drained. The order of `give_first` is
     taken anew then, and when pods have come or gone: what runs where changes all the time, and is no reason to ask again.
@@ -50,12 +50,14 @@ def next_demand(
 def next_cpu_demand(
     before: RewardDemand | None, incarnation: int, granted: Mapping[str, int], division: Division
 ) -> RewardDemand | None:
-    """The demand of this incarnation that follows `before`, for this division of CPUs, which are `granted` as long as nobody has asked.
+    """Makes the demand of this incarnation that follows `before`, for this division of CPUs.
+
+    CPUs are `granted` as long as nobody has asked.
 
     The rule: it gets another number if some pool asks for `cpus.LEAST_MOVE` more or less than it did, and is the same demand otherwise.
     """
-    asked = granted if before is None else asked_cpus(before)
-    if not differs(asked, division.pools):
+    requested = granted if before is None else asked_cpus(before)
+    if not differs(requested, division.pools):
         return before
     return RewardDemand(
         incarnation=incarnation,
@@ -68,26 +70,26 @@ def next_cpu_demand(
     )
 
 
-def asked_cpus(asked: RewardDemand | RewardGrant) -> dict[str, int]:
-    """Millicores of each pool, by name."""
-    return {pool.name: millicores(pool.cpu) for pool in asked.pools or ()}
+def asked_cpus(division: RewardDemand | RewardGrant) -> dict[str, int]:
+    """Returns the millicores of each pool, by name."""
+    return {pool.name: millicores(pool.cpu) for pool in division.pools or ()}
 
 
 def expected_grades(view: View, prompts: int, pools_of: Callable[[PromptId], Collection[str]]) -> dict[str, float]:
-    """How many responses that engines are making now each pool, by name, will have to grade, as far as that is known.
+    """Estimates how many responses that engines are making now each pool, by name, will have to grade, as far as that is known.
 
-    `prompts` are those of a round; `pools_of` are the pools that grade the responses to a prompt. Of a group only the first `groupSize`
-    responses are graded, and of a racing round only as many groups as it trains: which ones nobody knows, so each counts in part.
+    `prompts` are those of a round; `pools_of` are the pools that grade the responses to a prompt. Only the first `groupSize`
+    responses of a group are graded, and only as many groups of a racing round as it trains. Nobody knows which, so each counts in part.
     """
-    found: dict[str, float] = {}
+    grades: dict[str, float] = {}
     for round_ in view.open_rounds():
         unfinished = [prompt for prompt in round_.groups if prompt not in round_.completed]
-        left = max(0, prompts - len(round_.completed))
-        share = min(1.0, left / len(unfinished)) if round_.racing and unfinished else 1.0
+        missing = max(0, prompts - len(round_.completed))
+        share = min(1.0, missing / len(unfinished)) if round_.racing and unfinished else 1.0
         for prompt in unfinished:
             group = view.groups[prompt]
             running = sum(sample.state is SampleState.RUNNING for sample in group.samples)
             due = share * min(running, view.group_size - len(group.counted))
             for pool in pools_of(prompt):
-                found[pool] = found.get(pool, 0.0) + due
-    return found
+                grades[pool] = grades.get(pool, 0.0) + due
+    return grades

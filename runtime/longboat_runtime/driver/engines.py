@@ -26,7 +26,7 @@ class EngineDeaths:
     step: int = 0
 
     def counted(self, more: int, step: int) -> EngineDeaths:
-        """The count after `more` deaths, seen while `step` is the last committed step.
+        """Counts `more` deaths, seen while `step` is the last committed step.
 
         The rule: a new step forgives earlier deaths. Engines that die with their pod are not counted here: the operator counts
         those, against the same limit.
@@ -34,7 +34,7 @@ class EngineDeaths:
         return EngineDeaths(more, step) if step > self.step else EngineDeaths(self.number + more, self.step)
 
     def over(self, limit: int, last: str) -> SpecProblem | None:
-        """The problem that ends the job if there are more than `limit` deaths; `last` is the cause of the last one."""
+        """Returns the problem that ends the job if there are more than `limit` deaths; `last` is the cause of the last one."""
         if self.number <= limit:
             return None
         since = f"since step {self.step} was committed" if self.step else "before the first step was committed"
@@ -59,16 +59,16 @@ class EngineWatch:
 
     async def run(self) -> None:
         """Watches forever. Raises SpecProblem, and whatever the fleet fails with."""
-        known, deaths = FleetState(), EngineDeaths()
+        previous, deaths = FleetState(), EngineDeaths()
         while True:
-            state = await self._fleet.changed(known)
-            deaths = deaths.counted(state.deaths - known.deaths, self._reporter.step)
+            state = await self._fleet.changed(previous)
+            deaths = deaths.counted(state.deaths - previous.deaths, self._reporter.step)
             if problem := deaths.over(self.limit, state.last_death):
                 raise problem
             self._report(state)
-            if state.fetches > known.fetches and state.unreached and not state.serving:
+            if state.fetches > previous.fetches and state.unreached and not state.serving:
                 self._publish_again()
-            known = state
+            previous = state
 
     def _report(self, state: FleetState) -> None:
         problems = self._reporter.problems

@@ -51,12 +51,12 @@ def is_due(step: int, steps: int, every: int) -> bool:
 
 
 def evaluation_id(step: int, row: Row, index: int) -> SampleId:
-    """An id that no training sample and no other evaluation has: epochs below 0, one for each step."""
+    """Makes an id that no training sample and no other evaluation has: epochs below 0, one for each step."""
     return SampleId(-1 - step, row.prompt.row, 0, index)
 
 
 def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
-    """How held-out samples are drawn: like training samples, except for what the evaluation's `spec` sets itself."""
+    """Decides how held-out samples are drawn: like training samples, except for what the evaluation's `spec` sets itself."""
     own = {field.name: getattr(spec, field.name) for field in fields(Sampling) if field.name in type(spec).model_fields}
     return replace(training, **own)
 
@@ -92,7 +92,7 @@ class Evaluation:
         count = self._spec.samples_per_prompt
         samples = {evaluation_id(step, row, index): row for row in self._rows for index in range(count)}
         await self._submit(samples)
-        results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples.items()))
+        results = await asyncio.gather(*(self._outcome(sample, row) for sample, row in samples.items()))
         self._discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
@@ -107,7 +107,7 @@ class Evaluation:
         return True
 
     async def _submit(self, samples: Mapping[SampleId, Row], begun: tuple[VersionSpan, ...] = ()) -> None:
-        """In one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""
+        """Submits samples in one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""
         loop = asyncio.get_running_loop()
         self._waiting |= {sample: loop.create_future() for sample in samples}
         await self._fleet.submit(
@@ -118,7 +118,7 @@ class Evaluation:
         )
 
     def _discard_graded(self, sample: SampleId) -> None:
-        """The store needn't hold more than what is being graded, nor be called for each."""
+        """Discards graded samples, several in one call: the store needn't hold more than what is being graded."""
         self._graded.append(sample)
         if len(self._graded) >= DISCARDED_TOGETHER:
             self._discard(self._graded)
@@ -126,8 +126,8 @@ class Evaluation:
                 del self._waiting[graded]
             self._graded = []
 
-    async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
-        """The outcome of a sample that has been submitted; None if it is left out."""
+    async def _outcome(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
+        """Waits for the outcome of a sample that has been submitted; None if it is left out."""
         deaths = 0
         while True:
             result = await self._waiting[sample]
@@ -147,7 +147,7 @@ class Evaluation:
 
 
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
-    """Scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
+    """Returns the scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
     `val/accuracy` is the share of samples with at least FULL_SCORE, `val/pass@K` is there with several samples for each prompt.
     Timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.

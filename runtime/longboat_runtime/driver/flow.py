@@ -100,8 +100,8 @@ class SampleFlow:
             orders = [await self._orders.get()]
             while not self._orders.empty():
                 orders.append(self._orders.get_nowait())
-            for order, given in groupby(orders, key=itemgetter(0)):
-                await order([*chain.from_iterable(of for _, of in given)])
+            for order, batch in groupby(orders, key=itemgetter(0)):
+                await order([*chain.from_iterable(items for _, items in batch)])
 
     async def collect(self, evaluated: Callable[[FinishedSample | LostSample], bool]) -> None:
         """Collects what the fleet finishes, forever. `evaluated` takes held-out samples and returns whether one was awaited."""
@@ -131,11 +131,11 @@ class SampleFlow:
                 self._happened(event)
 
     def generated_all(self) -> None:
-        """Nothing more is being generated: what waits to be graded is sent, as soon as the last samples are there too."""
+        """Sends what waits to be graded, as soon as the last samples are there too: nothing more is being generated."""
         asyncio.get_running_loop().call_soon(self._components.rewards.flush)
 
     def give_up_grades(self, samples: Sequence[SampleId]) -> None:
-        """Nobody needs the grades of these samples any more: what waits or runs for them makes room for others."""
+        """Cancels the grades of these samples, which nobody needs any more: what waits or runs for them makes room for others."""
         for sample in samples:
             if task := self._grades.pop(sample, None):
                 task.cancel()
@@ -179,7 +179,7 @@ def gives_up_data(event: FleetEvent) -> bool:
 
 
 def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
-    """The fleet's report as an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
+    """Turns the fleet's report into an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
 
     A sample that an engine gave up without being asked to is lost: no engine generates it any more.
     """

@@ -11,7 +11,7 @@ from longboat_runtime.samples import Repetition, Sampling
 
 
 def spec_changed(spec: RLJobSpec) -> SpecChanged:
-    """The fields of an edited spec that a running job follows through its event log."""
+    """Picks the fields of an edited spec that a running job follows through its event log."""
     return SpecChanged(spec.rounds.steps, spec.checkpoint.every_steps, spec.checkpoint.keep)
 
 
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def sampling(self) -> Sampling:
-        """How training samples are drawn."""
+        """Sampling options of training samples."""
         spec = self.spec.rollout.sampling
         loop = spec.repetition
         repetition = Repetition(loop.pattern_tokens, loop.count) if loop else None

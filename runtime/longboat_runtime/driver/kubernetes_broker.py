@@ -74,32 +74,32 @@ class KubernetesBroker:
     async def suspended(self) -> None:
         await self._until(lambda: bool(self._job["spec"].get("suspend")))
 
-    async def edited(self, known: RLJobSpec) -> RLJobSpec:
+    async def edited(self, previous: RLJobSpec) -> RLJobSpec:
         read: dict[str, Any] = {}
 
         def another() -> bool:
             return bool(self._job["spec"] != read)
 
-        found = known
-        while found == known:
+        spec = previous
+        while spec == previous:
             await self._until(another)
             read = self._job["spec"]
-            found = _read(read, known)
-        return found
+            spec = _read(read, previous)
+        return spec
 
-    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
-        while (found := _grant_in(self._job, "rollout", RolloutGrant)) is None or found == known:
+    async def granted(self, previous: RolloutGrant | None) -> RolloutGrant:
+        while (grant := _grant_in(self._job, "rollout", RolloutGrant)) is None or grant == previous:
             await self._another_job()
-        return found
+        return grant
 
-    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
-        while (found := _grant_in(self._job, "reward", RewardGrant)) is None or found == known:
+    async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
+        while (grant := _grant_in(self._job, "reward", RewardGrant)) is None or grant == previous:
             await self._another_job()
-        return found
+        return grant
 
     def publish(self, status: DriverStatus) -> None:
-        asked = status.demand or Demand()
-        demand = self._demand.model_copy(update={"rollout": asked.rollout, "reward": asked.reward})
+        wanted = status.demand or Demand()
+        demand = self._demand.model_copy(update={"rollout": wanted.rollout, "reward": wanted.reward})
         self._wanted = DriverStatus(status.training, demand, status.checkpoint, status.problem)
         self._notify()
 
@@ -143,7 +143,7 @@ class KubernetesBroker:
         await self._until(lambda: self._job is not job)
 
     def _granted(self) -> int | None:
-        """Our number once the operator has answered our request, else None."""
+        """Returns our number once the operator has answered our request, else None."""
         incarnation = self._job.get("status", {}).get("allocation", {}).get("incarnation", {})
         return incarnation.get("number") if incarnation.get("request") == self._demand.incarnation_request else None
 
@@ -204,8 +204,8 @@ class KubernetesBroker:
     async def _ask(self) -> dict[str, Any]:
         """Requests a number and keeps the status as it is now: another start may have written since this one read it."""
         self._before = self._job.get("status", {})
-        kept = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
-        return await self._apply({**kept, "demand": self._demand.to_json()})
+        status = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
+        return await self._apply({**status, "demand": self._demand.to_json()})
 
     async def _apply_newest(self) -> dict[str, Any]:
         wanted = self._wanted
@@ -236,17 +236,17 @@ class KubernetesBroker:
             return
 
 
-def _read(spec: dict[str, Any], known: RLJobSpec) -> RLJobSpec:
-    """The parsed spec; `known` if it has a field that this version doesn't understand: the job then continues unchanged."""
+def _read(spec: dict[str, Any], previous: RLJobSpec) -> RLJobSpec:
+    """Parses the spec; returns `previous` if it has a field that this version doesn't understand: the job then continues unchanged."""
     try:
         return RLJobSpec.model_validate(spec)
     except ValidationError as error:
         log.warning("the edited spec can't be read, so the job ignores the edit", error=str(error))
-        return known
+        return previous
 
 
 def _grant_in(job: dict[str, Any], kind: str, model: type[Granted]) -> Granted | None:
-    """What of this kind is granted in the job's status; None if there is no grant that this version understands."""
+    """Reads what of this kind is granted in the job's status; None if there is no grant that this version understands."""
     grant = job.get("status", {}).get("allocation", {}).get("grant", {}).get(kind)
     try:
         return None if grant is None else model.model_validate(grant)

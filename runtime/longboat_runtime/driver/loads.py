@@ -36,13 +36,13 @@ class Loads:
             await self._ask(self._round)
 
     async def begin(self, number: int, kind: RoundKind) -> None:
-        """From now on loads are those of this round."""
+        """Assigns loads to this round from now on."""
         self._kinds[number], self._of_round[number] = kind, {}
         before, self._round = self._round, number
         await self._ask(before)
 
     async def finish(self, number: int, works: RoundWorks, view: View) -> events.RoundMeasured | None:
-        """What engines felt in the round, which is over, and what it asked of them; None if they weren't asked or none answered.
+        """Returns what engines felt in the round, which is over, and what it asked of them; None if they weren't asked or none answered.
 
         It waits at most STOP_SECONDS for responses that engines were told to stop: how far they came is part of what was asked.
         """
@@ -57,7 +57,7 @@ class Loads:
             return None
         sizes = {load.tensor_parallel for load in of_round.values()}
         # If engines changed size meanwhile, the round's seconds say nothing about either size.
-        work = works.of(number) if len(sizes) == 1 else None
+        work = works.for_round(number) if len(sizes) == 1 else None
         return total(of_round.values()).measured(number, kind, len(of_round), work)
 
     async def _ask(self, number: int | None) -> None:

@@ -248,7 +248,7 @@ class Driver:
         self._flow.pause(effects.pause)
 
     def _commit(self, body: events.StepCommitted) -> None:
-        """The step boundary: the state for a checkpoint is taken before anything else happens."""
+        """Ends the step: the state for a checkpoint is taken before anything else happens."""
         self._boundary = self._run_state.boundary(self._flow.identity, self._components.source.state())
         self._flow.discard(self._sample_files.committed(body))
         self._components.source.forget({sample.prompt for sample in body.samples})
@@ -342,7 +342,7 @@ class Driver:
 
 
 def _grader_error(sample: SampleId, message: str) -> str:
-    """What people are told of a grader's error: on which row, and what to do."""
+    """Says what people are told of a grader's error: on which row, and what to do."""
     return (
         f"A response to row {sample.row} of the dataset (from 0 on, through all its files) can't be graded, so its group is dropped: "
         f"{message or 'a grader failed'}. Correct the reward function or the row and resume the job, or start one without this row."

@@ -89,7 +89,7 @@ async def drive(
 
 
 def _files(job: Job) -> list[Sink]:
-    """The metric files on the checkpoint volume. Raises SpecProblem if they can't be written."""
+    """Opens the metric files on the checkpoint volume. Raises SpecProblem if they can't be written."""
     try:
         return [JsonLines(job.home / "metrics.jsonl"), TensorBoard(job.home / "tensorboard")]
     except OSError as error:
@@ -104,7 +104,7 @@ def superseded(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The first error in nested groups (pure)."""
+    """Returns the first error in nested groups (pure)."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

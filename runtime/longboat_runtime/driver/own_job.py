@@ -45,7 +45,7 @@ class OwnJob:
         self._jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/rljobs"
 
     async def get(self) -> dict[str, Any]:
-        """The job as it is."""
+        """Reads the job as it is."""
         return await self._send("GET", f"{self._jobs}/{self.name}")
 
     async def watch(self, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +72,7 @@ class OwnJob:
                     yield event["type"], event["object"]
 
     async def apply_status(self, status: Mapping[str, Any]) -> dict[str, Any]:
-        """Server-side apply of the driver's part of status: a field that is left out is removed. Returns the job."""
+        """Applies the driver's part of status, server-side: a field that is left out is removed. Returns the job."""
         body = {
             "apiVersion": API_VERSION,
             "kind": "RLJob",

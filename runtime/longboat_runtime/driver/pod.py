@@ -40,15 +40,15 @@ async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str 
     load_incluster_config(configuration)
     broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic, after_failure)
     try:
-        found = await broker.start()
+        job_object = await broker.start()
         number = await broker.incarnation()
         log.info("driver starts", job=f"{namespace}/{name}", incarnation=number)
         try:
-            spec = RLJobSpec.model_validate(found["spec"])
+            spec = RLJobSpec.model_validate(job_object["spec"])
         except ValidationError as error:
             return await _refuse(broker, number, error)
         ray.init(address=head, namespace=RAY_NAMESPACE, log_to_driver=False)
-        job = Job(found["metadata"]["uid"], spec, CHECKPOINT, number, name)
+        job = Job(job_object["metadata"]["uid"], spec, CHECKPOINT, number, name)
         ending, _ = await drive(job, broker, [Prometheus(METRICS_PORT)], secrets=SECRETS)
     except Superseded as error:
         log.warning("this driver has been superseded", error=str(error))

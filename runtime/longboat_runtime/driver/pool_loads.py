@@ -33,7 +33,7 @@ class Course:
         self.look(self.opened, self.first)
 
     def look(self, now: float, load: PoolLoad) -> None:
-        """The pool's load at this time."""
+        """Adds the pool's load at this time."""
         self.last = load
         self.waiting = max(self.waiting, load.waiting)
         self.queue_seconds = max(self.queue_seconds, load.queue_seconds)
@@ -47,7 +47,7 @@ class Course:
             self._every = max(2 * self._every, at / MOST_POINTS)
 
     def ended(self, now: float) -> events.PoolGrading:
-        """The whole course, which ends now."""
+        """Returns the whole course, which ends now."""
         points = self._points
         if points[-1][1] != self.last.asked:
             points.append((round(now - self.opened, 3), self.last.asked))
@@ -73,26 +73,26 @@ class PoolLoads:
         """Looks every LOOK_SECONDS, forever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._look()
+            self._sample_loads()
 
     def begin(self, number: int) -> None:
-        """From now on what pools do belongs to this round."""
-        self._look()
+        """Assigns what pools do to this round from now on."""
+        self._sample_loads()
         now = self._clock()
         self._courses[number] = {name: Course(now, load) for name, load in self._rewards.loads.items()}
         self._round = number
 
     def finish(self, number: int) -> events.RoundGraded | None:
-        """What pools did in the round, which is over; None if there is none that says so."""
+        """Returns what pools did in the round, which is over; None if there is none that says so."""
         if self._round == number:
-            self._look()
+            self._sample_loads()
             self._round = None
         courses, now = self._courses.pop(number, {}), self._clock()
         if not courses:
             return None
         return events.RoundGraded(number, {name: course.ended(now) for name, course in courses.items()})
 
-    def _look(self) -> None:
+    def _sample_loads(self) -> None:
         if self._round is None:
             return
         now, loads = self._clock(), self._rewards.loads

@@ -78,7 +78,7 @@ class Problems:
             self.clear(reason)
 
     def get(self, reason: Reason) -> Problem | None:
-        """The problem of this reason, or None."""
+        """Returns the problem of this reason, or None."""
         return self._problems.get(reason)
 
     def clear(self, reason: Reason) -> None:
@@ -107,7 +107,7 @@ class Reporter:
         self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
         self._length_bias = self._before.length_bias if self._before else None
         domains = self._before.domains or () if self._before else ()
-        self._domain_bias = {one.domain: one.length_bias for one in domains if one.length_bias}
+        self._domain_bias = {training.domain: training.length_bias for training in domains if training.length_bias}
         self._audit_rounds = self._before.audit_rounds if self._before else None
         self._attention = self._before.attention if self._before else None
         self._skipped = self._before.skipped_prompts if self._before else None
@@ -121,11 +121,11 @@ class Reporter:
         stages.changed = self.publish
 
     def resume(self, view: View, saved: Manifest | None) -> None:
-        """The job runs from now on; progress is read from `view`. `saved` is its newest checkpoint."""
+        """Reports from now on that the job runs; progress is read from `view`. `saved` is its newest checkpoint."""
         self._view, self._state = view, TrainingState.RUNNING
         # Rounds that the previous driver made after the checkpoint will be repeated.
-        kept = [summary for summary in self._rounds if summary.step <= view.step]
-        self._rounds = deque(kept, maxlen=RECENT_ROUNDS)
+        summaries = [summary for summary in self._rounds if summary.step <= view.step]
+        self._rounds = deque(summaries, maxlen=RECENT_ROUNDS)
         if saved:
             self.saved(saved)
         self.publish()
@@ -137,7 +137,7 @@ class Reporter:
 
     @property
     def samples(self) -> str:
-        """How many samples are in each state, as text."""
+        """The number of samples in each state, as text."""
         counts = self._view.counts if self._view else {}
         return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count) or "none"
 
@@ -225,11 +225,11 @@ class Reporter:
         self._rewards = [
             RewardGrading(
                 name=name,
-                isolation=one.isolation.value,
-                reason=one.reason[:LINE_LENGTH] or None,
+                isolation=grading.isolation.value,
+                reason=grading.reason[:LINE_LENGTH] or None,
                 learned_limits=list(learned.get(name, ())) or None,
             )
-            for name, one in isolation.items()
+            for name, grading in isolation.items()
         ] or None
 
     def remember(self, metrics: Mapping[str, float]) -> None:
@@ -288,10 +288,10 @@ class Reporter:
         )
 
     def _domains(self) -> list[DomainTraining] | None:
-        """The domains with a quota, in the order of the quotas; before there is a view, as the previous driver wrote them."""
+        """Returns the domains with a quota, in the order of the quotas; before there is a view, as the previous driver wrote them."""
         if self._view is None:
             return self._before.domains if self._before else None
-        waiting, bias = self._view.queued_of_domains, self._domain_bias
+        waiting, bias = self._view.queued_by_domain, self._domain_bias
         return [
             DomainTraining(domain=name, waiting=waiting.get(name, 0), length_bias=bias.get(name))
             for name in (quota.domain for quota in self._job.spec.rounds.quotas or ())
@@ -306,7 +306,7 @@ class Reporter:
 
 
 def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
-    """The summary of the round that fed `step`. Pure."""
+    """Summarises the round that fed `step`. Pure."""
     return RoundSummary(
         round=int(metrics.get("training/round", 0)),
         step=step,
@@ -320,7 +320,7 @@ def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
 
 
 def _load(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """What a round's engines felt, if that was measured. Pure."""
+    """Returns what a round's engines felt, if that was measured. Pure."""
     if "rollout/engines" not in metrics:
         return {}
     return {

@@ -103,19 +103,19 @@ class Reshapes:
         self._spec, self._profile = edited, profile
         self._plan = self._plan.bounded(self._bounds)
 
-    def measured(self, body: events.RoundMeasured, left: int) -> None:
-        """Updates the plan from a measured round that `left` others follow, and begins a reshape if it calls for one."""
+    def measured(self, body: events.RoundMeasured, remaining: int) -> None:
+        """Updates the plan from a measured round that `remaining` others follow, and begins a reshape if it calls for one."""
         if self._plan.failed and self._failed_among != frozenset(self._components.fleet.pods):
             self._plan = self._plan.on_other_pods()
         limits = Limits(self._spec.max_sequences, self._spec.sampling.max_tokens)
         rules = PlanRules(self._bounds, limits, self._profile)
-        self._plan = self._plan.after_round(body, rules, left)
+        self._plan = self._plan.after_round(body, rules, remaining)
         self._waiting = False
-        if left > 0 and self._plan.size != self._present and self._working is None:
+        if remaining > 0 and self._plan.size != self._present and self._working is None:
             self._begin()
 
     def published(self) -> None:
-        """Engines have a new publication: a reshape that waits for one that can be fetched begins."""
+        """Begins a reshape that waits for a publication that can be fetched: engines have a new one."""
         if self._waiting and self._plan.size != self._present and self._working is None:
             self._begin()
         self._waiting = False
@@ -134,7 +134,7 @@ class Reshapes:
         self._working = self._spawn(self._reshape(self._plan.size, self._plan.reason))
 
     async def _reshape(self, size: int, reason: str) -> None:
-        """Only with a publication that can still be fetched: without weights, engines would serve in no shape."""
+        """Reshapes engines if the publication can still be fetched: without weights, engines would serve in no shape."""
         if not await self._components.trainer.holds_publication():
             log.warning("a reshape waits for the next publication, since the last one can't be fetched any more")
             self._waiting, self._working = True, None
@@ -149,14 +149,14 @@ class Reshapes:
                 self._plan = self._plan.after_failure(size, done.tensor_parallel)
                 self._failed_among = frozenset(self._components.fleet.pods)
         self._present, self._working = done.tensor_parallel, None
-        seconds = {str(phase): round(took, 3) for phase, took in done.seconds.items()}
+        seconds = {str(phase): round(duration, 3) for phase, duration in done.seconds.items()}
         body = events.Reshaped(done.tensor_parallel, reason, seconds, done.failure or "")
         self._happened(body)
         self._reporter.reshaped(body)
 
 
 def bounds_of(job: Job) -> Bounds:
-    """The sizes of engines that the job's pods can have, by the model's config and the headers of its files.
+    """Determines the sizes of engines that the job's pods can have, by the model's config and the headers of its files.
 
     If those can't be read, there is no choice: whoever loads the model says what is wrong with it.
     """
@@ -195,7 +195,7 @@ def check_profile(job: Job) -> None:
 
 
 def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
-    """Devices of each engine that a driver starts with: those of the newest checkpoint, within the bounds, unless they are fixed.
+    """Chooses the devices of each engine that a driver starts with: those of the newest checkpoint, within the bounds, unless they are fixed.
 
     `newest_state` reads the checkpoint's state.
     """

@@ -73,11 +73,11 @@ async def restore(job: Job, components: Components) -> Restored:
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
     run_state = _opened(job, ledger, lengths, timeouts, resumes)
-    held = set(await components.store.held())
+    stored = set(await components.store.held_ids())
     wanted = _stored(ledger)
-    await components.store.delete(sorted(held - wanted))
+    await components.store.delete(sorted(stored - wanted))
     boundary = run_state.boundary(identity, components.source.state())
-    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - held), info, parallelism)
+    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored), info, parallelism)
 
 
 def _opened(

@@ -56,15 +56,15 @@ class RewardPools:
         self._pools: dict[str, frozenset[str]] = {}
 
     def resume(self, view: View) -> None:
-        """The job runs from now on."""
+        """Starts to expect grades for the samples of this view: the job runs from now on."""
         self._view = view
 
     def begin_round(self, number: int) -> None:
-        """From now on what pools do belongs to this round."""
+        """Assigns what pools do to this round from now on."""
         self._course.begin(number)
 
     def finish(self, number: int, step: int) -> None:
-        """The round, which feeds this step, is over: logs and reports what pools did in it, if they say so, and their CPUs."""
+        """Logs and reports what pools did in the round, which is over and feeds this step, if they say so, and their CPUs."""
         if graded := self._course.finish(number):
             self._happened(graded)
             self._reporter.reports.add(step, grading_metrics(graded))
@@ -95,15 +95,15 @@ class RewardPools:
                 self._ask(total, self._needs(total), loop.time())
 
     def _needs(self, total: int) -> dict[str, PoolNeed]:
-        """What each pool has to do now; learns what grades have cost since the last call."""
+        """Returns what each pool has to do now; learns what grades have cost since the last call."""
         loads, before = self._components.rewards.loads, self._loads
         self._loads = dict(loads)
         prompts = self._spec.rounds.prompts_per_round
         expected = {} if self._view is None else expected_grades(self._view, prompts, self._pools_of)
         needs = {}
         for pool in self._spec.reward_pools:
-            load, known = loads.get(pool.name, PoolLoad()), before.get(pool.name, PoolLoad())
-            self._costs[pool.name].learn(load.graded - known.graded, load.cpu_seconds - known.cpu_seconds)
+            load, earlier = loads.get(pool.name, PoolLoad()), before.get(pool.name, PoolLoad())
+            self._costs[pool.name].learn(load.graded - earlier.graded, load.cpu_seconds - earlier.cpu_seconds)
             least, most = pool.cpu_bounds(total)
             needs[pool.name] = PoolNeed(
                 asked=load.asked,
@@ -122,14 +122,14 @@ class RewardPools:
         # While a demand has no answer, pools are going to have what was asked for.
         answered = self._demand is None or granted.answers == self._demand.number
         has = asked_cpus(granted if answered or self._demand is None else self._demand)
-        asked = asked_cpus(granted if self._demand is None else self._demand)
+        requested = asked_cpus(granted if self._demand is None else self._demand)
         division = divide(total, needs, has)
         demand = next_cpu_demand(self._demand, self._incarnation, asked_cpus(granted), division)
         if demand is None or demand == self._demand:
             return
         self._demand, self._asked_at = demand, now
         for name, cpu in division.pools.items():
-            self._changes[name] += cpu != asked.get(name)
+            self._changes[name] += cpu != requested.get(name)
         log.info("other CPUs are asked for reward pools", reason=demand.reason, **division.pools)
         self._happened(events.CpusAsked(_in_cpus(division.pools), demand.reason or ""))
         self._reporter.ask_cpus(demand)
@@ -145,7 +145,7 @@ class RewardPools:
         }
 
     def _pools_of(self, prompt: PromptId) -> Collection[str]:
-        """The pools that grade responses to this prompt."""
+        """Returns the pools that grade responses to this prompt."""
         domain = self._components.source.domain(prompt.row)
         if domain not in self._pools:
             only = self._spec.reward_pools[0].name

@@ -36,7 +36,7 @@ class RolloutPods:
         self._replicas = job.spec.rollout.replicas
         self._demand: RolloutDemand | None = None
         self._named: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def edit(self, rollout: RolloutSpec) -> None:
         """Follows an edit of the spec at once."""
@@ -50,14 +50,14 @@ class RolloutPods:
             tasks.create_task(self._follow_grants())
 
     async def _follow_fleet(self) -> None:
-        known = FleetState()
+        state = FleetState()
         while True:
-            for pod in known.drained:
-                if pod in known.pods and pod in self._named and pod not in self._told:
-                    self._told.add(pod)
+            for pod in state.drained:
+                if pod in state.pods and pod in self._named and pod not in self._reported:
+                    self._reported.add(pod)
                     self._happened(events.PodDrained(pod, round(time.monotonic() - self._named[pod], 3)))
-            self._ask(known.drained)
-            known = await self._fleet.changed(known)
+            self._ask(state.drained)
+            state = await self._fleet.changed(state)
 
     async def _follow_grants(self) -> None:
         grant: RolloutGrant | None = None
@@ -67,7 +67,7 @@ class RolloutPods:
             log.info("rollout pods are granted", replicas=grant.replicas, leaving=named)
             now = time.monotonic()
             self._named = {pod: self._named.get(pod, now) for pod in named}
-            self._told.intersection_update(named)
+            self._reported.intersection_update(named)
             self._fleet.release(named)
 
     def _ask(self, drained: Sequence[str]) -> None:

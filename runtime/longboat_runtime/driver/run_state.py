@@ -47,7 +47,9 @@ class StepBoundary:
     def to_state(
         self, evaluated: Evaluated | None, calibrations: Mapping[str, float], parallelism: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The boundary as a manifest holds it. The evaluation comes after the commit and is not repeated once it is saved.
+        """Returns the boundary as a manifest holds it.
+
+        The evaluation comes after the commit and is not repeated once it is saved.
 
         `calibrations` are the fleet's: a later fleet judges its engines by them. `parallelism` is the plan of engines' shapes.
         """
@@ -71,20 +73,23 @@ class RunState:
         self.late_events = 0
 
     def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
-        """The current state, which must be at a step boundary."""
+        """Returns the current state, which must be at a step boundary."""
         snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
         return StepBoundary(identity, *snapshots, self.log.position, self.timeouts.to_snapshot())
 
 
 def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
-    """The calibrations in the state of a manifest; none if it is from before they were saved."""
+    """Reads the calibrations in the state of a manifest; none if it is from before they were saved."""
     return {str(key): float(value) for key, value in state.get("calibrations", {}).items()}
 
 
 def read_boundary(
     state: Mapping[str, Any], group_size: int, timeouts: LearnedTimeouts
 ) -> tuple[StepBoundary, Ledger, LengthHistory, Evaluated | None]:
-    """Inverse of `to_state`; what `timeouts` had learned is restored into it. Raises SpecProblem if the checkpoint was made with a different group size or can't be read."""
+    """Reads what `to_state` returned; what `timeouts` had learned is restored into it.
+
+    Raises SpecProblem if the checkpoint was made with a different group size or can't be read.
+    """
     try:
         ledger = from_snapshot(state["ledger"])
         lengths = LengthHistory.from_snapshot(state["lengths"])

@@ -101,10 +101,10 @@ class SampleFiles:
         if spec is None or step is None or not is_due(step, self._view.steps, spec.every_steps) or not finished:
             return list(samples)
         fate = Fate.DROPPED if isinstance(body, events.GroupDropped) else Fate.DEFERRED
-        known = [*self._held.get(group.round, ()), self._group(finished, _Outcome(fate, body.reason.value))]
-        held = candidates(known, spec.prompts, self._job.spec.rounds.seed, step)
-        self._held[group.round] = held
-        return sorted({*samples, *_ids(known)} - _ids(held))
+        groups = [*self._held.get(group.round, ()), self._group(finished, _Outcome(fate, body.reason.value))]
+        retained = candidates(groups, spec.prompts, self._job.spec.rounds.seed, step)
+        self._held[group.round] = retained
+        return sorted({*samples, *_ids(groups)} - _ids(retained))
 
     def committed(self, body: events.StepCommitted) -> Sequence[SampleId]:
         """Starts to write the file of the step if one is due, and returns the samples whose data need not be held."""
@@ -115,7 +115,7 @@ class SampleFiles:
         return sorted({*body.samples, *_ids(given_up)} - _ids(written))
 
     def _start(self, body: events.StepCommitted, given_up: Sequence[SampleGroup]) -> Sequence[SampleGroup]:
-        """The groups that are in the file of the step: none if it has no file."""
+        """Starts to write the file of the step; returns the groups that are in it: none if the step has no file."""
         spec, step = self._spec, body.step
         if spec is None or self._batch is None or not is_due(step, self._view.steps, spec.every_steps):
             return ()
@@ -161,7 +161,7 @@ class SampleFiles:
         self._reporter.publish()
 
     def _of_batch(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
-        """The groups of the batch, which was trained unless it was dropped."""
+        """Returns the groups of the batch, which was trained unless it was dropped."""
         groups: dict[tuple[int, int, int], dict[SampleId, SampleRecord]] = {}
         for sample, record in batch.records.items():
             groups.setdefault(sample[:3], {})[sample] = record
@@ -199,7 +199,7 @@ class SampleFiles:
 
 
 def step_of(view: View, round_: int) -> int | None:
-    """The step that a round will feed: rounds are trained in order. None if it isn't under way (pure)."""
+    """Returns the step that a round will feed: rounds are trained in order. None if it isn't under way (pure)."""
     waiting = list(view.rounds)
     return view.step + 1 + waiting.index(round_) if round_ in waiting else None
 
@@ -209,7 +209,7 @@ def _ids(groups: Iterable[SampleGroup]) -> set[SampleId]:
 
 
 def _problem(step: int, error: Exception) -> tuple[str, str]:
-    """The field to change, and what is wrong (pure)."""
+    """Names the field to change, and what is wrong (pure)."""
     what = f"The responses of step {step} could not be written"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         cure = "Enlarge the claim, or lower samples.keep or samples.prompts, which may be edited while the job runs."

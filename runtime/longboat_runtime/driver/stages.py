@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Stages of a job. Of several that run at once, the first in this order is the foremost."""
+    """Stages of a job. If several run at once, the first in this order is the foremost."""
 
     START = "start"
     EXPORT = "export"
@@ -72,7 +72,7 @@ class StageClock:
             self.set(stage, False)
 
     def take(self) -> dict[Stage, float]:
-        """Seconds that each stage has run since the last call."""
+        """Returns the seconds that each stage has run since the last call."""
         now, taken = self._clock(), self._seconds
         for stage, activity in self.active.items():
             taken[stage] = taken.get(stage, 0.0) + now - activity.counted
@@ -81,6 +81,6 @@ class StageClock:
         return taken
 
     def stuck(self, deadline: float) -> dict[Stage, float]:
-        """Stages without progress for more than `deadline` seconds, with the seconds since their last progress."""
+        """Returns the stages without progress for more than `deadline` seconds, with the seconds since their last progress."""
         now = self._clock()
         return {stage: now - a.moved for stage, a in self.active.items() if now - a.moved > deadline}

@@ -29,7 +29,7 @@ class DriverStatus:
     problem: Problem | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The status as the API has it. Server-side apply removes fields that are left out."""
+        """Returns the status as the API has it. Server-side apply removes fields that are left out."""
         parts = {
             "training": self.training,
             "demand": self.demand,
@@ -40,7 +40,7 @@ class DriverStatus:
 
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> DriverStatus:
-        """Progress and checkpoint in a job's status; a part that another version wrote and this version can't read is absent."""
+        """Reads progress and checkpoint in a job's status; a part that another version wrote and this version can't read is absent."""
         return cls(
             training=_read(Training, status.get("training")),
             checkpoint=_read(CheckpointStatus, status.get("checkpoint")),
@@ -55,7 +55,7 @@ def _read(model: type[Part], value: Any) -> Part | None:
 
 
 def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since_demand: float) -> float | None:
-    """Seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
+    """Returns the seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
     Immediately if state, step, incarnation, accuracy, checkpoint or problem changed. Immediately, too, if another number of pods or
     another division of CPUs is asked for or other pods have been drained, but not within DEMAND_INTERVAL of the last such write, `since_demand` seconds ago. Other changes, the
@@ -78,7 +78,7 @@ def asks_anew(stored: DriverStatus | None, wanted: DriverStatus) -> bool:
 
 def _numbers(status: DriverStatus) -> list[tuple[int, int] | None]:
     demand = status.demand or Demand()
-    return [(asked.incarnation, asked.number) if asked else None for asked in (demand.rollout, demand.reward)]
+    return [(part.incarnation, part.number) if part else None for part in (demand.rollout, demand.reward)]
 
 
 def _without_time(status: DriverStatus) -> DriverStatus:

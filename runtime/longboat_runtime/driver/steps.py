@@ -101,11 +101,11 @@ class Steps:
         self._audits.resume(run_state.lengths)
 
     async def run(self) -> None:
-        """What runs beside the steps, forever."""
+        """Runs what runs beside the steps, forever."""
         await self._loads.run()
 
     def begin_round(self, number: int, kind: RoundKind) -> None:
-        """From now on what engines feel belongs to this round."""
+        """Assigns what engines feel to this round from now on."""
         self._spawn(self._loads.begin(number, kind))
 
     def train(self, step: int, round_: int) -> None:
@@ -190,7 +190,7 @@ class Steps:
         self._flat[self._components.source.domain(prompt.row)] += 1
 
     def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
-        """The groups of the batch."""
+        """Returns the groups of the batch."""
         members: dict[PromptId, list[tuple[float, int]]] = {}
         for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
             members.setdefault(sample.prompt, []).append((reward, record.tokens))
@@ -201,7 +201,7 @@ class Steps:
         ]
 
     def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:
-        """`perf/mfu/actor`, verl's name, where what the trainer's devices can do is known."""
+        """Computes `perf/mfu/actor`, verl's name, where what the trainer's devices can do is known."""
         flops, seconds = self._model.flops, report.metrics.get("timing_s/update_actor", 0.0)
         if flops is None or not report.trained:
             return {}
@@ -245,7 +245,7 @@ class Steps:
 
     async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
         """Whether the trainer failed because the store has lost samples of the batch, which are then generated again."""
-        lost = sorted(batch - set(await self._components.store.held()))
+        lost = sorted(batch - set(await self._components.store.held_ids()))
         if lost:
             log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
             self._happened(events.StepFailed(step, number, "the store has lost data"))

@@ -95,25 +95,25 @@ class Watchdog:
             self._reporter.publish()
 
     async def _stacks(self) -> dict[str, str]:
-        """Stacks by process, the driver's own last. A component that doesn't answer is listed with its error."""
+        """Returns the stacks by process, the driver's own last. A component that doesn't answer is listed with its error."""
         components = {
             "rollout": self._components.fleet,
             "reward": self._components.rewards,
             "trainer": self._components.trainer,
         }
-        found: dict[str, str] = {}
+        stacks: dict[str, str] = {}
         for name, component in components.items():
             if isinstance(component, Inspectable):
                 try:
-                    found |= await asyncio.wait_for(component.stacks(), STACKS_TIMEOUT)
+                    stacks |= await asyncio.wait_for(component.stacks(), STACKS_TIMEOUT)
                 except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is reported
-                    found[name] = f"gave no stacks: {error!r}"
-        found["driver"] = thread_stacks() + "\n" + _waiting_tasks()
-        return found
+                    stacks[name] = f"gave no stacks: {error!r}"
+        stacks["driver"] = thread_stacks() + "\n" + _waiting_tasks()
+        return stacks
 
 
 def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
-    """The message for the status: the stages, how many samples are in each state, and what each process is doing."""
+    """Writes the message for the status: the stages, how many samples are in each state, and what each process is doing."""
     parts = [
         f"No progress for longer than stageDeadlineSeconds in stage {stages}. Samples: {samples}.",
         "Complete stacks are in the driver's log; their innermost frames:",
@@ -123,7 +123,7 @@ def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
 
 
 def _waiting_tasks() -> str:
-    """Where each of the driver's own tasks waits."""
+    """Says where each of the driver's own tasks waits."""
     lines = []
     for task in asyncio.all_tasks():
         frames = task.get_stack(limit=1)

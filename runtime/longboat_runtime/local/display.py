@@ -53,7 +53,7 @@ class Display:
         self._line.stop()
 
     def show(self, status: DriverStatus) -> None:
-        """The driver's status has changed."""
+        """Shows what has changed in the driver's status."""
         training, problem = status.training, status.problem
         if training and training.skipped_prompts:
             self._say("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
@@ -78,7 +78,7 @@ class Display:
         self._console.print(line(record), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Releases nothing: there is nothing to release."""
 
     def summarise(self) -> None:
         """Prints first, last and mean of every column."""
@@ -94,11 +94,11 @@ class Display:
 
 
 def heading() -> str:
-    """Titles above the lines (pure)."""
+    """Writes the titles above the lines (pure)."""
     return f"{'step':>6}" + "".join(f"{title:>{_WIDTH}}" for title, _, _ in COLUMNS)
 
 
 def line(record: Record) -> str:
-    """One step (pure)."""
+    """Formats one step (pure)."""
     values = [format(record.metrics[name], form) if name in record.metrics else "" for _, name, form in COLUMNS]
     return f"{record.step:>6}" + "".join(f"{value:>{_WIDTH}}" for value in values)

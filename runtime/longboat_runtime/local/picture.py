@@ -40,6 +40,6 @@ def draw(root: Path) -> Path:
 
 
 def points(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric, where it was recorded (pure)."""
-    found = [(record.step, record.metrics[name]) for record in records if name in record.metrics]
-    return [step for step, _ in found], [value for _, value in found]
+    """Returns the steps and values of one metric, where it was recorded (pure)."""
+    values = [(record.step, record.metrics[name]) for record in records if name in record.metrics]
+    return [step for step, _ in values], [value for _, value in values]

@@ -32,7 +32,7 @@ def profile_file(file: Path, output: Path, volumes: list[str]) -> int:
         console.print(f"[red]{file} can't be profiled[/red]\n{error}", highlight=False)
         return _FAILED
     try:
-        found = measure(spec, console)
+        profile = measure(spec, console)
     except Exception as error:
         problem = spec_problem_in(error)
         if problem is None:
@@ -40,8 +40,8 @@ def profile_file(file: Path, output: Path, volumes: list[str]) -> int:
         where = f" {problem.field}" if problem.field else ""
         console.print(f"[red]{problem.reason}[/red]{where}\n{problem.message}", highlight=False)
         return _FAILED
-    found.write(output)
-    console.print(_table(found))
+    profile.write(output)
+    console.print(_table(profile))
     console.print(f"written to {output}: name it in spec.rollout.parallelism.profile", highlight=False)
     return 0
 
@@ -98,9 +98,9 @@ def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
         for context in contexts:
             if n * (context + STEPS + 2) > kv_tokens and cells:
                 continue
-            if found := ray.get(actor.cell.remote(n, context)):
-                cells[n, context] = found[0]
-                prefills.append((n * context, found[1]))
+            if measured_seconds := ray.get(actor.cell.remote(n, context)):
+                cells[n, context] = measured_seconds[0]
+                prefills.append((n * context, measured_seconds[1]))
         console.print(f"  {n} sequences: {cells.get((n, contexts[0]), 0.0) * 1000:.1f} ms a step", highlight=False)
     began = time.monotonic()
     ray.get(actor.shutdown.remote())
@@ -117,22 +117,20 @@ def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
     )
 
 
-def _table(found: ProfileFile) -> Table:
-    """Milliseconds of steps by sequences and tokens in context, for each size."""
+def _table(profile: ProfileFile) -> Table:
+    """Makes the table of milliseconds of steps by sequences and tokens in context, for each size."""
     table = Table(title="milliseconds of a step", title_justify="left")
     table.add_column("devices")
     table.add_column("sequences", justify="right")
-    contexts = sorted({context for one in found.engines.values() for context in one.contexts})
+    contexts = sorted({context for engine in profile.engines.values() for context in engine.contexts})
     for context in contexts:
         table.add_column(f"{context} tokens", justify="right")
-    for size, one in found.engines.items():
-        for n, row in zip(one.sequences, one.seconds, strict=True):
-            by_context = dict(zip(one.contexts, row, strict=True))
+    for size, engine in profile.engines.items():
+        for n, row in zip(engine.sequences, engine.seconds, strict=True):
+            by_context = dict(zip(engine.contexts, row, strict=True))
             cells = (f"{by_context[c] * 1000:.1f}" if c in by_context else "" for c in contexts)
             table.add_row(str(size), str(n), *cells)
-        starts = one.reshape_seconds[ReshapePhase.START]
-        kv = (
-            f"KV cache {one.kv_tokens} tokens, prompts {one.prefill_seconds * 1e6:.0f} us a token, start {starts:.1f} s"
-        )
+        starts = engine.reshape_seconds[ReshapePhase.START]
+        kv = f"KV cache {engine.kv_tokens} tokens, prompts {engine.prefill_seconds * 1e6:.0f} us a token, start {starts:.1f} s"
         table.add_row(str(size), kv, end_section=True)
     return table

@@ -33,7 +33,7 @@ ATTEMPTS = 3
 
 
 def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | None]:
-    """Bytes of the object store of a local run, and what a person should know if that is less than the job needs.
+    """Returns the bytes of the object store of a local run, and what a person should know if that is less than the job needs.
 
     `free` bytes of /dev/shm (by default as it is now) bound the store; what doesn't fit goes through the disk.
     """
@@ -52,7 +52,7 @@ def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | N
 
 
 def published_bytes(model: Path, dtype: DType) -> int:
-    """Bytes of a publication of a Hugging Face directory's weights in `dtype`, from the headers of its safetensors files.
+    """Returns the bytes of a publication of a Hugging Face directory's weights in `dtype`, from the headers of its safetensors files.
 
     0 if they can't be read: whoever loads the model says what is wrong with it.
     """

@@ -68,7 +68,7 @@ def run_file(
 
 
 def on_one_node(spec: RLJobSpec) -> RLJobSpec:
-    """The job with all its engines in one rollout pod, and all graders of a reward pool in one pod: this machine is each of them (pure)."""
+    """Returns the job with all its engines in one rollout pod, and all graders of a reward pool in one pod: this machine is each of them (pure)."""
     rollout = spec.rollout
     engines = {"replicas": 1, "engines_per_pod": rollout.replicas * rollout.engines_per_pod}
     pools = [
@@ -79,7 +79,7 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
 
 
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
-    """The job with paths below a volume's mount path mapped to the directory that stands for it; the longest mount path wins (pure).
+    """Returns the job with paths below a volume's mount path mapped to the directory that stands for it; the longest mount path wins (pure).
 
     Raises ValueError if a volume has none of the job's paths, unless not all of them have to be `all_used`.
     """
@@ -152,7 +152,7 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
 
 
 def _heed_signals(broker: LocalBroker, console: Console) -> None:
-    """The first Ctrl-C suspends the job, the second one ends it at once.
+    """Makes the first Ctrl-C suspend the job, and the second one end it at once.
 
     SIGTERM, and SIGHUP when the terminal is closed, save the last step boundary once the driver listens (`drive`); before that there
     is nothing to save, and they end the run at once.
@@ -177,7 +177,7 @@ def _explained(problem: SpecProblem) -> str:
 
 
 def _resources(spec: RLJobSpec) -> dict[str, float]:
-    """What the job's pods would offer, on one node."""
+    """Returns what the job's pods would offer, on one node."""
     return {
         "longboat-store": 1,
         "longboat-rollout": spec.rollout.devices_per_pod,
@@ -187,7 +187,7 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
 
 
 def named_directory(option: str, word: str) -> tuple[str, Path]:
-    """The two parts of NAME=DIRECTORY. Raises ValueError if it isn't that."""
+    """Splits NAME=DIRECTORY into its two parts. Raises ValueError if it isn't that."""
     name, equals, directory = word.partition("=")
     if not (name and equals and Path(directory).is_dir()):
         raise ValueError(f"{option} {word}: write NAME=DIRECTORY with a directory that exists")

@@ -35,9 +35,11 @@ def _about(recording: Recording) -> list[str]:
     shape = f"{_counted(rounds[-1].engines, 'engine')} of {_counted(rounds[-1].tensor_parallel, 'device')}"
     seconds = recording.round_seconds
     measured = f", {fmean(seconds):.3g} s a round" if seconds else ""
-    left = f" (left out: {_counted(recording.others, 'round')} with engines of other sizes)" if recording.others else ""
+    omitted = (
+        f" (left out: {_counted(recording.others, 'round')} with engines of other sizes)" if recording.others else ""
+    )
     return [
-        f"recorded   {_counted(len(rounds), 'round')} of {sizes}{measured}, on {shape}{left}",
+        f"recorded   {_counted(len(rounds), 'round')} of {sizes}{measured}, on {shape}{omitted}",
         f"simulated  TailBatching with the lengths of {len(recording.prompts)} prompts and the step times of these engines",
     ]
 

@@ -13,7 +13,7 @@ from longboat_runtime.samples import FinishReason, GradeKind
 def batch_metrics(
     samples: Sequence[SampleRecord], rewards: Sequence[float], advantages: Sequence[float]
 ) -> dict[str, float]:
-    """Metrics of the samples that are trained in one step, `rewards` and `advantages` in the same order.
+    """Returns the metrics of the samples that are trained in one step, `rewards` and `advantages` in the same order.
 
     `reward/parts/NAME` is over the samples that the function scored.
     """
@@ -38,7 +38,7 @@ def batch_metrics(
 
 
 def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
-    """`response_length/*` in tokens; `tail_ratio` is the longest over the median.
+    """Computes `response_length/*` in tokens; `tail_ratio` is the longest over the median.
 
     `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that was ended for repeating itself.
     """
@@ -59,7 +59,7 @@ def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
 
 
 def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]:
-    """How many steps the weights that drew the batch are behind those that are trained (`version`).
+    """Measures how many steps the weights that drew the batch are behind those that are trained (`version`).
 
     By verl's names: of each sample's newest token (`trajectory_staleness`) and its oldest (`_worst`), how many versions drew it
     (`trajectory_spans`), and of samples that several versions drew their number, share and largest distance between versions
@@ -86,7 +86,9 @@ def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]
 
 
 def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | None = None) -> dict[str, float]:
-    """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens.
+    """Counts what became of everything the round launched, decided groups included.
+
+    `kept_tokens` are the batch's response tokens.
 
     `dropped` says why the batch was dropped in the end. `rollout/domains/DOMAIN/*` are there where domains have quotas.
     """
@@ -126,7 +128,7 @@ def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | N
 
 
 def load_metrics(measured: RoundMeasured) -> dict[str, float]:
-    """What engines felt in a round."""
+    """Returns what engines felt in a round."""
     return {
         "rollout/engines": float(measured.engines),
         "rollout/tensor_parallel": float(measured.tensor_parallel),
@@ -141,30 +143,30 @@ def load_metrics(measured: RoundMeasured) -> dict[str, float]:
 
 
 def grading_metrics(graded: RoundGraded) -> dict[str, float]:
-    """What each reward pool did in a round. A pool that graded nothing has no `cpu_seconds/mean`."""
-    found: dict[str, float] = {}
+    """Returns what each reward pool did in a round. A pool that graded nothing has no `cpu_seconds/mean`."""
+    metrics: dict[str, float] = {}
     for name, pool in graded.pools.items():
         prefix = f"reward/pools/{name}"
-        found |= {
+        metrics |= {
             f"{prefix}/arrived": float(pool.arrived),
             f"{prefix}/graded": float(pool.graded),
             f"{prefix}/waiting/max": float(pool.waiting),
             f"{prefix}/queue_seconds/max": pool.queue_seconds,
         }
         if pool.graded:
-            found[f"{prefix}/cpu_seconds/mean"] = pool.cpu_seconds / pool.graded
-    return found
+            metrics[f"{prefix}/cpu_seconds/mean"] = pool.cpu_seconds / pool.graded
+    return metrics
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0..1) of the values don't exceed (nearest rank). Raises ValueError if empty."""
+    """Returns the smallest value that at least `share` (0..1) of the values don't exceed (nearest rank). Raises ValueError if empty."""
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """`name/mean`, `name/max` and `name/min`; empty without values."""
+    """Computes `name/mean`, `name/max` and `name/min`; empty without values."""
     if not values:
         return {}
     return {f"{name}/mean": math.fsum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}

@@ -27,7 +27,7 @@ class GroupOutcome:
 
 
 def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) -> dict[str, float]:
-    """Metrics of the groups that are trained in a step; `dropped` counts, by domain, groups given up for equal rewards since the last.
+    """Returns the metrics of the groups that are trained in a step; `dropped` counts, by domain, groups given up for equal rewards since the last.
 
     `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over trained
     groups. Where rows have a domain, `critic/rewards/DOMAIN/mean`, `response_length/DOMAIN/mean` and `critic/zero_variance/DOMAIN`.
@@ -48,7 +48,7 @@ def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) ->
 
 
 def pass_rates(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """`pass@K` for K = 1, 2, 4, ... over groups of rewards: the mean over those with at least K of them."""
+    """Computes `pass@K` for K = 1, 2, 4, ... over groups of rewards: the mean over those with at least K of them."""
     largest = max(map(len, groups), default=0)
     rates = {}
     for k in _powers_of_two(largest):
@@ -60,7 +60,7 @@ def pass_rates(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """The chance that at least one of `k` responses, drawn without replacement from `n` of which `passed` pass, passes.
+    """Returns the chance that at least one of `k` responses, drawn without replacement from `n` of which `passed` pass, passes.
 
     This is the unbiased estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1). Raises ValueError unless 0 < k <= n.
     """

@@ -8,7 +8,7 @@ from longboat_runtime.rounds.audit.paired import Estimate
 
 
 def length_metrics(audit: LengthAudit) -> dict[str, float]:
-    """`tail/length_bias/*` over all prompts, `tail/length_bias/DOMAIN/*` where there are several domains."""
+    """Returns `tail/length_bias/*` over all prompts, `tail/length_bias/DOMAIN/*` where there are several domains."""
     metrics = _metrics("tail/length_bias", audit.overall)
     if len(audit.domains) > 1:
         for domain, bias in audit.domains.items():
@@ -16,18 +16,18 @@ def length_metrics(audit: LengthAudit) -> dict[str, float]:
     return metrics
 
 
-def audit_rounds_metrics(found: AuditRounds) -> dict[str, float]:
-    """`tail/audit_rounds/*`."""
-    values = {"prompts": float(found.prompts), "trained": float(found.trained), **_estimates(found)}
+def audit_rounds_metrics(rounds: AuditRounds) -> dict[str, float]:
+    """Returns `tail/audit_rounds/*`."""
+    values = {"prompts": float(rounds.prompts), "trained": float(rounds.trained), **_estimates(rounds)}
     return {f"tail/audit_rounds/{name}": value for name, value in values.items()}
 
 
-def length_line(found: LengthBias | AuditRounds) -> str:
-    """Such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`."""
-    if found.mean_ratio is None or found.ks is None:
-        return f"unresolved, {found.prompts} prompts"
-    again = f", {100 * found.relaunched:.0f} % launched again" if isinstance(found, LengthBias) else ""
-    return f"mean {_interval(found.mean_ratio)}, KS {_interval(found.ks)}, {found.prompts} prompts{again}"
+def length_line(bias: LengthBias | AuditRounds) -> str:
+    """Writes a line such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`."""
+    if bias.mean_ratio is None or bias.ks is None:
+        return f"unresolved, {bias.prompts} prompts"
+    again = f", {100 * bias.relaunched:.0f} % launched again" if isinstance(bias, LengthBias) else ""
+    return f"mean {_interval(bias.mean_ratio)}, KS {_interval(bias.ks)}, {bias.prompts} prompts{again}"
 
 
 def _metrics(prefix: str, bias: LengthBias) -> dict[str, float]:
@@ -41,9 +41,9 @@ def _metrics(prefix: str, bias: LengthBias) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
-def _estimates(found: LengthBias | AuditRounds) -> dict[str, float]:
+def _estimates(bias: LengthBias | AuditRounds) -> dict[str, float]:
     values: dict[str, float] = {}
-    for name, estimate in (("ks", found.ks), ("mean_ratio", found.mean_ratio)):
+    for name, estimate in (("ks", bias.ks), ("mean_ratio", bias.mean_ratio)):
         if estimate is not None:
             values |= {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
     return values

@@ -12,7 +12,7 @@ PREFIX = "longboat_"
 
 
 def gauge_name(metric: str) -> str:
-    """`actor/pg_loss` -> `longboat_actor_pg_loss`. A name must be letters, digits and underscores."""
+    """Turns `actor/pg_loss` into `longboat_actor_pg_loss`. A name must be letters, digits and underscores."""
     return PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
 
 

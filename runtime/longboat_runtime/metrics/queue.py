@@ -9,17 +9,17 @@ from longboat_runtime.rounds.view import View
 
 
 def queue_metrics(view: View, round_: int) -> dict[str, float]:
-    """`tail/queue_len`, also by domain; `tail/queue_age/*` are the rounds, up to this one, since deferred prompts were in one."""
+    """Returns `tail/queue_len`, also by domain; `tail/queue_age/*` are the rounds, up to this one, since deferred prompts were in one."""
     ages = [float(round_ - given_up.round) for given_up in view.deferred.values()]
     return {
         "tail/queue_len": float(len(view.queue)),
-        **{f"tail/queue_len/{domain}": float(count) for domain, count in view.queued_of_domains.items()},
+        **{f"tail/queue_len/{domain}": float(count) for domain, count in view.queued_by_domain.items()},
         **spread("tail/queue_age", ages or [0.0]),
     }
 
 
 def queue_line(metrics: Mapping[str, float]) -> str | None:
-    """Such as `24 prompts, the oldest for 3 rounds`; None where nothing waits."""
+    """Writes a line such as `24 prompts, the oldest for 3 rounds`; None where nothing waits."""
     waiting, age = int(metrics.get("tail/queue_len", 0)), int(metrics.get("tail/queue_age/max", 0))
     if not waiting:
         return None

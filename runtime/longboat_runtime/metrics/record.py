@@ -19,7 +19,7 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def to_line(self) -> str:
-        """One line of JSON; what is not a finite number is null."""
+        """Writes one line of JSON; what is not a finite number is null."""
         metrics = {name: value if math.isfinite(value) else None for name, value in sorted(self.metrics.items())}
         return json.dumps({"training/global_step": self.step, "time": self.time, **metrics}, allow_nan=False)
 
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 
 def read_records(root: Path) -> list[Record]:
-    """The records of a job's surviving incarnations, by step, given its checkpoint directory.
+    """Reads the records of a job's surviving incarnations, by step, given its checkpoint directory.
 
     What an earlier incarnation recorded beyond the step at which a later one began doesn't count. Torn last lines are left out.
     """
@@ -44,13 +44,13 @@ def read_records(root: Path) -> list[Record]:
         first = min((record.step for record in records), default=math.inf)
         steps = {step: record for step, record in steps.items() if step <= first}
         for record in records:
-            known = steps[record.step].metrics if record.step in steps else {}
-            steps[record.step] = Record(record.step, record.time, {**known, **record.metrics})
+            earlier = steps[record.step].metrics if record.step in steps else {}
+            steps[record.step] = Record(record.step, record.time, {**earlier, **record.metrics})
     return [steps[step] for step in sorted(steps)]
 
 
 def read_record(line: str) -> Record:
-    """The inverse of `Record.to_line`, but for numbers that are not finite: they become NaN."""
+    """Reads what `Record.to_line` wrote, but for numbers that are not finite: they become NaN."""
     values = json.loads(line)
     step, time = values.pop("training/global_step"), values.pop("time")
     return Record(step, time, {name: math.nan if value is None else value for name, value in values.items()})

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from longboat_crds.status import LINE_LENGTH, MOST_LEARNED_LIMITS, LearnedLimit
 from longboat_runtime.reward.timeouts import LearnedTimeouts, RewardTimes, Tally
 
-# Of the continued fraction of the incomplete beta function.
+# Terms and precision of the continued fraction of the incomplete beta function.
 _MOST_TERMS, _PRECISE = 10_000, 1e-12
 # So many domains, those with most grades, have metrics of their own.
 MOST_DOMAINS = 64
 
 
 def timeout_metrics(timeouts: LearnedTimeouts) -> dict[str, float]:
-    """`reward/timeouts/NAME/*` of each reward, over all grades so far; also of its `slowest` tenth of problems, and by domain."""
+    """Returns `reward/timeouts/NAME/*` of each reward, over all grades so far; also of its `slowest` tenth of problems, and by domain."""
     metrics: dict[str, float] = {}
-    for name, of in timeouts.rewards.items():
-        tallies = {"": of.total, "slowest/": of.slowest}
-        tallies |= {f"domains/{domain}/": tally for domain, tally in _largest(of, MOST_DOMAINS)}
+    for name, reward_times in timeouts.rewards.items():
+        tallies = {"": reward_times.total, "slowest/": reward_times.slowest}
+        tallies |= {f"domains/{domain}/": tally for domain, tally in _largest(reward_times, MOST_DOMAINS)}
         for part, tally in tallies.items():
             if tally.grades:
                 metrics |= {f"reward/timeouts/{name}/{part}{key}": value for key, value in _metrics(tally).items()}
@@ -27,19 +27,19 @@ def timeout_metrics(timeouts: LearnedTimeouts) -> dict[str, float]:
 
 
 def learned_limits(timeouts: LearnedTimeouts) -> dict[str, list[LearnedLimit]]:
-    """What to tell of each reward, by its name: of the domains with most grades."""
+    """Describes the learned limits of each reward, by its name: those of the domains with most grades."""
     return {
         limits.name: [
-            _line(domain, tally, *found)
+            _line(domain, tally, *limit)
             for domain, tally in _largest(timeouts.rewards[limits.name], MOST_LEARNED_LIMITS)
-            if (found := limits.of_domain(domain)) is not None
+            if (limit := limits.for_domain(domain)) is not None
         ]
         for limits in timeouts.newest()
     }
 
 
-def _largest(of: RewardTimes, most: int) -> Iterator[tuple[str, Tally]]:
-    yield from sorted(of.of_domains.items(), key=lambda item: (-item[1].grades, item[0]))[:most]
+def _largest(reward_times: RewardTimes, most: int) -> Iterator[tuple[str, Tally]]:
+    yield from sorted(reward_times.of_domains.items(), key=lambda item: (-item[1].grades, item[0]))[:most]
 
 
 def _metrics(tally: Tally) -> dict[str, float]:
@@ -66,7 +66,7 @@ def _line(domain: str, tally: Tally, middle: float, unknown: float) -> LearnedLi
 
 
 def interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share with Lancaster's mid-P correction; (0, 1) without trials.
+    """Computes Clopper and Pearson's interval of a share with Lancaster's mid-P correction; (0, 1) without trials.
 
     Uncorrected, it covers the truth far more often than it says as long as hits are few, which wrong kills are.
     """
@@ -75,7 +75,7 @@ def interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, f
     tail = (1 - confidence) / 2
 
     def more(share: float) -> float:
-        """The chance of more hits, equal ones counted half."""
+        """Computes the chance of more hits, equal ones counted half."""
         return (_at_least(hits + 1, trials, share) + _at_least(hits, trials, share)) / 2
 
     low = 0.0 if hits == 0 else _root(lambda share: more(share) - tail)
@@ -92,7 +92,7 @@ def _root(rising: Callable[[float], float]) -> float:
 
 
 def _at_least(hits: int, trials: int, share: float) -> float:
-    """The chance of so many hits: the regularised incomplete beta function at `share`, of hits and trials - hits + 1."""
+    """Computes the chance of at least so many hits: the regularised incomplete beta function at `share`, of hits and trials - hits + 1."""
     if hits <= 0 or hits > trials:
         return float(hits <= 0)
     a, b = float(hits), float(trials - hits + 1)
@@ -104,7 +104,7 @@ def _at_least(hits: int, trials: int, share: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function (DLMF 8.17.22), by Lentz' method (DLMF 3.10.4)."""
+    """Computes the continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function (DLMF 8.17.22), by Lentz' method (DLMF 3.10.4)."""
     value = above = 1.0
     below = 0.0
     for term in range(1, _MOST_TERMS):

@@ -72,8 +72,8 @@ def _check_signature(function: Callable[..., Any], reward: RewardFunction, argum
     try:
         if reward.signature is RewardSignature.TRL:
             accepted = _accepted(function)
-            given = {name: value for name, value in named.items() if accepted is None or name in accepted}
-            signature.bind_partial(*positional, **{**given, **reward.parameters})
+            passed = {name: value for name, value in named.items() if accepted is None or name in accepted}
+            signature.bind_partial(*positional, **{**passed, **reward.parameters})
         else:
             signature.bind(*positional, **{**named, **reward.parameters})
     except TypeError as error:
@@ -96,7 +96,7 @@ def _verl(sample: RewardSample) -> Arguments:
 
 
 def _trl(sample: RewardSample) -> Arguments:
-    """A batch of one. The prompt and completion of a conversational row are messages."""
+    """Passes a batch of one. The prompt and completion of a conversational row are messages."""
     columns = {
         name: [value]
         for name, value in sample.columns.items()
@@ -116,7 +116,7 @@ _ADAPTERS: Mapping[RewardSignature, Callable[[RewardSample], Arguments]] = {
 
 
 def _accepted(function: Callable[..., Any]) -> frozenset[str] | None:
-    """TRL passes every column (None); a function without `**kwargs` gets only those that it names."""
+    """Returns the columns that TRL passes: every one (None), but to a function without `**kwargs` only those that it names."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
@@ -124,7 +124,7 @@ def _accepted(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def _verl_score(value: Any) -> Any:
-    """verl's dict holds the score under `score`."""
+    """Takes the score out of verl's dict, which holds it under `score`; any other value is the score."""
     if not isinstance(value, Mapping):
         return value
     if "score" not in value:
@@ -133,7 +133,7 @@ def _verl_score(value: Any) -> Any:
 
 
 def _trl_score(value: Any) -> Any:
-    """TRL's list has one entry for each completion, here one."""
+    """Takes the score out of TRL's list, which has one entry for each completion, here one."""
     values = list(value)
     if len(values) != 1:
         raise TypeError(f"the reward function returned {len(values)} rewards for 1 completion")

@@ -39,16 +39,16 @@ class ProblemTimes(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """How many equally weighted observations tell as much (Kish)."""
+        """Number of equally weighted observations that tell as much (Kish)."""
         return self.weight**2 / self.squares if self.squares else 0.0
 
     @property
     def degrees(self) -> float:
-        """Of freedom of `deviation`."""
+        """Degrees of freedom of `deviation`."""
         return self.weight - self.squares / self.weight if self.weight else 0.0
 
     def after(self, logarithm: float | None, weight: float, *, unlimited: bool) -> ProblemTimes:
-        """With one more grade, whose logarithm is None unless it was of a correct run."""
+        """Returns the sums after one more grade, whose `logarithm` is None unless it was of a correct run."""
         count = self.unlimited + unlimited
         if logarithm is None:
             return self._replace(unlimited=count)
@@ -65,19 +65,19 @@ class DomainTimes:
     problems: int = 0
     means: float = 0.0
     squared_means: float = 0.0
-    # Of one over each problem's effective number of runs.
+    # Sum of one over each problem's effective number of runs.
     inverse: float = 0.0
     deviation: float = 0.0
     degrees: float = 0.0
 
     def changed(self, before: ProblemTimes, after: ProblemTimes) -> DomainTimes:
-        """A problem of the domain has told more."""
-        known, knows = bool(before.weight), bool(after.weight)
+        """Returns the sums after a problem of the domain has told more: its sums were `before` and are `after`."""
+        was_known, is_known = bool(before.weight), bool(after.weight)
         return DomainTimes(
-            self.problems + knows - known,
+            self.problems + is_known - was_known,
             self.means + after.mean - before.mean,
             self.squared_means + after.mean**2 - before.mean**2,
-            self.inverse + (1 / after.effective if knows else 0.0) - (1 / before.effective if known else 0.0),
+            self.inverse + (1 / after.effective if is_known else 0.0) - (1 / before.effective if was_known else 0.0),
             self.deviation + after.deviation - before.deviation,
             self.degrees + after.degrees - before.degrees,
         )
@@ -88,7 +88,7 @@ class DomainTimes:
         return (self.deviation + _COUNTS_AS * _SPREAD**2) / (self.degrees + _COUNTS_AS)
 
     def location(self) -> tuple[float, float]:
-        """The mean of a problem's mean of which nothing is known, and its variance. There is a problem that is known."""
+        """Estimates the mean of a problem's mean of which nothing is known, and its variance. Needs a problem of which something is known."""
         mean, within = self.means / self.problems, self.within * self.inverse / self.problems
         degrees = self.problems - 1
         among = max(self.squared_means - self.problems * mean**2 - degrees * within, 0.0)
@@ -97,7 +97,7 @@ class DomainTimes:
 
     @property
     def prior(self) -> Prior:
-        """What it says of each of its problems. There is a problem that is known."""
+        """Prior of each of the domain's problems. Needs a problem of which something is known."""
         return Prior(*self.location(), self.within)
 
 
@@ -109,7 +109,7 @@ class Prior(NamedTuple):
     within: float
 
     def anchor(self, problem: ProblemTimes) -> float:
-        """Seconds that 39 of 40 correct runs of the problem are expected to stay below."""
+        """Returns the seconds that 39 of 40 correct runs of the problem are expected to stay below."""
         runs = problem.effective
         deviation = problem.deviation / problem.weight * runs if runs else 0.0
         within = (deviation + _OWN_SPREAD * self.within) / (max(runs - 1.0, 0.0) + _OWN_SPREAD)

@@ -31,7 +31,7 @@ class Attempts:
         return self.lost_while_graded > 0
 
     @property
-    def left(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether it may be graded (again)."""
         return (
             self.failed < GRADE_ATTEMPTS and self.lost < MOST_LOST and self.lost_while_graded < MOST_LOST_WHILE_GRADED
@@ -46,7 +46,7 @@ class Attempts:
         return not lost
 
     def final(self, outcomes: Mapping[str, FunctionOutcome]) -> dict[str, FunctionOutcome]:
-        """Outcomes with which the sample is left: functions whose graders were lost each time have failed."""
+        """Returns the outcomes with which the sample is left: functions whose graders were lost each time have failed."""
         message = f"its graders were lost {self.lost} times, {self.lost_while_graded} of them while they graded it (out of memory, mostly)"
         return {
             name: replace(outcome, kind=OutcomeKind.GRADER_ERROR, message=f"{message}: {outcome.message}")
@@ -57,6 +57,6 @@ class Attempts:
 
 
 def settled(outcomes: Mapping[str, FunctionOutcome]) -> set[str]:
-    """Functions that needn't be run again."""
+    """Returns the functions that needn't be run again."""
     again = (OutcomeKind.GRADER_ERROR, OutcomeKind.LOST)
     return {name for name, outcome in outcomes.items() if outcome.kind not in again}

@@ -45,7 +45,7 @@ class GraderClient:
         self._connecting = asyncio.Lock()
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        # Of these the graders have said that they have begun.
+        # Grades that the graders have said to have begun.
         self._begun: set[int] = set()
         # Held by a grade that is to be the only one; how many others there are, and set while there are none.
         self._alone, self._together, self._none = asyncio.Lock(), 0, asyncio.Event()
@@ -58,7 +58,7 @@ class GraderClient:
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
-        """How grades are kept apart now, by name of the reward, for those that are loaded. Changes while they are graded."""
+        """Isolation of grades now, by name of the reward, for those that are loaded. Changes while they are graded."""
         return MappingProxyType(self._isolation)
 
     @property
@@ -90,7 +90,7 @@ class GraderClient:
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """One function on one sample; it is LOST with the connection.
+        """Calls one function on one sample; it is LOST with the connection.
 
         `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds; `seed` (not
         negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is cancelled
@@ -132,9 +132,9 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once`, `cpu_seconds`.
+        """Returns `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once` and `cpu_seconds`.
 
-        The last two are those of `GradersCapacity`. Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
+        The last two are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
         how often its processes were `replaced` by what the last grade left in them. Raises GradersGone.
         """
         await self._connect()
@@ -174,14 +174,14 @@ class GraderClient:
             await asyncio.sleep(_RETRY_INTERVAL)
 
     async def _load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        known = self._isolation.get(reward.name)
+        in_force = self._isolation.get(reward.name)
         answer = await self._ask(
             {
                 "op": "load",
-                "function": RewardFunction.of(reward).to_json(),
+                "function": RewardFunction.from_spec(reward).to_json(),
                 "field": field,
                 "isolation": reward.isolation,
-                "reason": known.reason if known is not None else "",
+                "reason": in_force.reason if in_force is not None else "",
             }
         )
         if answer["problem"] is not None:

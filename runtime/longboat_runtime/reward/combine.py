@@ -15,12 +15,12 @@ _WORST_FIRST = (OutcomeKind.GRADER_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.WRONG
 
 
 def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
-    """The functions for rows of `domain`; a function without domains applies to all rows."""
+    """Lists the functions for rows of `domain`; a function without domains applies to all rows."""
     return [reward for reward in rewards if not reward.domains or domain in reward.domains]
 
 
 def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcome]) -> Grade:
-    """The weighted sum of the functions' scores (outcomes by reward name).
+    """Computes the weighted sum of the functions' scores (outcomes by reward name).
 
     A grader error makes the grade a grader error, without a score; so does a sum that is not finite. A timeout makes it a timeout:
     functions that timed out have None in `parts`; they count with their `timeoutScore`, or as in `batch_rewards` if they have none.
@@ -43,26 +43,29 @@ def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcom
     if kind is OutcomeKind.GRADER_ERROR:
         return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, message, parts)
     # The scores that are known before the batch is: a timeout without `timeoutScore` has none.
-    known = [
+    part_scores = [
         (reward, reward.timeout_score if parts[reward.name] is None else parts[reward.name]) for reward, _ in counted
     ]
-    score = sum(reward.weight * (part or 0.0) for reward, part in known)
+    score = sum(reward.weight * (part or 0.0) for reward, part in part_scores)
     if not math.isfinite(score):
         return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, f"the reward is {score}, which is not a finite number", {})
     return Grade(GradeKind(kind.value), score, seconds, message, parts)
 
 
 def own_seconds(rewards: Sequence[RewardSpec], limits: Mapping[str, TimeLimit] | None) -> dict[str, float]:
-    """The limits of own seconds that hold, by name of those functions whose timeouts are learned: the hard one where no other does."""
+    """Returns the limits of own seconds, by name of those functions whose timeouts are learned: the hard one where no other holds."""
     return {
-        reward.name: reward.timeout_seconds if (limit := of.in_force) is None else limit
+        reward.name: reward.timeout_seconds if (limit := time_limit.in_force) is None else limit
         for reward in rewards
-        if (of := (limits or {}).get(reward.name)) is not None
+        if (time_limit := (limits or {}).get(reward.name)) is not None
     }
 
 
 def grade_times(outcomes: Mapping[str, FunctionOutcome], limits: Mapping[str, TimeLimit]) -> dict[str, GradeTime]:
-    """What functions took whose timeouts are learned, by name; those that failed or don't apply took nothing that tells anything."""
+    """Returns what functions took whose timeouts are learned, by name.
+
+    Those that failed or don't apply took nothing that tells anything.
+    """
     nothing = (OutcomeKind.GRADER_ERROR, OutcomeKind.NOT_APPLICABLE)
     return {
         name: GradeTime(own, outcome.cpu_seconds, limits[name].seconds, limits[name].audit, outcome.limited)
@@ -82,17 +85,18 @@ class Graded(Protocol):
 
 
 def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> list[float]:
-    """The reward of each sample of a batch: its score, plus a value for each function without `timeoutScore` that timed out on it.
+    """Computes the reward of each sample of a batch: its score, plus a value for each function without `timeoutScore` that timed out on it.
 
     That value is the least that the function added to any sample of the batch (weight x score), but at most 0. So on any scale a
     response that takes too long to grade gets no more from the function than any other response in the batch, while the scores of
     its other functions count in full. The order of the samples is irrelevant.
     """
     least = {
-        reward.name: min([0.0, *(reward.weight * (one.parts.get(reward.name) or 0.0) for one in graded)])
+        reward.name: min([0.0, *(reward.weight * (grade.parts.get(reward.name) or 0.0) for grade in graded)])
         for reward in rewards
         if reward.timeout_score is None
     }
     return [
-        one.score + sum(least.get(name, 0.0) for name, score in one.parts.items() if score is None) for one in graded
+        grade.score + sum(least.get(name, 0.0) for name, score in grade.parts.items() if score is None)
+        for grade in graded
     ]

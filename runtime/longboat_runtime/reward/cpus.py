@@ -39,7 +39,7 @@ class PoolLoad:
 
     @property
     def waiting(self) -> int:
-        """How many grades wait for others."""
+        """Number of grades that wait for others."""
         return max(0, self.asked - self.at_once)
 
 
@@ -55,7 +55,7 @@ class GradeCost:
         return self._seconds / self._grades if self._grades else None
 
     def learn(self, grades: int, cpu_seconds: float) -> None:
-        """So many grades more have been made, and so many CPU seconds used meanwhile."""
+        """Takes note of so many more grades made, and so many CPU seconds used meanwhile."""
         self._grades += grades
         self._seconds += cpu_seconds
         while self._grades > 2 * _REMEMBERED:
@@ -80,12 +80,12 @@ class PoolNeed:
 
     @property
     def usable(self) -> int:
-        """What it could use this moment."""
+        """Millicores that the pool could use this moment."""
         return self._bounded(min(self.asked, self.processes) * 1000)
 
     @property
     def usable_in_round(self) -> int:
-        """What it could use at most in the rest of the open rounds."""
+        """Millicores that the pool could use at most in the rest of the open rounds."""
         return self._bounded(min(math.ceil(self.asked + self.expected), self.processes) * 1000)
 
     def _bounded(self, cpu: int) -> int:
@@ -102,7 +102,7 @@ class Division:
 
 
 def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]) -> Division:
-    """What each pool could use of the total, given what each had `before`. Their least must fit into the total.
+    """Divides the total into what each pool could use, given what each had `before`. Their least must fit into the total.
 
     **The best division.** The next optimizer step waits for the last grade, so what counts is the pool that is done last. A pool that has
     W CPU seconds of work left in the open rounds (the grades that it was asked for and those that running responses will ask for, times
@@ -136,22 +136,22 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
     return Division(pools, reasons, _summary(gains, losses))
 
 
-def differs(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+def differs(first: Mapping[str, int], second: Mapping[str, int]) -> bool:
     """Whether the two divisions differ by LEAST_MOVE for some pool."""
-    return any(abs(one.get(name, 0) - other.get(name, 0)) >= LEAST_MOVE for name in {*one, *other})
+    return any(abs(first.get(name, 0) - second.get(name, 0)) >= LEAST_MOVE for name in {*first, *second})
 
 
 def _within(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]) -> dict[str, int]:
-    """What pools had, within bounds that may have changed since then."""
+    """Returns what pools had, within bounds that may have changed since then."""
     had = {name: min(max(before.get(name, 0), need.least), need.most) for name, need in needs.items()}
     taken = _shared(sum(had.values()) - total, {name: had[name] - need.least for name, need in needs.items()})
     return {name: had[name] - taken.get(name, 0) for name in had}
 
 
 def _work(needs: Mapping[str, PoolNeed]) -> dict[str, float]:
-    """CPU seconds. As long as nothing is known of a pool's grades, they cost as much as those of the others on average."""
-    known = [need.cpu_seconds for need in needs.values() if need.cpu_seconds is not None]
-    usual = sum(known) / len(known) if known else 1.0
+    """Estimates the CPU seconds of each pool's work. As long as nothing is known of a pool's grades, they cost as much as those of the others on average."""
+    costs = [need.cpu_seconds for need in needs.values() if need.cpu_seconds is not None]
+    usual = sum(costs) / len(costs) if costs else 1.0
     return {
         name: (need.asked + need.expected) * max(usual if need.cpu_seconds is None else need.cpu_seconds, _LEAST_COST)
         for name, need in needs.items()
@@ -159,7 +159,7 @@ def _work(needs: Mapping[str, PoolNeed]) -> dict[str, float]:
 
 
 def _best(total: int, needs: Mapping[str, PoolNeed], work: Mapping[str, float]) -> dict[str, int]:
-    """In proportion to work, within bounds (see `divide`)."""
+    """Divides in proportion to work, within bounds (see `divide`)."""
     most = {name: need.usable_in_round for name, need in needs.items()}
     if sum(most.values()) <= total:
         return most
@@ -182,7 +182,7 @@ def _best(total: int, needs: Mapping[str, PoolNeed], work: Mapping[str, float]) 
 
 
 def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
-    """The amount, if it is positive, in proportion to what each has to spare; no more than all have."""
+    """Shares the amount, if it is positive, in proportion to what each has to spare; no more than all have."""
     everything = sum(spare.values())
     amount = min(amount, everything)
     if amount <= 0:
@@ -197,16 +197,19 @@ def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
 def _moves(
     free: int, wanted: Mapping[str, int], spare: Mapping[str, int], worth: Callable[[str, int], bool]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """What pools gain and lose, so that those that want most get it first, as far as it is `worth` it. `free` is what no pool has."""
+    """Returns what pools gain and lose, so that those that want most get it first, as far as it is `worth` it.
+
+    `free` is what no pool has.
+    """
     receivers = sorted(wanted, key=lambda name: (-wanted[name], name))
     donors = sorted((name for name in spare if spare[name] >= LEAST_MOVE), key=lambda name: (-spare[name], name))
     gains: dict[str, int] = {}
-    left = free + sum(spare[name] for name in donors)
+    available = free + sum(spare[name] for name in donors)
     for name in receivers:
-        gain = min(wanted[name], left)
+        gain = min(wanted[name], available)
         if worth(name, gain):
             gains[name] = gain
-            left -= gain
+            available -= gain
     while gains:
         losses: dict[str, int] = {}
         due = sum(gains.values()) - free
@@ -226,12 +229,12 @@ def _moves(
 
 
 def _seconds(work: float, cpu: int, need: PoolNeed) -> float:
-    """How long the work takes with so many millicores."""
+    """Returns how many seconds the work takes with so many millicores."""
     return 1000 * work / max(min(cpu, need.usable_in_round), 1)
 
 
 def _reason(need: PoolNeed, work: float, had: int, has: int, receivers: str) -> str:
-    """Of one pool; `receivers` are those that get what it gives."""
+    """Writes the reason of one pool's division; `receivers` are those that get what it gives."""
     if not need.asked and not need.expected:
         todo = "nothing to do"
     else:

@@ -55,8 +55,8 @@ class SandboxSettings:
     output_size: int
 
     @classmethod
-    def of(cls, spec: SandboxSpec) -> SandboxSettings:
-        """The settings of a spec."""
+    def from_spec(cls, spec: SandboxSpec) -> SandboxSettings:
+        """Takes the settings from a spec."""
         from longboat_crds.quantities import in_bytes
 
         return cls(
@@ -75,14 +75,17 @@ class SandboxSettings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SandboxSettings:
-        """The inverse of `asdict`, whatever JSON has made of it."""
+        """Reads what `asdict` returned, whatever JSON has made of it."""
         commands = {name: value[name] and tuple(value[name]) for name in ("compile_command", "run_command")}
         return cls(
             **{**value, **commands, "format": TestCaseFormat(value["format"]), "credit": Credit(value["credit"])}
         )
 
     def longest_seconds(self, seconds: float) -> float:
-        """How long a grade may take whose cases may take `seconds` each: it is a bound for what goes wrong outside of programs."""
+        """Returns how long a grade may take whose cases may take `seconds` each.
+
+        It is a bound for what goes wrong outside of programs.
+        """
         return self.compile_seconds + (self.max_cases + 1) * seconds + _OUTSIDE_SECONDS
 
 
@@ -99,20 +102,20 @@ class RewardFunction:
     sandbox: SandboxSettings | None = None
 
     @classmethod
-    def of(cls, reward: RewardSpec) -> RewardFunction:
-        """The part of `reward` that says what to call and how."""
+    def from_spec(cls, reward: RewardSpec) -> RewardFunction:
+        """Takes the part of `reward` that says what to call and how."""
         named = reward.config_map
         file = None if named is None else FunctionFile(named.name, named.key, named.function)
-        sandbox = None if reward.sandbox is None else SandboxSettings.of(reward.sandbox)
+        sandbox = None if reward.sandbox is None else SandboxSettings.from_spec(reward.sandbox)
         return cls(reward.name, reward.kind, reward.signature, reward.function, file, reward.parameters, sandbox)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Returns a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RewardFunction:
-        """The inverse of `to_json`."""
+        """Reads what `to_json` returned."""
         file = None if value["file"] is None else FunctionFile(**value["file"])
         kind, signature = RewardKind(value["kind"]), RewardSignature(value["signature"])
         sandbox = None if value["sandbox"] is None else SandboxSettings.from_json(value["sandbox"])
@@ -155,8 +158,8 @@ def load_function(
             at,
             f"{name!r} of {_place(module)} is a {type(function).__name__}, not a function.",
         )
-    found: Callable[..., Any] = function
-    return found
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 def _place(module: ModuleType) -> str:
@@ -203,7 +206,7 @@ def _file(path: str, field: str) -> ModuleType:
 
 
 def _failed(where: str, field: str, error: Exception) -> SpecProblem:
-    """The error that importing `where` ended in, with the line of the user's code it came from."""
+    """Describes the error that importing `where` ended in, with the line of the user's code it came from."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

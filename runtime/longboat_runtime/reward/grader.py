@@ -18,11 +18,11 @@ class Grader(Protocol):
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
-        """How the grades of each loaded reward are kept apart now, by name. It may change while they are graded."""
+        """Isolation of the grades of each loaded reward now, by name. It may change while they are graded."""
 
     @property
     def capacity(self) -> GradersCapacity | None:
-        """What it last said about how many grades run at once. None before a reward is loaded."""
+        """Capacity that it last reported: how many grades run at once. None before a reward is loaded."""
 
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
         """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone.
@@ -40,7 +40,7 @@ class Grader(Protocol):
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
+        """Grades by the reward of this name. The outcome is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
 
         For a reward with test cases these are the seconds of each. It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`), which
         are given if its time is learned from. With `alone` nothing else is graded meanwhile. If the call is cancelled the grade is ended,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def soft_overlong(sample: RewardSample, max_tokens: int, buffer_tokens: int) -> float:
-    """DAPO's soft overlong punishment (arXiv:2503.14476, equation 13): 0 for short responses, -1 beyond `max_tokens`.
+    """Computes DAPO's soft overlong punishment (arXiv:2503.14476, equation 13): 0 for short responses, -1 beyond `max_tokens`.
 
     In the last `buffer_tokens` before `max_tokens` it falls linearly from 0 to -1. Raises ValueError unless
     0 < buffer_tokens <= max_tokens.

@@ -35,7 +35,7 @@ _RETRY_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingGrade:
     """A request that waits for a worker that isn't one of `tried`, or for its answer: outcomes by function, and the worker's node.
 
     It was asked for at `since` (loop time).
@@ -50,7 +50,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Worker(Slots):
-    """`asked` are the requests that it has, by number, and those of its `share`, which have yet to be sent.
+    """`requests` are those that it has, by number, and those of its `share`, which have yet to be sent.
 
     `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next
     one waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel. Its graders' container
@@ -58,7 +58,7 @@ class _Worker(Slots):
     """
 
     actor: Any = None
-    asked: dict[int, _Asked] = field(default_factory=dict)
+    requests: dict[int, _PendingGrade] = field(default_factory=dict)
     share: list[GradeRequest] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     asked_something: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +70,7 @@ class _Worker(Slots):
     exchange: asyncio.Task[None] | None = None
 
     def take_share(self, now: float) -> list[GradeRequest]:
-        """What is sent now."""
+        """Takes what is sent now."""
         share, self.share, self.called = self.share, [], now
         return share
 
@@ -94,9 +94,9 @@ class RewardPool:
         self._rewards, self._store, self._socket, self._isolation = dict(rewards), store, socket, isolation
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
-        self._queue: GradeQueue[_Asked] = GradeQueue()
+        self._queue: GradeQueue[_PendingGrade] = GradeQueue()
         # What is in the queue, by number.
-        self._queued: dict[int, _Asked] = {}
+        self._queued: dict[int, _PendingGrade] = {}
         self._arrived = self._graded = 0
         self._cpu_seconds = 0.0
         self._numbers = count()
@@ -113,12 +113,12 @@ class RewardPool:
 
     @property
     def load(self) -> PoolLoad:
-        """What it has to do now, and has done. An attempt at a grade counts as a grade."""
+        """Work that the pool has now, and has done. An attempt at a grade counts as a grade."""
         workers, now = self._workers.values(), asyncio.get_running_loop().time()
-        oldest = min((asked.since for asked in self._queued.values()), default=now)
-        asked = len(self._queued) + sum(len(worker.asked) for worker in workers)
+        oldest = min((pending.since for pending in self._queued.values()), default=now)
+        unanswered = len(self._queued) + sum(len(worker.requests) for worker in workers)
         return PoolLoad(
-            asked=asked,
+            asked=unanswered,
             at_once=sum(worker.at_once for worker in workers),
             queue_seconds=now - oldest,
             arrived=self._arrived,
@@ -136,12 +136,12 @@ class RewardPool:
     async def grade(
         self,
         sample: SampleId,
-        told: RewardSample,
+        row_sample: RewardSample,
         rewards: Sequence[RewardSpec],
         group: Group,
         limits: Mapping[str, TimeLimit] | None = None,
     ) -> dict[str, FunctionOutcome]:
-        """Outcomes by name of these of the pool's rewards for a stored sample; `told` is what they are told about its row.
+        """Grades a stored sample by `rewards`, which are of this pool; returns outcomes by name. `row_sample` is what functions are told about its row.
 
         `limits` are those of functions whose timeouts are learned, by name.
 
@@ -151,22 +151,22 @@ class RewardPool:
         outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
         attempts = Attempts()
-        while attempts.left:
+        while attempts.may_retry:
             functions = tuple(
                 (reward.name, reward.timeout_seconds) for reward in rewards if reward.name not in settled(outcomes)
             )
             if not functions:
                 break
             number, loop = next(self._numbers), asyncio.get_running_loop()
-            request = GradeRequest(number, sample, told, functions, own_seconds(rewards, limits), attempts.alone)
-            asked = _Asked(request, group, tried, loop.create_future(), loop.time())
+            request = GradeRequest(number, sample, row_sample, functions, own_seconds(rewards, limits), attempts.alone)
+            pending = _PendingGrade(request, group, tried, loop.create_future(), loop.time())
             self._arrived += 1
-            self._put(asked)
+            self._put(pending)
             self._assign_soon()
             try:
-                answered, node = await asked.answer
+                answered, node = await pending.answer
             except asyncio.CancelledError:
-                self._give_up(asked)
+                self._give_up(pending)
                 raise
             outcomes |= answered
             if attempts.count(answered):
@@ -174,7 +174,7 @@ class RewardPool:
         return attempts.final(outcomes)
 
     def moved(self, group: Group) -> None:
-        """The group's rank is another one now."""
+        """Takes note that the group's rank is another one now."""
         self._queue.moved(group)
 
     def flush(self) -> None:
@@ -183,12 +183,12 @@ class RewardPool:
         for worker in self._workers.values():
             if worker.listening:
                 self._send(worker)
-            if worker.asked:
+            if worker.requests:
                 # While it listens too: the call under way may bring the answers to earlier requests only.
                 worker.hurry.set()
 
     def follow(self, nodes: Mapping[str, int]) -> None:
-        """These are the pool's nodes, with as many grading slots each: workers on others are lost, those that lack one get one."""
+        """Follows the pool's nodes, with as many grading slots each: workers on others are lost, nodes that lack one get one."""
         for node in set(self._workers) - set(nodes):
             lost = self._workers[node]
             self._lose(lost, ConnectionError("its node is gone"))
@@ -213,9 +213,9 @@ class RewardPool:
 
     # --- Requests --------------------------------------------------------------------------------------------------
 
-    def _put(self, asked: _Asked) -> None:
-        self._queue.put(asked.group, asked.request.number, asked)
-        self._queued[asked.request.number] = asked
+    def _put(self, pending: _PendingGrade) -> None:
+        self._queue.put(pending.group, pending.request.number, pending)
+        self._queued[pending.request.number] = pending
 
     def _assign_soon(self) -> None:
         """Assigns once what happens at the same time has happened, so that a worker gets it in one call."""
@@ -225,27 +225,27 @@ class RewardPool:
     def _assign(self) -> None:
         """Gives waiting requests to workers with free slots, in the queue's order; one that may use none of them is passed over."""
         self._assigning = None
-        passed: list[_Asked] = []
+        passed: list[_PendingGrade] = []
         while any(worker.running < worker.slots for worker in self._workers.values()):
-            asked = self._queue.take()
-            if asked is None:
+            pending = self._queue.take()
+            if pending is None:
                 break
-            if asked.answer.done():
+            if pending.answer.done():
                 continue
-            chosen = choose(self._workers.values(), asked.tried)
+            chosen = choose(self._workers.values(), pending.tried)
             if chosen is None:
-                passed.append(asked)
+                passed.append(pending)
             else:
-                self._ask(self._workers[chosen.node], asked)
-        for asked in passed:
-            self._put(asked)
+                self._ask(self._workers[chosen.node], pending)
+        for pending in passed:
+            self._put(pending)
 
-    def _ask(self, worker: _Worker, asked: _Asked) -> None:
+    def _ask(self, worker: _Worker, pending: _PendingGrade) -> None:
         """Adds the request to the worker's share, which the next call takes along: at most one in GATHER_SECONDS."""
         worker.running += 1
-        del self._queued[asked.request.number]
-        worker.asked[asked.request.number] = asked
-        worker.share.append(asked.request)
+        del self._queued[pending.request.number]
+        worker.requests[pending.request.number] = pending
+        worker.share.append(pending.request)
         worker.asked_something.set()
         if worker.listening and worker.sending is None:
             at = worker.called + GATHER_SECONDS
@@ -259,13 +259,13 @@ class RewardPool:
         if worker.share and worker.listening:
             worker.actor.submit.remote(worker.take_share(asyncio.get_running_loop().time()))
 
-    def _give_up(self, asked: _Asked) -> None:
-        """Nobody waits for the answer any more: it isn't asked for, or no longer."""
-        number = asked.request.number
-        self._queue.remove(asked.group, number)
+    def _give_up(self, pending: _PendingGrade) -> None:
+        """Gives up a request whose answer nobody waits for any more: it isn't asked for, or no longer."""
+        number = pending.request.number
+        self._queue.remove(pending.group, number)
         self._queued.pop(number, None)
         for worker in self._workers.values():
-            if worker.asked.pop(number, None) is None:
+            if worker.requests.pop(number, None) is None:
                 continue
             worker.running -= 1
             unsent = [request for request in worker.share if request.number != number]
@@ -292,32 +292,35 @@ class RewardPool:
                     await asyncio.wait_for(worker.hurry.wait(), max(worker.called + GATHER_SECONDS - loop.time(), 0.0))
                 worker.hurry.clear()
                 worker.listening = True
-                found: GradeAnswers = await worker.actor.answers.remote(worker.take_share(loop.time()))
-                self._learn(found.isolation)
-                self._follow_capacity(worker, found.capacity)
-                for answer in found.answers:
+                received: GradeAnswers = await worker.actor.answers.remote(worker.take_share(loop.time()))
+                self._learn(received.isolation)
+                self._follow_capacity(worker, received.capacity)
+                for answer in received.answers:
                     self._take(worker, answer)
                 worker.listening = False
-                if not worker.asked:
+                if not worker.requests:
                     worker.asked_something.clear()
                     worker.hurry.clear()
                 self._assign_soon()
         except RayActorError as error:
             self._lose(worker, error)
         except Exception as error:
-            for asked in worker.asked.values():
-                if not asked.answer.done():
-                    asked.answer.set_exception(error)
+            for pending in worker.requests.values():
+                if not pending.answer.done():
+                    pending.answer.set_exception(error)
             raise
 
     def _learn(self, isolation: Mapping[str, IsolationInForce] | None) -> None:
-        """A worker says how grades are kept apart there. One that has fallen back to PerGrade is right about it for all."""
-        for name, found in (isolation or {}).items():
-            if found.reason or name not in self._isolation:
-                self._isolation[name] = found
+        """Learns how a worker says grades are kept apart there. One that has fallen back to PerGrade is right about it for all."""
+        for name, in_force in (isolation or {}).items():
+            if in_force.reason or name not in self._isolation:
+                self._isolation[name] = in_force
 
     def _follow_capacity(self, worker: _Worker, capacity: GradersCapacity | None) -> None:
-        """A worker says how many grades run at once there, and what its graders' container has used, which was restarted if that is less."""
+        """Follows how many grades a worker says run at once there, and the CPU seconds of its graders' container.
+
+        The container was restarted if those are less than before.
+        """
         if capacity is None:
             return
         worker.at_once = capacity.at_once
@@ -327,8 +330,8 @@ class RewardPool:
         worker.cpu_seconds = capacity.cpu_seconds
 
     def _take(self, worker: _Worker, answer: GradeAnswer) -> None:
-        asked = worker.asked.pop(answer.number, None)
-        if asked is None:
+        pending = worker.requests.pop(answer.number, None)
+        if pending is None:
             return  # given up
         worker.running -= 1
         self._graded += 1
@@ -337,22 +340,22 @@ class RewardPool:
                 # What its container uses isn't known; programs that a function starts are not in this.
                 self._cpu_seconds += sum(outcome.cpu_seconds for outcome in answer.outcomes.values())
             worker.learn(sum(outcome.seconds for outcome in answer.outcomes.values()))
-        if asked.answer.done():
+        if pending.answer.done():
             return
         if isinstance(answer.outcomes, Exception):
-            asked.answer.set_exception(answer.outcomes)
+            pending.answer.set_exception(answer.outcomes)
         else:
-            asked.answer.set_result((answer.outcomes, worker.node))
+            pending.answer.set_result((answer.outcomes, worker.node))
 
     # --- Workers ---------------------------------------------------------------------------------------------------
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
-        """What it was asked is asked again of others, which costs no attempt."""
+        """Loses a worker. What it was asked is asked again of others, which costs no attempt."""
         if self._workers.get(worker.node) is worker:
             log.warning("a reward worker is lost", pool=self.name, node=worker.node, error=str(error))
             del self._workers[worker.node]
-            for asked in worker.asked.values():
-                self._put(asked)
+            for pending in worker.requests.values():
+                self._put(pending)
             self._assign_soon()
 
     async def _join(self, node: str, slots: int) -> None:

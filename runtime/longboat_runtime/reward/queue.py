@@ -32,7 +32,7 @@ class Group:
 
     @property
     def rank(self) -> Rank:
-        """Where its requests stand in a queue.
+        """Rank of the group's requests in a queue.
 
         Rule: what decides something first is graded first. Rounds are trained in the order in which they were opened, so an older
         round's groups come before a newer one's. Within a round the group that lacks the fewest grades comes first: it is the next that
@@ -67,7 +67,7 @@ class GradeQueue(Generic[Item]):
         self.moved(group)
 
     def moved(self, group: Group) -> None:
-        """The group's rank is another one now."""
+        """Takes note that the group's rank is another one now."""
         if group.number in self._waiting:
             heappush(self._ranks, group.rank)
 

@@ -46,7 +46,7 @@ class RewardResult:
 
 
 def as_result(value: Any) -> RewardResult | None:
-    """What a function returned, as a RewardResult; None stays None (the function doesn't apply to this sample).
+    """Turns what a function returned into a RewardResult; None stays None (the function doesn't apply to this sample).
 
     Numbers (also numpy's and torch's scalars) are scores. Raises TypeError for anything else, ValueError unless finite.
     """
@@ -102,7 +102,7 @@ class FunctionOutcome:
     begun: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Returns a JSON object."""
         value = {
             "kind": self.kind,
             "score": self.score,
@@ -116,7 +116,7 @@ class FunctionOutcome:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FunctionOutcome:
-        """The inverse of `to_json`; one that graders say is LOST had begun. Raises KeyError, TypeError or ValueError if it isn't one."""
+        """Reads what `to_json` returned; one that graders say is LOST had begun. Raises KeyError, TypeError or ValueError if it isn't one."""
         kind, own = OutcomeKind(value["kind"]), value.get("own_seconds")
         return cls(
             kind,

@@ -42,10 +42,10 @@ class RayRewardScheduler:
         self._pools: dict[str, RewardPool] = {}
         self._pool_of: dict[str, RewardPool] = {}
         for named in spec.reward_pools:
-            theirs = rewards_of(spec.rewards, named.name)
+            pool_rewards = rewards_of(spec.rewards, named.name)
             socket = SOCKET if sockets is None else sockets[named.name]
-            pool = self._pools[named.name] = RewardPool(named.name, theirs, store, socket, self.isolation)
-            self._pool_of |= {reward.name: pool for reward in theirs.values()}
+            pool = self._pools[named.name] = RewardPool(named.name, pool_rewards, store, socket, self.isolation)
+            self._pool_of |= {reward.name: pool for reward in pool_rewards.values()}
         self._groups: dict[tuple[PromptId, int], Group] = {}
         self._numbers = count()
         self._watching: asyncio.Task[None] | None = None
@@ -77,15 +77,15 @@ class RayRewardScheduler:
         urgency: Urgency = Urgency(),  # noqa: B008 - immutable
         limits: Mapping[str, TimeLimit] | None = None,
     ) -> Grade:
-        """The weighted sum of the functions for the row's domain."""
+        """Computes the weighted sum of the functions for the row's domain."""
         rewards = applicable(self._rewards, row.domain)
         shares: dict[RewardPool, list[RewardSpec]] = {}
         for reward in rewards:
             shares.setdefault(self._pool_of[reward.name], []).append(reward)
-        told = self._told(row)
+        row_sample = self._row_sample(row)
         with self._group_of(sample, urgency) as group:
             outcomes = await _together(
-                [pool.grade(sample, told, theirs, group, limits) for pool, theirs in shares.items()]
+                [pool.grade(sample, row_sample, pool_rewards, group, limits) for pool, pool_rewards in shares.items()]
             )
             group.missing = max(0, group.missing - 1)
         grade = combine(rewards, outcomes)
@@ -104,7 +104,7 @@ class RayRewardScheduler:
 
     @contextmanager
     def _group_of(self, sample: SampleId, urgency: Urgency) -> Iterator[Group]:
-        """The sample's group, for as long as samples of it are being graded; its rank in all queues follows what is known of it."""
+        """Yields the sample's group, for as long as samples of it are being graded; its rank in all queues follows what is known of it."""
         key = sample.prompt, sample.attempt
         group = self._groups.get(key)
         if group is None:
@@ -124,8 +124,8 @@ class RayRewardScheduler:
         for pool in self._pools.values():
             pool.moved(group)
 
-    def _told(self, row: Row) -> RewardSample:
-        """What functions are told about a row."""
+    def _row_sample(self, row: Row) -> RewardSample:
+        """Returns what functions are told about a row."""
         original = row.columns.get(self._prompt_column)
         messages = original if isinstance(original, list) else None
         return RewardSample("", row.text, row.ground_truth, row.domain, row.columns, messages)
@@ -139,14 +139,14 @@ class RayRewardScheduler:
 
 
 async def _together(parts: Sequence[Coroutine[Any, Any, dict[str, FunctionOutcome]]]) -> dict[str, FunctionOutcome]:
-    """What all of them return. If one of them fails, or nobody waits any more, the others are cancelled."""
+    """Returns what all of them return. If one of them fails, or nobody waits any more, the others are cancelled."""
     if len(parts) == 1:
         return await parts[0]
     outcomes: dict[str, FunctionOutcome] = {}
     tasks = [asyncio.create_task(part) for part in parts]
     try:
-        for found in await asyncio.gather(*tasks):
-            outcomes |= found
+        for result in await asyncio.gather(*tasks):
+            outcomes |= result
     finally:
         for task in tasks:
             task.cancel()

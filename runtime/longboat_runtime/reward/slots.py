@@ -26,7 +26,7 @@ class Slots:
 
     @property
     def slots(self) -> int:
-        """How many requests it is given at once: what runs, and AHEAD_SECONDS of work, so that no process is idle while an answer travels.
+        """Number of requests it is given at once: what runs, and AHEAD_SECONDS of work, so that no process is idle while an answer travels.
 
         Not more, since what waits there can't be graded by another worker that becomes free: of grades that take seconds nothing waits,
         nor before it is known what one takes. The mean decides: if few hang and most are quick, an answer's way is short beside it.
@@ -35,17 +35,17 @@ class Slots:
         return min(self.at_once + round(self.at_once * min(ahead, MOST_AHEAD)), self.at_once * MOST_AHEAD)
 
     def learn(self, seconds: float) -> None:
-        """A request has taken so long."""
+        """Learns how long a request has taken."""
         self.seconds = seconds if self.seconds is None else (1 - _NEWEST) * self.seconds + _NEWEST * seconds
 
 
 def resource(pool: str) -> str:
-    """Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once at most."""
+    """Names Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once at most."""
     return f"longboat-reward-{pool}"
 
 
 def reward_nodes(nodes: Sequence[Mapping[str, Any]], pools: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Of each pool: node id -> grading slots of its living nodes in `ray.nodes()`."""
+    """Returns for each pool: node id -> grading slots of its living nodes in `ray.nodes()`."""
     return {
         pool: {
             node["NodeID"]: int(node["Resources"][resource(pool)])
@@ -57,7 +57,7 @@ def reward_nodes(nodes: Sequence[Mapping[str, Any]], pools: Iterable[str]) -> di
 
 
 def choose(workers: Collection[Slots], tried: Collection[str]) -> Slots | None:
-    """The worker with the largest free share, on a node not `tried` yet as long as there is one; None if it is full.
+    """Chooses the worker with the largest free share, on a node not `tried` yet as long as there is one; None if each of those is full.
 
     A retried grade waits for another worker rather than go back to the one that failed it.
     """

@@ -37,9 +37,9 @@ class CasesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A program that reads `given` from its standard input prints `expected`."""
+    """A program that reads `stdin` from its standard input prints `expected`."""
 
-    given: str
+    stdin: str
     expected: str
 
 
@@ -77,12 +77,12 @@ Tests = tuple[Printed | Called, ...] | CheckFunction | PytestFile
 
 
 def read_tests(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> Tests:
-    """The tests of a row, never none: `truth` is its ground truth. Raises CasesError."""
-    form, found = _recognise(form, truth, columns)
+    """Reads the tests of a row, never none: `truth` is its ground truth. Raises CasesError."""
+    form, source = _recognise(form, truth, columns)
     if form is TestCaseFormat.APPS:
-        return _paired(found, "its column `input_output`")
+        return _paired(source, "its column `input_output`")
     if form is TestCaseFormat.PRIME_CODE:
-        return _paired(found, "its columns" if found is columns else "its ground truth (dataset.columns.groundTruth)")
+        return _paired(source, "its columns" if source is columns else "its ground truth (dataset.columns.groundTruth)")
     if form is TestCaseFormat.LIVE_CODE_BENCH:
         return _live_code_bench(columns)
     if form is TestCaseFormat.HUMAN_EVAL:
@@ -115,7 +115,7 @@ def _collected(name: str) -> bool:
 
 
 def _names(source: str | bytes) -> tuple[str, ...]:
-    """The names that tests define, import or use, outside their functions and classes."""
+    """Returns the names that tests define, import or use, outside their functions and classes."""
     try:
         return compile(source, "test", "exec", dont_inherit=True).co_names
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
@@ -127,12 +127,12 @@ def _names(source: str | bytes) -> tuple[str, ...]:
 
 
 def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> tuple[TestCaseFormat, Any]:
-    """The format and, where one value holds the cases, that. For Auto the first format whose columns are there."""
+    """Finds the format and, where one value holds the cases, that. For Auto it is the first format whose columns are there."""
     forms = _FINDERS if form is TestCaseFormat.AUTO else {form: _FINDERS[form]}
     for each, find in forms.items():
-        found = find(truth, columns)
-        if found is not None:
-            return each, found
+        source = find(truth, columns)
+        if source is not None:
+            return each, source
     has = f"It has the columns {', '.join(columns) or 'none'}" + ("" if truth is None else ", and a ground truth")
     if form is TestCaseFormat.AUTO:
         raise CasesError(
@@ -177,9 +177,9 @@ _NEEDS = {
 # --- Each of them ---------------------------------------------------------------------------------------------------
 
 
-def _paired(found: Any, where: str) -> Tests:
-    """`inputs` and `outputs` as lists of one length, and `fn_name` where a function is called; or the JSON of that."""
-    value = _object(found, where)
+def _paired(source: Any, where: str) -> Tests:
+    """Reads `inputs` and `outputs` as lists of one length, and `fn_name` where a function is called; or the JSON of that."""
+    value = _object(source, where)
     inputs: Any = value.get("inputs")
     outputs: Any = value.get("outputs")
     if not _is_list(inputs) or not _is_list(outputs):
@@ -192,17 +192,19 @@ def _paired(found: Any, where: str) -> Tests:
         raise CasesError(f"the list of test cases in {where} is empty", "remove the row")
     name = value.get("fn_name")
     if not name:
-        return tuple(Printed(_lines(given), _lines(expected)) for given, expected in zip(inputs, outputs, strict=True))
+        return tuple(
+            Printed(_lines(case_input), _lines(expected)) for case_input, expected in zip(inputs, outputs, strict=True)
+        )
     # APPS puts what is returned into a list of one; where all outputs are such lists, either may be meant.
     wrapped = all(isinstance(expected, list) and len(expected) == 1 for expected in outputs)
     return tuple(
-        Called(str(name), _arguments(given), _parsed(expected) if isinstance(expected, str) else expected, wrapped)
-        for given, expected in zip(inputs, outputs, strict=True)
+        Called(str(name), _arguments(case_input), _parsed(expected) if isinstance(expected, str) else expected, wrapped)
+        for case_input, expected in zip(inputs, outputs, strict=True)
     )
 
 
 def _live_code_bench(columns: Mapping[str, Any]) -> Tests:
-    found: list[tuple[str, Any]] = []
+    named_cases: list[tuple[str, Any]] = []
     for name in ("public_test_cases", "private_test_cases"):
         value: Any = columns.get(name)
         if value is None or value == "":
@@ -211,28 +213,30 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Tests:
             value = _json(value if value.lstrip().startswith("[") else _packed(value, name), f"its column `{name}`")
         if not _is_list(value):
             raise CasesError(f"its column `{name}` must be a list of cases")
-        found += [(name, case) for case in value]
-    if not found:
+        named_cases += [(name, case) for case in value]
+    if not named_cases:
         raise CasesError(
             "the lists in its columns `public_test_cases` and `private_test_cases` are empty", "remove the row"
         )
     function: Any = _object(columns.get("metadata") or {}, "its column `metadata`").get("func_name")
     cases: list[Printed | Called] = []
-    for name, case in found:
+    for name, case in named_cases:
         if not _has(case, "input", "output"):
             raise CasesError(f"a test case in its column `{name}` lacks `input` or `output`")
-        given, expected = case["input"], case["output"]
+        case_input, expected = case["input"], case["output"]
         if case.get("testtype") != "functional":
-            cases.append(Printed(_lines(given), _lines(expected)))
+            cases.append(Printed(_lines(case_input), _lines(expected)))
         elif not function:
             raise CasesError(f"test cases in its column `{name}` are functional, but `metadata` names no `func_name`")
         else:
-            cases.append(Called(str(function), _arguments(given), _json(expected, f"`output` in its column `{name}`")))
+            cases.append(
+                Called(str(function), _arguments(case_input), _json(expected, f"`output` in its column `{name}`"))
+            )
     return tuple(cases)
 
 
 def _packed(text: str, name: str) -> str:
-    """Base64 of what zlib made of a pickled text. Nothing is unpickled: only a text is taken out of the pickle."""
+    """Unpacks base64 of what zlib made of a pickled text. Nothing is unpickled: only a text is taken out of the pickle."""
     try:
         opcodes = list(pickletools.genops(zlib.decompress(base64.b64decode(text, validate=True))))
     except (binascii.Error, zlib.error, ValueError, IndexError) as error:
@@ -249,23 +253,23 @@ def _packed(text: str, name: str) -> str:
 
 
 def _lines(value: Any) -> str:
-    """A text, or its lines."""
+    """Reads a text, or its lines, as a text."""
     if isinstance(value, str):
         return value
     return "\n".join(str(line) for line in value) if _is_list(value) else str(value)
 
 
-def _arguments(given: Any) -> tuple[Any, ...]:
-    """A list, or a text with one argument as JSON in each line."""
-    if isinstance(given, str):
-        return tuple(_parsed(line) for line in given.split("\n") if line.strip())
-    if not _is_list(given):
+def _arguments(value: Any) -> tuple[Any, ...]:
+    """Reads a list, or a text with one argument as JSON in each line."""
+    if isinstance(value, str):
+        return tuple(_parsed(line) for line in value.split("\n") if line.strip())
+    if not _is_list(value):
         raise CasesError("the input of a function must be a list of its arguments, or a text with one in each line")
-    return tuple(given)
+    return tuple(value)
 
 
 def _parsed(text: str) -> Any:
-    """A text as JSON; what isn't JSON is meant as it stands."""
+    """Reads a text as JSON; what isn't JSON is meant as it stands."""
     try:
         return _loads(text)
     except (ValueError, RecursionError):
@@ -296,10 +300,10 @@ def _long_number(digits: str) -> float:
 
 
 def _object(value: Any, where: str) -> Mapping[str, Any]:
-    found = _json(value, where) if isinstance(value, str) else value
-    if not hasattr(found, "get"):
-        raise CasesError(f"{where} must be an object, not a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    parsed = _json(value, where) if isinstance(value, str) else value
+    if not hasattr(parsed, "get"):
+        raise CasesError(f"{where} must be an object, not a {type(parsed).__name__}")
+    return parsed  # type: ignore[no-any-return]
 
 
 def _is_list(value: Any) -> bool:
@@ -317,7 +321,7 @@ def _text(columns: Mapping[str, Any], name: str) -> str:
 
 
 def program_of(response: str) -> str:
-    """The last fenced code block; the whole response if it has none. A block that is cut off counts up to the end."""
+    """Finds the last fenced code block; the whole response if it has none. A block that is cut off counts up to the end."""
     parts = response.split("```")
     if len(parts) < 3:
         return response if len(parts) == 1 else _without_language(parts[1])
@@ -332,7 +336,7 @@ def _without_language(block: str) -> str:
 
 
 def completed(prompt: str, function: str, program: str) -> str:
-    """The program of a response to a prompt that is code: one that doesn't define the function goes on where the prompt ends.
+    """Completes the program of a response to a prompt that is code: one that doesn't define the function goes on where the prompt ends.
 
     What a prompt defines besides (imports, helpers) is there for one that does.
     """
@@ -341,7 +345,7 @@ def completed(prompt: str, function: str, program: str) -> str:
 
 
 def _code(prompt: str) -> str:
-    """A prompt that is code, or the code in it; empty if there is none."""
+    """Finds a prompt that is code, or the code in it; empty if there is none."""
     for text in (prompt, program_of(prompt) if "```" in prompt else ""):
         try:
             compile(text, "prompt", "exec")

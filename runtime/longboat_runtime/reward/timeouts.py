@@ -13,7 +13,7 @@ What keeps limits from feeding on themselves:
 * Every correct run counts one over the probability that it was allowed to take so long (Horvitz and Thompson 1952): an audit that took
   longer than its limit stands for all those that were killed.
 * A kill tells nothing: whether it was wrong is known from audits alone.
-* Of a group all grades count, or none: once its step is committed, or it is dropped for its equal rewards. When a group is given up its
+* A group's grades count together or not at all: once its step is committed, or it is dropped for its equal rewards. When a group is given up its
   grades are cancelled where they are, and the slow ones with more likelihood than the quick ones; to count what was there by then would make
   correct runs seem quicker, and wrong kills rarer, than they are. Which groups are given up doesn't depend on how long their grades take.
 * A correct run has a score above 0; of kind Sandbox the score of 1, whatever the credit: all test cases passed. A program that passes a
@@ -61,8 +61,8 @@ class Rule:
     cases: bool = False
 
     @classmethod
-    def of(cls, rewards: Iterable[RewardSpec]) -> dict[str, Rule]:
-        """By name of the reward, for those that have one."""
+    def from_rewards(cls, rewards: Iterable[RewardSpec]) -> dict[str, Rule]:
+        """Makes the rules by name of the reward, for those that have one."""
         return {
             reward.name: cls(
                 learned.factor,
@@ -80,7 +80,7 @@ class Rule:
         return score is not None and (score >= 1.0 if self.cases else score > 0.0)
 
     def limit(self, anchor: float) -> float:
-        """Seconds, at most the hard limit."""
+        """Returns the seconds, at most the hard limit."""
         return min(max(self.factor * anchor, self.least), self.hard)
 
     def audited(self, name: str, sample: SampleId) -> bool:
@@ -98,15 +98,15 @@ class Limits:
     problems: Mapping[int, ProblemTimes]
     priors: Mapping[str, Prior]
 
-    def of(self, sample: SampleId, domain: str) -> TimeLimit:
-        """The limit of a sample's grade; none for the first responses to a problem, and where nothing is known."""
+    def for_sample(self, sample: SampleId, domain: str) -> TimeLimit:
+        """Returns the limit of a sample's grade; none for the first responses to a problem, and where nothing is known."""
         problem, prior = self.problems.get(sample.row, _UNKNOWN), self.priors.get(domain)
         if prior is None or sample.index < FREE_RESPONSES - problem.unlimited:
             return TimeLimit()
         return TimeLimit(self.rule.limit(prior.anchor(problem)), self.rule.audited(self.name, sample))
 
-    def of_domain(self, domain: str) -> tuple[float, float] | None:
-        """The limits of a problem in the middle of the domain, and of one of which nothing is known, in seconds; None if it hasn't any."""
+    def for_domain(self, domain: str) -> tuple[float, float] | None:
+        """Returns the limits of a problem in the middle of the domain, and of one of which nothing is known, in seconds; None if it hasn't any."""
         prior = self.priors.get(domain)
         if prior is None:
             return None
@@ -114,7 +114,7 @@ class Limits:
         return self.rule.limit(middle), self.rule.limit(prior.anchor(_UNKNOWN))
 
     def to_snapshot(self, now: Mapping[int, ProblemTimes]) -> dict[str, Any]:
-        """As JSON values: of the problems, how they differ from what is known `now`."""
+        """Returns JSON values: of the problems, how they differ from what is known `now`."""
         return {
             "before": sorted([row, *problem] for row, problem in self.problems.items() if now.get(row) != problem),
             "later": sorted(now.keys() - self.problems.keys()),
@@ -122,20 +122,25 @@ class Limits:
         }
 
     @classmethod
-    def from_snapshot(cls, of: RewardTimes, snapshot: Mapping[str, Any]) -> Limits:
-        """The inverse of `to_snapshot`, by what is known now. Raises KeyError or TypeError if it isn't one."""
-        problems = {**of.problems, **{row: ProblemTimes(*problem) for row, *problem in snapshot["before"]}}
+    def from_snapshot(cls, reward_times: RewardTimes, snapshot: Mapping[str, Any]) -> Limits:
+        """Reads what `to_snapshot` returned, by what is known now. Raises KeyError or TypeError if it isn't one."""
+        problems = {**reward_times.problems, **{row: ProblemTimes(*problem) for row, *problem in snapshot["before"]}}
         for row in snapshot["later"]:
             del problems[row]
-        return cls(of.name, of.rule, problems, {domain: Prior(*prior) for domain, prior in snapshot["priors"].items()})
+        return cls(
+            reward_times.name,
+            reward_times.rule,
+            problems,
+            {domain: Prior(*prior) for domain, prior in snapshot["priors"].items()},
+        )
 
 
 @dataclass(slots=True)
 class Tally:
     """What became of the grades that had a learned limit. Seconds are own seconds.
 
-    Of the `kills`, `kill_room` is the time from the limit to the hard one. Of the `audits`, `wrong` were correct beyond the limit: those
-    would have been killed wrongly. All that went on beyond it took `beyond` of the `room` up to the hard limit.
+    `kill_room` is the time of all `kills` from the limit to the hard one. `wrong` counts the `audits` that were correct beyond the limit:
+    those would have been killed wrongly. All that went on beyond it took `beyond` of the `room` up to the hard limit.
     """
 
     grades: int = 0
@@ -147,7 +152,7 @@ class Tally:
     beyond: float = 0.0
 
     def add(self, time: GradeTime, hard: float, *, correct: bool) -> None:
-        """One grade with a limit."""
+        """Adds one grade with a limit."""
         assert time.limit is not None
         self.grades += 1
         self.kills += time.killed
@@ -178,11 +183,11 @@ class RewardTimes:
     of_domains: dict[str, Tally] = field(default_factory=dict)
 
     def domain(self, name: str) -> str:
-        """Its name here: domains beyond MOST_DOMAINS are one."""
+        """Returns its name here: domains beyond MOST_DOMAINS are one."""
         return name if name in self.domains or len(self.domains) < MOST_DOMAINS else ""
 
     def add(self, row: int, domain: str, time: GradeTime, *, correct: bool) -> None:
-        """One grade."""
+        """Adds one grade."""
         domain = self.domain(domain)
         before = self.problems.pop(row, _UNKNOWN)
         if time.limit is not None:
@@ -207,12 +212,12 @@ class RewardTimes:
         self.slow = means[len(means) * 9 // 10] if means else math.inf
 
     def freeze(self) -> Limits:
-        """The limits as of now."""
+        """Returns the limits as of now."""
         priors = {name: domain.prior for name, domain in self.domains.items()}
         return Limits(self.name, self.rule, dict(self.problems), priors)
 
     def to_snapshot(self) -> dict[str, Any]:
-        """As JSON values; rows in the order in which they were used."""
+        """Returns JSON values; rows in the order in which they were used."""
         return {
             "problems": [[row, *problem] for row, problem in self.problems.items()],
             "domains": {name: asdict(domain) for name, domain in self.domains.items()},
@@ -224,16 +229,16 @@ class RewardTimes:
 
     @classmethod
     def from_snapshot(cls, name: str, rule: Rule, snapshot: Mapping[str, Any]) -> RewardTimes:
-        """The inverse of `to_snapshot`. Raises KeyError or TypeError if it isn't one."""
+        """Reads what `to_snapshot` returned. Raises KeyError or TypeError if it isn't one."""
         return cls(
             name,
             rule,
-            {row: ProblemTimes(*of) for row, *of in snapshot["problems"]},
-            {domain: DomainTimes(**of) for domain, of in snapshot["domains"].items()},
+            {row: ProblemTimes(*problem) for row, *problem in snapshot["problems"]},
+            {domain: DomainTimes(**times) for domain, times in snapshot["domains"].items()},
             math.inf if snapshot["slow"] is None else snapshot["slow"],
             Tally(**snapshot["total"]),
             Tally(**snapshot["slowest"]),
-            {domain: Tally(**of) for domain, of in snapshot["of_domains"].items()},
+            {domain: Tally(**tally) for domain, tally in snapshot["of_domains"].items()},
         )
 
 
@@ -245,7 +250,7 @@ class LearnedTimeouts:
 
     def __init__(self, rewards: Sequence[RewardSpec], domain: Callable[[int], str]) -> None:
         self._domain = domain
-        self.rewards = {name: RewardTimes(name, rule) for name, rule in Rule.of(rewards).items()}
+        self.rewards = {name: RewardTimes(name, rule) for name, rule in Rule.from_rewards(rewards).items()}
         # Grades of groups that may still be given up: by reward what each took, and whether it was of a correct run.
         self._held: dict[PromptId, dict[SampleId, dict[str, tuple[GradeTime, bool]]]] = {}
         # The limits of rounds that aren't trained yet.
@@ -256,8 +261,8 @@ class LearnedTimeouts:
         """Folds an event that the ledger has folded."""
         match body:
             case events.RoundOpened(round=number):
-                for of in self.rewards.values():
-                    of.rank()
+                for times in self.rewards.values():
+                    times.rank()
                 self._rounds[number] = self._newest = self._freeze()
             case events.Graded():
                 self._hold(body)
@@ -271,51 +276,55 @@ class LearnedTimeouts:
                 self._held.pop(prompt, None)
 
     def limits(self, sample: SampleId, round_: int) -> dict[str, TimeLimit]:
-        """The limits of a sample's grades in a round, by reward; of a group that its round has left to the next one, the newest."""
+        """Returns the limits of a sample's grades in a round, by reward; of a group that its round has left to the next one, the newest."""
         domain = self._domain(sample.row)
         frozen = self._rounds.get(round_, self._newest)
-        return {of.name: of.of(sample, self.rewards[of.name].domain(domain)) for of in frozen}
+        return {limit.name: limit.for_sample(sample, self.rewards[limit.name].domain(domain)) for limit in frozen}
 
     def newest(self) -> Sequence[Limits]:
-        """The limits of the newest round, by each reward; of a driver that has opened none, as of its start."""
+        """Returns the limits of the newest round, by each reward; of a driver that has opened none, as of its start."""
         return self._newest
 
     def to_snapshot(self) -> dict[str, Any]:
-        """As JSON values; empty where nothing is learned."""
+        """Returns JSON values; empty where nothing is learned."""
         if not self.rewards:
             return {}
-        held = [(sample, times) for group in self._held.values() for sample, times in group.items()]
+        samples = [(sample, times) for group in self._held.values() for sample, times in group.items()]
         return {
             "held": [
                 [list(sample), {name: [asdict(time), correct] for name, (time, correct) in times.items()}]
-                for sample, times in sorted(held, key=itemgetter(0))
+                for sample, times in sorted(samples, key=itemgetter(0))
             ],
             "rounds": [
-                [number, {of.name: of.to_snapshot(self.rewards[of.name].problems) for of in frozen}]
+                [number, {limit.name: limit.to_snapshot(self.rewards[limit.name].problems) for limit in frozen}]
                 for number, frozen in self._rounds.items()
             ],
-            "rewards": {name: of.to_snapshot() for name, of in self.rewards.items()},
+            "rewards": {name: times.to_snapshot() for name, times in self.rewards.items()},
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Continues from a snapshot, for those rewards that it has. Raises KeyError or TypeError if it isn't one."""
         if not snapshot:
             return
-        for name, of in self.rewards.items():
+        for name, reward_times in self.rewards.items():
             if name in snapshot["rewards"]:
-                self.rewards[name] = RewardTimes.from_snapshot(name, of.rule, snapshot["rewards"][name])
+                self.rewards[name] = RewardTimes.from_snapshot(name, reward_times.rule, snapshot["rewards"][name])
         self._held = {}
         for sample, times in snapshot["held"]:
-            found = {name: (GradeTime(**time), correct) for name, (time, correct) in times.items()}
-            self._held.setdefault(SampleId(*sample).prompt, {})[SampleId(*sample)] = found
+            grades = {name: (GradeTime(**time), correct) for name, (time, correct) in times.items()}
+            self._held.setdefault(SampleId(*sample).prompt, {})[SampleId(*sample)] = grades
         self._rounds = {
-            number: [Limits.from_snapshot(of, frozen[name]) for name, of in self.rewards.items() if name in frozen]
+            number: [
+                Limits.from_snapshot(reward_times, frozen[name])
+                for name, reward_times in self.rewards.items()
+                if name in frozen
+            ]
             for number, frozen in snapshot["rounds"]
         }
         self._newest = self._freeze()
 
     def _freeze(self) -> list[Limits]:
-        return [of.freeze() for of in self.rewards.values()]
+        return [times.freeze() for times in self.rewards.values()]
 
     def _hold(self, graded: events.Graded) -> None:
         # A grader error has no part: it says nothing about the response.
@@ -328,7 +337,7 @@ class LearnedTimeouts:
             self._held.setdefault(graded.sample.prompt, {})[graded.sample] = times
 
     def _learn(self, prompt: PromptId) -> None:
-        """The grades of this group are complete. In the order of samples, so that it doesn't matter in which they were graded."""
+        """Learns the grades of this group, which are complete, in the order of samples: it doesn't matter in which they were graded."""
         for _, times in sorted(self._held.pop(prompt, {}).items()):
             for name, (time, correct) in times.items():
                 self.rewards[name].add(prompt.row, self._domain(prompt.row), time, correct=correct)

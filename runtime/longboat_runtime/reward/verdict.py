@@ -41,7 +41,7 @@ class Score:
 
 
 def score_of(results: Sequence[CaseResult], cases: int, *, fraction: bool) -> Score:
-    """The score of a program with these results of the first of `cases` test cases; the others weren't run, which is no pass.
+    """Scores a program with these results of the first of `cases` test cases; the others weren't run, which is no pass.
 
     Where nothing was run at all, nothing has passed: that is one case that failed.
 
@@ -81,7 +81,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def _lines_of_words(text: str) -> Iterator[list[str]]:
-    """One after the other: all words of a long output at once would be many times its size."""
+    """Yields the words of each line, one line after the other: all words of a long output at once would be many times its size."""
     return (words for line in text.splitlines() if (words := line.split()))
 
 
@@ -100,10 +100,10 @@ def _fractional(word: str) -> bool:
     return "." in word or "e" in word or "E" in word
 
 
-def _close(found: float, wanted: float) -> bool:
-    if not (math.isfinite(found) and math.isfinite(wanted)):
-        return found == wanted
-    return abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted))
+def _close(actual: float, wanted: float) -> bool:
+    if not (math.isfinite(actual) and math.isfinite(wanted)):
+        return actual == wanted
+    return abs(actual - wanted) <= TOLERANCE * max(1.0, abs(wanted))
 
 
 def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
@@ -118,24 +118,24 @@ def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
         return False
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def _same(actual: Any, wanted: Any) -> bool:
     if isinstance(wanted, (list, tuple)):
         return (
-            isinstance(found, (list, tuple))
-            and len(found) == len(wanted)
-            and all(_same(a, b) for a, b in zip(found, wanted, strict=True))
+            isinstance(actual, (list, tuple))
+            and len(actual) == len(wanted)
+            and all(_same(a, b) for a, b in zip(actual, wanted, strict=True))
         )
     if isinstance(wanted, dict):
-        if not isinstance(found, dict) or len(found) != len(wanted):
+        if not isinstance(actual, dict) or len(actual) != len(wanted):
             return False
-        named = {str(key): value for key, value in found.items()}
-        return len(named) == len(found) and all(
+        named = {str(key): value for key, value in actual.items()}
+        return len(named) == len(actual) and all(
             str(key) in named and _same(named[str(key)], value) for key, value in wanted.items()
         )
-    if isinstance(found, (list, tuple, dict)):
+    if isinstance(actual, (list, tuple, dict)):
         return False
-    if isinstance(found, bool) or isinstance(wanted, bool):
-        return type(found) is type(wanted) and found == wanted
-    if isinstance(found, float) or isinstance(wanted, float):
-        return isinstance(found, (int, float)) and isinstance(wanted, (int, float)) and _close(found, wanted)
-    return bool(found == wanted)
+    if isinstance(actual, bool) or isinstance(wanted, bool):
+        return type(actual) is type(wanted) and actual == wanted
+    if isinstance(actual, float) or isinstance(wanted, float):
+        return isinstance(actual, (int, float)) and isinstance(wanted, (int, float)) and _close(actual, wanted)
+    return bool(actual == wanted)

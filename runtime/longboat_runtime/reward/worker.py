@@ -83,7 +83,7 @@ class RewardWorker:
 
         Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached. `isolation` is what other workers have learned about how the grades of a reward must be kept apart.
         """
-        reasons = {name: known.reason for name, known in isolation.items() if known.reason}
+        reasons = {name: in_force.reason for name, in_force in isolation.items() if in_force.reason}
         try:
             problems = await asyncio.gather(
                 *(
@@ -96,7 +96,7 @@ class RewardWorker:
         return next((problem for problem in problems if problem is not None), None)
 
     async def capacity(self) -> GradersCapacity | None:
-        """How many grades run at once here."""
+        """Returns how many grades run at once here."""
         return self._graders.capacity
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
@@ -110,15 +110,15 @@ class RewardWorker:
         self._idle.clear()
         self._fetching.update(request.number for request in requests)
         try:
-            found = await self._store.responses([request.sample for request in requests])
+            stored = await self._store.responses([request.sample for request in requests])
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
             self._answer(*(GradeAnswer(request.number, error) for request in self._still_wanted(requests)))
             return
         for request in self._still_wanted(requests):
-            if request.sample not in found:
+            if request.sample not in stored:
                 self._answer(GradeAnswer(request.number, KeyError(request.sample)))
                 continue
-            task = self._running[request.number] = asyncio.create_task(self._run(request, found[request.sample]))
+            task = self._running[request.number] = asyncio.create_task(self._run(request, stored[request.sample]))
             task.add_done_callback(partial(self._ended, request.number))
 
     async def cancel(self, numbers: Sequence[int]) -> None:
@@ -152,7 +152,7 @@ class RewardWorker:
         return GradeAnswers(answers, isolation, self._graders.capacity)
 
     async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
-        """Outcomes by function name."""
+        """Returns the outcomes by function name."""
         sample = replace(
             request.row,
             text=response.text,
@@ -182,7 +182,7 @@ class RewardWorker:
         self._answered.set()
 
     def _still_wanted(self, requests: Sequence[GradeRequest]) -> list[GradeRequest]:
-        """Those of fetched requests that nobody has cancelled meanwhile."""
+        """Returns those of fetched requests that nobody has cancelled meanwhile."""
         wanted = [request for request in requests if request.number in self._fetching]
         self._fetching.difference_update(request.number for request in requests)
         return wanted

@@ -49,12 +49,12 @@ class EngineActor:
             return lost
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        """After whatever was submitted before."""
+        """Aborts samples, after whatever was submitted before."""
         async with self._turn:
             self._started.abort(ids)
 
     async def _begun(self, requests: Sequence[SampleRequest]) -> dict[SampleId, GeneratedSample]:
-        """First parts of samples to be continued, as far as the store has exactly those."""
+        """Returns the first parts of samples to be continued, as far as the store has exactly those."""
         wanted = {request.id: request.begun for request in requests}
         while wanted:
             try:
@@ -85,7 +85,7 @@ class EngineActor:
         return self._started.take_load()
 
     async def stacks(self) -> str:
-        """Stacks of all threads, the engine's own among them."""
+        """Returns the stacks of all threads, the engine's own among them."""
         return await asyncio.to_thread(thread_stacks)
 
     async def shutdown(self) -> None:

@@ -31,7 +31,7 @@ def check_version(version: str) -> None:
 def engine_arguments(
     config: EngineConfig, *, max_length: int, accelerator: bool, crowded: bool = False
 ) -> dict[str, Any]:
-    """Arguments of vLLM's `EngineArgs`.
+    """Returns the arguments of vLLM's `EngineArgs`.
 
     Log-probs are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32

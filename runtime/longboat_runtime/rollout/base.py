@@ -52,7 +52,7 @@ class BaseEngine:
 
     @property
     def _decoding(self) -> int:
-        """How many samples vLLM ran in its last step; the probe is none of them."""
+        """Number of samples that vLLM ran in its last step; the probe is none of them."""
         return min(self._counters.running, len(self._running))
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
@@ -65,7 +65,7 @@ class BaseEngine:
     def _startable(
         self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]
     ) -> list[tuple[SampleRequest, GeneratedSample | None]]:
-        """Those that don't run yet. If an update has failed since they were taken, there are none: all go back as they came."""
+        """Returns those that don't run yet. If an update has failed since they were taken, there are none: all go back as they came."""
         by_id = {sample.id: sample for sample in begun}
         if self._failed_update is None:
             if not self._running:
@@ -82,13 +82,13 @@ class BaseEngine:
         self._tokenizer = vllm.get_tokenizer()
 
     def _started(self, name: str, request: SampleRequest, begun: GeneratedSample | None) -> None:
-        """vLLM has the request, under this name."""
+        """Notes that vLLM has the request, under this name."""
         self._running[name] = request
         if begun is not None:
             self._begun[name] = begun
 
     def _finish(self, name: str, output: Any) -> None:
-        """vLLM has ended the request of this name."""
+        """Notes that vLLM has ended the request of this name: its sample is ready."""
         request, begun = self._running.pop(name), self._begun.pop(name, None)
         self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer))
 
@@ -105,7 +105,7 @@ class BaseEngine:
         return measured
 
     def _serve(self, publication: WeightPublication, measured: float) -> None:
-        """The gate has passed."""
+        """Serves the publication, which has passed the gate."""
         if self._calibrated is None:
             self._calibrated = measured
         self._version = publication.version
@@ -113,7 +113,7 @@ class BaseEngine:
         self._outbox.release()
 
     def _stop_serving(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
-        """The update has failed: nothing is served, and nothing drawn since leaves. The error names what is lost."""
+        """Serves nothing, and lets nothing leave that was drawn since, after a failed update; returns an error that names what is lost."""
         what = "refused" if isinstance(failed, PublicationRefused) else "could not get"
         reason = f"engine {self._config.name} {what} version {publication.version}: {failed.reason}"
         self._failed_update = type(failed)(reason)
@@ -144,7 +144,7 @@ class Outbox:
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """From now on nothing that is put leaves."""
+        """Keeps back from now on what is put."""
         with self._changed:
             self._kept_back = []
 
@@ -163,7 +163,7 @@ class Outbox:
             return dropped
 
     def fail(self, failure: Exception) -> None:
-        """Nothing more will come: `take` raises `failure` once what is ready has been taken."""
+        """Makes `take` raise `failure` once what is ready has been taken: nothing more will come."""
         with self._changed:
             self._failure = failure
             self._changed.notify_all()

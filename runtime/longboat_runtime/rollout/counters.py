@@ -52,11 +52,11 @@ class EngineCounters(PrometheusStatLogger):
         )
 
     def interrupted(self, sequences: int) -> None:
-        """A publication has so many running sequences computed again."""
+        """Counts running sequences that a publication has computed again."""
         self._add(interrupted=sequences)
 
     def take(self) -> Load:
-        """What has happened since the last call, by the only one who calls this."""
+        """Returns what has happened since the last call, by the only one who calls this."""
         with self._lock:
             taken, self._window = self._window, Load(self._window.tensor_parallel)
         return taken
@@ -66,10 +66,10 @@ class EngineCounters(PrometheusStatLogger):
             self._window += Load(self._window.tensor_parallel, **measured)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to log."""
+        """Logs nothing."""
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Our engines don't sleep."""
+        """Records nothing: our engines don't sleep."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Our engines take every request."""
+        """Records nothing: our engines take every request."""

@@ -53,7 +53,7 @@ class EngineConfig:
 
 
 def engine_config(spec: RLJobSpec, name: str, devices: tuple[int, ...]) -> EngineConfig:
-    """An engine of the job on these devices of its pod."""
+    """Makes the config of an engine of the job on these devices of its pod."""
     return EngineConfig(
         name=name,
         model=spec.model.path,
@@ -68,7 +68,9 @@ def engine_config(spec: RLJobSpec, name: str, devices: tuple[int, ...]) -> Engin
 
 
 def parallelism_problem(tensor_parallel: int, model: Mapping[str, Any]) -> str | None:
-    """Why vLLM can't split the model over so many ranks, and the cure; None if it can. `model` is its config.json by standard names.
+    """Says why vLLM can't split the model over so many ranks, and the cure; None if it can.
+
+    `model` is its config.json by standard names.
 
     The rules are those of vLLM's layers: each rank gets as many attention heads as any other and an equal part of the layers between
     them; key heads are split evenly or, if there are fewer than ranks, each is copied to equally many of them.
@@ -95,7 +97,7 @@ def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
 
 
 def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -> int:
-    """Bytes of one token's keys and values, of all layers, on one rank. A rank has one key head at least: more ranks gain nothing."""
+    """Returns the bytes of one token's keys and values, of all layers, on one rank. A rank has one key head at least: more ranks gain nothing."""
     heads = int(model.get("num_attention_heads", 1))
     kv_heads = max(1, int(model.get("num_key_value_heads") or heads) // tensor_parallel)
     head_size = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
@@ -105,7 +107,7 @@ def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -
 def rank_weight_bytes(
     shapes: Mapping[str, Sequence[int]], model: Mapping[str, Any], dtype: str, tensor_parallel: int
 ) -> int:
-    """Bytes of the weights on each rank; `shapes` are those of the model's tensors by their names in its files.
+    """Returns the bytes of the weights on each rank; `shapes` are those of the model's tensors by their names in its files.
 
     Vectors are on all ranks, matrices are split over them, those that make keys and values at most into single heads.
     """
@@ -121,15 +123,15 @@ def rank_weight_bytes(
 
 
 def with_cache(config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> EngineConfig:
-    """The engine with the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
+    """Gives the engine the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
 
     Raises SpecProblem if that is nothing.
     """
     if config.device_memory is None:
         return config
     weights = rank_weight_bytes(shapes, model, config.dtype, config.tensor_parallel)
-    left = config.device_memory - config.device_memory // RESERVE - weights
-    if left <= 0:
+    cache_bytes = config.device_memory - config.device_memory // RESERVE - weights
+    if cache_bytes <= 0:
         needed = math.ceil(weights * RESERVE / (RESERVE - 1) / 2**20)
         raise SpecProblem(
             Reason.DEVICE_MEMORY_TOO_SMALL,
@@ -137,11 +139,11 @@ def with_cache(config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[s
             f"{config.device_memory} bytes can't hold the {weights} bytes of weights of one of {config.tensor_parallel} ranks and a "
             f"reserve of a tenth; give more than {needed}Mi, or raise rollout.tensorParallel",
         )
-    return replace(config, kv_cache_bytes=left)
+    return replace(config, kv_cache_bytes=cache_bytes)
 
 
 def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int) -> None:
-    """The KV cache must hold the longest sequence: keys and values of all layers for each of its tokens."""
+    """Checks that the KV cache holds the longest sequence: keys and values of all layers for each of its tokens."""
     if config.kv_cache_bytes is None:
         return
     token_bytes = kv_token_bytes(model, config.dtype, config.tensor_parallel)
@@ -161,14 +163,14 @@ def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int)
 def kv_tokens(
     config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], sizes: Iterable[int]
 ) -> dict[int, int]:
-    """Tokens that the KV cache of an engine of each size holds, by the memory that the spec gives a rank; empty if it gives none.
+    """Returns the tokens that the KV cache of an engine of each size holds, by the memory that the spec gives a rank; empty if it gives none.
 
     `model` and `shapes` are as for `with_cache`, which says when SpecProblem is raised.
     """
     if config.kv_cache_bytes is None and config.device_memory is None:
         return {}
-    held = {}
+    tokens = {}
     for size in sizes:
         cache = with_cache(replace(config, devices=tuple(range(size))), model, shapes).kv_cache_bytes or 0
-        held[size] = max(1, cache // kv_token_bytes(model, config.dtype, size))
-    return held
+        tokens[size] = max(1, cache // kv_token_bytes(model, config.dtype, size))
+    return tokens

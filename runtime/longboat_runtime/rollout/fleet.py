@@ -71,24 +71,24 @@ class RayRolloutFleet:
         self._dispatch()
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        """Running samples come back with their tokens, waiting ones with what they had before; others are passed over."""
+        """Aborts samples: running ones come back with their tokens, waiting ones with what they had before; others are passed over."""
         self._moving.difference_update(ids)
-        for engine, there in self._router.engines_of(ids).items():
-            self._call(self._abort_in(self._keeper.members[engine], there))
+        for engine, samples in self._router.engines_of(ids).items():
+            self._call(self._abort_in(self._keeper.members[engine], samples))
         for sample in ids:
             self._moved.pop(sample, None)
         self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
 
     def drain(self, engines: Collection[str]) -> Coroutine[Any, Any, None]:
         """See protocol.RolloutFleet. Sends nothing new there from this call on. Without another open engine, samples wait here for one."""
-        there = [engine for engine in engines if engine in self._keeper.members]
-        self._draining.update(there)
-        for engine in there:
+        draining = [engine for engine in engines if engine in self._keeper.members]
+        self._draining.update(draining)
+        for engine in draining:
             self._router.drain(engine)
             if running := self._router.running(engine):
                 self._moving.update(running)
                 self._call(self._abort_in(self._keeper.members[engine], running))
-        return self._keeper.until(lambda: not any(self._router.running(engine) for engine in there))
+        return self._keeper.until(lambda: not any(self._router.running(engine) for engine in draining))
 
     def undrain(self, engines: Collection[str]) -> None:
         """Takes one call of `drain` back, also one that hasn't returned and never will."""
@@ -107,13 +107,13 @@ class RayRolloutFleet:
     @property
     def pods(self) -> Mapping[str, PodLoad]:
         """See protocol.RolloutFleet."""
-        found = dict.fromkeys(self._keeper.state.pods, PodLoad(0, 0))
+        loads = dict.fromkeys(self._keeper.state.pods, PodLoad(0, 0))
         for member in self._keeper.members.values():
-            if (load := found.get(member.slot.node.pod)) is not None:
+            if (load := loads.get(member.slot.node.pod)) is not None:
                 running = len(self._router.running(member.name))
                 serving = member.state is MemberState.SERVING
-                found[member.slot.node.pod] = PodLoad(load.serving + serving, load.running + running)
-        return found
+                loads[member.slot.node.pod] = PodLoad(load.serving + serving, load.running + running)
+        return loads
 
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         """See protocol.RolloutFleet."""
@@ -133,14 +133,14 @@ class RayRolloutFleet:
         return ReshapeReport(tensor_parallel, seconds)
 
     async def _reshape(self, nodes: Sequence[str], seconds: dict[ReshapePhase, float]) -> None:
-        """The engines of these nodes end before others start on their devices. Adds the seconds of each phase, and logs its beginning."""
+        """Ends the engines of these nodes before others start on their devices. Adds the seconds of each phase, and logs its beginning."""
         engines = self._keeper.engines_of(nodes)
         pods = sorted({member.slot.node.pod for member in engines})
-        of = pods[0] if len(pods) == 1 else f"{len(pods)} pods"
+        subject = pods[0] if len(pods) == 1 else f"{len(pods)} pods"
 
         @contextmanager
         def during(phase: ReshapePhase) -> Iterator[None]:
-            log.info("reshape of %s: %s", of, phase)
+            log.info("reshape of %s: %s", subject, phase)
             began = time.monotonic()
             yield
             seconds[phase] += time.monotonic() - began
@@ -185,9 +185,9 @@ class RayRolloutFleet:
             refused={member.name: member.problem for member in refused},
         )
 
-    async def changed(self, known: FleetState) -> FleetState:
+    async def changed(self, previous: FleetState) -> FleetState:
         self._keeper.watch()
-        await self._keeper.until(lambda: self._keeper.state != known)
+        await self._keeper.until(lambda: self._keeper.state != previous)
         return self._keeper.state
 
     @property
@@ -195,7 +195,7 @@ class RayRolloutFleet:
         return self._keeper.tensor_parallel
 
     def start_in(self, tensor_parallel: int) -> None:
-        """Engines are started with so many devices each. To be called before anything else."""
+        """Starts engines with so many devices each. To be called before anything else."""
         self._keeper.tensor_parallel = tensor_parallel
 
     @property
@@ -206,11 +206,11 @@ class RayRolloutFleet:
         self._keeper.calibrations.update(calibrations)
 
     async def loads(self) -> dict[str, Load]:
-        """Of the engines that are up and answer."""
+        """Returns the loads of the engines that are up and answer."""
         return await self._ask("take_load", self._keeper.started)
 
     async def stacks(self) -> dict[str, str]:
-        """Stacks of all threads of each engine's actor, also of those that are still starting."""
+        """Returns the stacks of all threads of each engine's actor, also of those that are still starting."""
         return await self._ask("stacks", [*self._keeper.members.values()])
 
     async def wait_started(self, engines: int) -> None:
@@ -299,7 +299,7 @@ class RayRolloutFleet:
             await self._lose_in_dead(member, ids, error)
 
     async def _lose_in_dead(self, member: Member, ids: Sequence[SampleId], error: BaseException) -> None:
-        """Nothing that the engine still sends may reach the store once its samples are made again."""
+        """Loses samples of a dead engine; nothing that it still sends may reach the store once they are made again."""
         try:
             await self._store.refuse(member.name)
         except StoreUnreachable as unreachable:
@@ -307,7 +307,7 @@ class RayRolloutFleet:
         self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
-        """The request of a sample that ran in `engine` and no longer does; None for a late or duplicate report."""
+        """Returns the request of a sample that ran in `engine` and no longer does; None for a late or duplicate report."""
         if not self._router.finished(engine, sample):
             return None
         self._moving.discard(sample)
@@ -316,7 +316,7 @@ class RayRolloutFleet:
     def _lose(
         self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False, with_begun: bool = False
     ) -> None:
-        """Samples that ran in `engine` are lost, but not the tokens that they began with there, unless `with_begun`."""
+        """Loses samples that ran in `engine`, but not the tokens that they began with there, unless `with_begun`."""
         ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
         self._report(
             [

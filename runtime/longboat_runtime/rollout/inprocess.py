@@ -137,7 +137,7 @@ class InProcessEngine(BaseEngine):
             self._finish(name, output)
 
     def _step(self) -> RequestOutput | None:
-        """One step of vLLM; returns the probe's output if it has come."""
+        """Makes one step of vLLM; returns the probe's output if it has come."""
         probe = None
         for output in self._vllm.step():
             if output.request_id == PROBE:
@@ -186,20 +186,20 @@ class InProcessEngine(BaseEngine):
         return receipts
 
     def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
-        """With the tensors that differ from the published ones, if log-probs do."""
+        """Adds to the error the tensors that differ from the published ones, if log-probs do."""
         if not isinstance(failed, ParityExceeded):
             return failed
         compare = partial(self._vllm.collective_rpc, "weight_differences")
-        found: list[tuple[str, float]] = []
+        differences: list[tuple[str, float]] = []
         with suppress(FetchFailed):
             for number, bucket in enumerate(fetched(publication.payload)):
                 with handed_over(bucket) as path:
                     of_workers = compare(args=({"entries": bucket.entries, "path": path}, number == 0))
-                found += itertools.chain.from_iterable(of_workers)
-        return failed.naming(found, self._config.dtype)
+                differences += itertools.chain.from_iterable(of_workers)
+        return failed.naming(differences, self._config.dtype)
 
     def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs of the probe; running samples may continue meanwhile."""
+        """Computes the log-probs of the probe; running samples may continue meanwhile."""
         self._add(PROBE, tokens(ids), probe_params(), PROBE_PRIORITY)
         while (output := self._step()) is None:
             pass
@@ -219,7 +219,7 @@ class Commands:
         self._end: Exception | None = None
 
     def give(self, command: Callable[[], None]) -> None:
-        """Doesn't wait. What the command raises ends the owner. Raises the reason if the owner has ended."""
+        """Puts the command into the queue without waiting for it. What it raises ends the owner. Raises the reason if the owner has ended."""
         with self._lock:
             if self._end is not None:
                 raise self._end
@@ -255,7 +255,7 @@ class Commands:
             self._queue.get()()
 
     def end(self, reason: Exception) -> None:
-        """The owner ends: whoever waits, or comes later, gets `reason`."""
+        """Ends the commands with their owner: whoever waits, or comes later, gets `reason`."""
         with self._lock:
             self._end = reason
             for future in self._waited_for:

@@ -27,7 +27,7 @@ from longboat_runtime.rollout.member import (
 )
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rollout.ray_cluster import RayCluster
-from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
+from longboat_runtime.rollout.recovery import Remedy, after_refusal, all_engines_refused, refused_everywhere
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
 from longboat_runtime.weights.publication import WeightPublication
@@ -82,7 +82,7 @@ class EngineKeeper:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Why engines that are up refused the last publication, by name."""
+        """Reasons why engines that are up refused the last publication, by name."""
         members = self.members.values()
         return {member.name: member.problem for member in members if member.state is MemberState.REFUSED}
 
@@ -119,8 +119,8 @@ class EngineKeeper:
     async def update(self, member: Member, publication: WeightPublication) -> None:
         """Has an engine load the publication and serve, again if it refuses. One that still doesn't serve is taken care of."""
         async with member.turn:
-            if member.given is not publication:
-                member.given = publication
+            if member.tried is not publication:
+                member.tried = publication
                 await self._give(member, publication)
 
     async def _give(self, member: Member, publication: WeightPublication) -> None:
@@ -143,7 +143,7 @@ class EngineKeeper:
                     member.slot.failed(refused.reason)
                     return
                 member.slot.refusals += 1
-                self._fail_if_hopeless(publication)
+                self._fail_if_all_refused(publication)
                 following = after_refusal(member.slot.refusals)
                 if following.remedy is Remedy.RESTART:
                     self._spawn(self._restart(member, following.wait))
@@ -159,7 +159,7 @@ class EngineKeeper:
                 return
 
     def _serves(self, member: Member, *, first: bool) -> None:
-        """The gate has passed; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
+        """Takes note that the engine passed the gate; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
         if member.state is MemberState.ENDED:
             return  # it died as soon as it had answered
         if first:
@@ -182,7 +182,7 @@ class EngineKeeper:
         member.fetches += 1
         await asyncio.sleep(min(RESTART_SECONDS * 2.0 ** min(member.fetches, 32), MAX_RESTART_SECONDS))
         if self.publication is publication and member.state is MemberState.STARTED:
-            member.given = None
+            member.tried = None
             await self.update(member, publication)
 
     async def _restart(self, member: Member, wait: float) -> None:
@@ -194,10 +194,10 @@ class EngineKeeper:
             log.warning("engine %s is restarted", member.name)
             await self._end(member)
 
-    def _fail_if_hopeless(self, publication: WeightPublication) -> None:
+    def _fail_if_all_refused(self, publication: WeightPublication) -> None:
         """Ends all waiting once no engine can be expected to serve."""
         serving = sum(member.state is MemberState.SERVING for member in self.members.values())
-        if hopeless([slot.refusals for slot in self._slots.values()], serving):
+        if all_engines_refused([slot.refusals for slot in self._slots.values()], serving):
             self.fail(refused_everywhere(publication.version, self.refused))
 
     @property
@@ -215,7 +215,7 @@ class EngineKeeper:
         self.tell()
 
     def engines_of(self, nodes: Collection[str]) -> list[Member]:
-        """The engines of these nodes, started or not."""
+        """Returns the engines of these nodes, started or not."""
         return [member for member in self.members.values() if member.slot.node.node_id in nodes]
 
     async def end_engines(self, nodes: Collection[str]) -> None:
@@ -287,7 +287,7 @@ class EngineKeeper:
 
     @contextmanager
     def reshaping(self) -> Iterator[None]:
-        """While the block reshapes engines, nodes that come or are taken back wait: they get engines of what it leads to."""
+        """Makes nodes that come or are taken back wait while the block reshapes engines: they get engines of what it leads to."""
         self._reshaping = True
         try:
             yield
@@ -333,7 +333,7 @@ class EngineKeeper:
         return slots
 
     async def _keep_engine(self, slot: Slot) -> None:
-        """One engine after another in one slot, as long as its node lives and stays, and the slot is wanted."""
+        """Keeps one engine after another in one slot, as long as its node lives and stays, and the slot is wanted."""
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
         while node.node_id in self.nodes and self._slots.get(slot.place) is slot:
@@ -381,7 +381,7 @@ class EngineKeeper:
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
         self._cluster.kill(member.actor)
-        if member.given is not None:  # else no sample has ever run in it
+        if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
         died = spec_problem_in(error) is None and not member.ended and await self._stays(member.slot.node)
         if not member.ended:

@@ -53,7 +53,7 @@ class LeavingPods:
         return tuple(sorted(pod for pod, leaving in self._named.items() if leaving.draining.done()))
 
     def name(self, pods: Collection[str]) -> list[str]:
-        """The grant names exactly these pods. Returns those that are taken back."""
+        """Takes exactly these pods as those that the grant names; returns those that are taken back and whose agents don't ask to go."""
         back = [pod for pod in self._named if pod not in pods]
         for pod in back:
             leaving = self._named.pop(pod)

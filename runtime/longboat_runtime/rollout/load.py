@@ -18,7 +18,7 @@ class Load:
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on
     (`step_times.rounded`), `generated_tokens` the tokens they drew. At most `running` sequences ran at a time and `waiting` waited, and
-    at most the share `kv_usage` (0..1) of the KV cache was in use. Of several engines, these are the largest values of any.
+    at most the share `kv_usage` (0..1) of the KV cache was in use. For several engines, these are the largest values of any.
     """
 
     tensor_parallel: int
@@ -43,7 +43,7 @@ class Load:
         )
 
     def measured(self, number: int, kind: RoundKind, engines: int, work: RoundWork | None) -> RoundMeasured:
-        """The event of a round of this kind, which this is all the load of; `work` is what its `engines` were asked for."""
+        """Makes the event of a round of this kind, which this is all the load of; `work` is what its `engines` were asked for."""
         return RoundMeasured(
             number,
             kind,
@@ -69,5 +69,5 @@ class PodLoad:
 
 
 def total(loads: Iterable[Load]) -> Load:
-    """All together; of nothing if there are none."""
+    """Adds all loads; without any the sum is `Load(0)`."""
     return reduce(add, loads, Load(0))

@@ -21,7 +21,7 @@ LEAST_CONTEXT = 32
 
 
 def grid(kv_tokens: int, max_sequences: int, max_length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of sequences and tokens in context to measure, in powers of four, and the largest of both (pure).
+    """Chooses numbers of sequences and tokens in context to measure, in powers of four, and the largest of both (pure).
 
     As many sequences as fit with the fewest tokens, as many tokens as fit with one sequence.
     """
@@ -39,14 +39,14 @@ def _powers(least: int, most: int) -> tuple[int, ...]:
 def filled(
     sequences: Sequence[int], contexts: Sequence[int], cells: dict[tuple[int, int], float]
 ) -> tuple[tuple[float, ...], ...]:
-    """Seconds of all cells (pure): those that the KV cache can't hold follow the others by a fit, and are never below their neighbours.
+    """Returns the seconds of all cells (pure): those that the KV cache can't hold follow the others by a fit, and are never below their neighbours.
 
     A step takes as long as a constant, each sequence, and each token in context take (least squares of relative errors).
     """
-    known = list(cells)
-    terms = np.array([(1.0, n, n * c) for n, c in known])
-    seconds = np.array([cells[cell] for cell in known])
-    fit, *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(known)), rcond=None)
+    measured = list(cells)
+    terms = np.array([(1.0, n, n * c) for n, c in measured])
+    seconds = np.array([cells[cell] for cell in measured])
+    fit, *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(measured)), rcond=None)
     rows: list[tuple[float, ...]] = []
     for i, n in enumerate(sequences):
         row: list[float] = []
@@ -86,7 +86,7 @@ class MeasuredEngine:
         return (cache.num_gpu_blocks or 0) * cache.block_size, self._longest
 
     def cell(self, sequences: int, context: int) -> tuple[float, float] | None:
-        """Seconds of a decode step of so many sequences with about so many tokens in context, and of computing a token of a prompt.
+        """Measures the seconds of a decode step of so many sequences with about so many tokens in context, and of computing a token of a prompt.
 
         None if they never run in one step: the KV cache can't hold them.
         """
@@ -114,7 +114,7 @@ class MeasuredEngine:
         self._vllm.engine_core.shutdown()
 
     def _begin(self, context: int, tokens: int) -> str:
-        """A request with a prompt of its own, so that no keys and values are shared."""
+        """Begins a request with a prompt of its own, so that no keys and values are shared."""
         from vllm import SamplingParams
 
         self._requests += 1

@@ -33,8 +33,8 @@ class RolloutNode:
 
 
 def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
-    """The rollout nodes among `ray.nodes()`, by node id (pure)."""
-    found = {}
+    """Returns the rollout nodes among `ray.nodes()`, by node id (pure)."""
+    rollout = {}
     for node in nodes:
         resources = node.get("Resources", {})
         devices = int(resources.get(RESOURCE, 0))
@@ -42,8 +42,8 @@ def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
             continue
         node_id = node["NodeID"]
         pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
-        found[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
-    return found
+        rollout[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
+    return rollout
 
 
 class MemberState(StrEnum):
@@ -77,12 +77,12 @@ class Slot:
         return self.trial is not None and not self.trial.done()
 
     def passed(self) -> None:
-        """Its engine serves, or is no longer wanted."""
+        """Ends the trial: its engine serves, or is no longer wanted."""
         if self.trial is not None and not self.trial.done():
             self.trial.set_result(None)
 
     def failed(self, reason: str, *, unfit: bool = True) -> None:
-        """Its engine doesn't serve in this shape; `unfit` as in `ReshapeFailed`."""
+        """Fails the trial: its engine doesn't serve in this shape; `unfit` as in `ReshapeFailed`."""
         if self.trial is not None and not self.trial.done():
             self.trial.set_exception(ReshapeFailed(reason, unfit=unfit))
 
@@ -96,13 +96,13 @@ class ReshapeFailed(Exception):
 
 
 def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
-    """At most `most` of the node's devices in groups of `tensor_parallel` that follow each other; the rest stays idle (pure)."""
+    """Groups at most `most` of the node's devices, `tensor_parallel` in a row; the rest stays idle (pure)."""
     starts = range(0, min(node.has.devices, most) - tensor_parallel + 1, tensor_parallel)
     return [Slot(node, tuple(range(start, start + tensor_parallel))) for start in starts]
 
 
 def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
-    """`<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
+    """Writes `<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
 
     A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
     together, so that no two engines have one name.
@@ -113,7 +113,7 @@ def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
 
 @dataclass
 class Member:
-    """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
+    """An engine actor, its state, and what it holds. `turn` orders publications, of which `tried` is the last one tried.
 
     `problem` says why it doesn't serve, `refused` is the last publication that didn't pass its gate. `fetches` counts updates in a
     row whose data could not be fetched. `ended` is set before it is ended on purpose.
@@ -123,7 +123,7 @@ class Member:
     actor: Any
     slot: Slot
     state: MemberState = MemberState.STARTING
-    given: WeightPublication | None = None
+    tried: WeightPublication | None = None
     loaded: WeightPublication | None = None
     refused: WeightPublication | None = None
     parity: float = 0.0
@@ -143,7 +143,7 @@ class Member:
 
 
 def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
-    """An actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
+    """Starts an actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
 
     Ray counts the devices, and which ones they are says `config`: accelerators too, of which it asks Ray for none.
     """
@@ -160,7 +160,11 @@ def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> 
 
 
 def last_line(error: BaseException) -> str:
-    """Ray's errors carry a whole traceback, whose last line names the cause, or details of the actor, indented, below what happened."""
+    """Returns the last line of a Ray error that isn't indented.
+
+    Such an error carries a whole traceback, whose last line names the cause, or details of the actor, indented, below what
+    happened.
+    """
     lines = [line for line in str(error).splitlines() if line.strip()]
     return next((line.strip() for line in reversed(lines) if not line.startswith("\t")), type(error).__name__)
 
@@ -169,7 +173,7 @@ class Drains(Protocol):
     """Keeps samples away from engines, by name."""
 
     def drain(self, engines: Collection[str]) -> Coroutine[Any, Any, None]:
-        """From this call on nothing new goes to these engines, and what runs there continues elsewhere; done once they have nothing left."""
+        """Sends nothing new to these engines from this call on; what runs there continues elsewhere. Done once they have nothing left."""
 
     def undrain(self, engines: Collection[str]) -> None:
         """Takes one call of `drain` back, also one that hasn't returned and never will."""
@@ -179,13 +183,13 @@ class Listener(Drains, Protocol):
     """Is told what becomes of engines and their samples."""
 
     def opened(self, member: Member) -> None:
-        """The engine serves the last publication."""
+        """Tells that the engine serves the last publication."""
 
     def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
-        """The engine serves nothing for now; `lost` ran in it."""
+        """Tells that the engine serves nothing for now; `lost` ran in it."""
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
-        """The engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
+        """Tells that the engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
-        """The store holds these samples."""
+        """Tells that the store holds these samples."""

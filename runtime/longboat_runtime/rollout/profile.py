@@ -46,8 +46,8 @@ class ProfiledEngine(_Part):
     reshape_seconds: dict[ReshapePhase, float]
 
     @classmethod
-    def of(cls, model: EngineModel, reshape_seconds: Mapping[ReshapePhase, float]) -> ProfiledEngine:
-        """Inverse of `model`."""
+    def from_model(cls, model: EngineModel, reshape_seconds: Mapping[ReshapePhase, float]) -> ProfiledEngine:
+        """Makes an engine whose `model` is this."""
         return cls(
             kv_tokens=model.kv_tokens,
             prefill_seconds=model.prefill_seconds,
@@ -77,10 +77,10 @@ class ProfileFile(_Part):
 
     @property
     def profile(self) -> Profile:
-        """What the plan of shapes needs of it."""
+        """The part that the plan of shapes needs."""
         return Profile(
-            {size: one.model for size, one in self.engines.items()},
-            {size: sum(one.reshape_seconds.values()) for size, one in self.engines.items()},
+            {size: engine.model for size, engine in self.engines.items()},
+            {size: sum(engine.reshape_seconds.values()) for size, engine in self.engines.items()},
         )
 
     def write(self, path: Path) -> None:
@@ -94,7 +94,9 @@ class ProfileFile(_Part):
 
 
 def identity(config: EngineConfig, model: Mapping[str, Any]) -> dict[str, int | str | bool | None]:
-    """What the steps of engines and their KV cache depend on, besides their size. `model` is config.json by standard names (pure).
+    """Returns what the steps of engines and their KV cache depend on, besides their size.
+
+    `model` is config.json by standard names (pure).
 
     A model of the same dimensions takes the same time, wherever it is and whatever it has learned.
     """
@@ -103,30 +105,30 @@ def identity(config: EngineConfig, model: Mapping[str, Any]) -> dict[str, int | 
     return dimensions | {name: getattr(config, name) for name in settings}
 
 
-def read_profile(path: str, of: Mapping[str, int | str | bool | None], sizes: Collection[int]) -> Profile:
-    """The profile of engines that depend on the same (`identity`), of at least these sizes.
+def read_profile(path: str, expected: Mapping[str, int | str | bool | None], sizes: Collection[int]) -> Profile:
+    """Reads the profile of engines that depend on the same (`identity`), of at least these sizes.
 
-    Raises SpecProblem if the file is missing, isn't a profile, or is one of other engines.
+    Raises SpecProblem if the file is missing, isn't a profile, is one of other engines, or lacks a size.
     """
     try:
-        found = ProfileFile.model_validate_json(Path(path).read_bytes())
+        profile = ProfileFile.model_validate_json(Path(path).read_bytes())
     except OSError as error:
         raise _problem(f"{path} can't be read ({error.strerror})") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise _problem(f"{path} isn't a profile ({where}: {first['msg']})") from error
-    differing = [name for name in {**of, **found.engine} if of.get(name) != found.engine.get(name)]
+    differing = [name for name in {**expected, **profile.engine} if expected.get(name) != profile.engine.get(name)]
     if differing:
         name = differing[0]
         raise _problem(
-            f"{path} was measured with {name} {found.engine.get(name)}, the job has {of.get(name)}"
+            f"{path} was measured with {name} {profile.engine.get(name)}, the job has {expected.get(name)}"
             + (f" (and {len(differing) - 1} other differences)" if differing[1:] else "")
         )
-    if missing := sorted(set(sizes) - found.engines.keys()):
+    if missing := sorted(set(sizes) - profile.engines.keys()):
         names = ", ".join(map(str, missing))
         raise _problem(f"{path} lacks engines of {names} devices, which rollout.parallelism allows")
-    return found.profile
+    return profile.profile
 
 
 def _problem(what: str) -> SpecProblem:

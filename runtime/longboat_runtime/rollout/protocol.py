@@ -139,8 +139,8 @@ class RolloutFleet(Protocol):
     async def loads(self) -> Mapping[str, Load]:
         """Returns the load of each engine since the last call, by name."""
 
-    async def changed(self, known: FleetState) -> FleetState:
-        """Waits until the state differs from `known`, and returns it."""
+    async def changed(self, previous: FleetState) -> FleetState:
+        """Waits until the state differs from `previous`, and returns it."""
 
     @property
     def calibrations(self) -> Mapping[str, float]:

@@ -22,11 +22,11 @@ class RayCluster:
     """The cluster that `ray.init` has joined."""
 
     async def nodes(self) -> dict[str, RolloutNode]:
-        """The rollout nodes that live, by id."""
+        """Returns the rollout nodes that live, by id."""
         return rollout_nodes(await asyncio.to_thread(ray.nodes))
 
     async def asking(self) -> set[str]:
-        """Pods that have asked to go (see `departures`); none if the head doesn't answer."""
+        """Returns the pods that have asked to go (see `departures`); none if the head doesn't answer."""
         try:
             return await asyncio.to_thread(lambda: set(departures.asking(internal_kv_get_gcs_client())))
         except RayError as error:
@@ -41,7 +41,7 @@ class RayCluster:
             log.warning("pod %s isn't told that it is free and goes at the end of its grace: %s", pod, last_line(error))
 
     def start(self, config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
-        """An actor on that node, without an engine yet."""
+        """Starts an actor on that node, without an engine yet."""
         return start_actor(config, node, store)
 
     def kill(self, actor: Any) -> None:

@@ -40,7 +40,7 @@ class NextTry:
 
 
 def after_refusal(refusals: int) -> NextTry:
-    """What to do about the `refusals`-th refusal in a row (from 1) of one slot, whose engine may have been restarted between.
+    """Decides what to do about the `refusals`-th refusal in a row (from 1) of one slot, whose engine may have been restarted between.
 
     The rule: the publication again, which cures what went wrong on the way; then a restart, which cures a damaged engine; then
     a restart after a pause that doubles, so that an engine that can't be cured costs little. A publication that passes
@@ -53,13 +53,13 @@ def after_refusal(refusals: int) -> NextTry:
     return NextTry(Remedy.RESTART, wait)
 
 
-def hopeless(refusals: Collection[int], serving: int) -> bool:
+def all_engines_refused(refusals: Collection[int], serving: int) -> bool:
     """Whether no engine can be expected to serve: none does, and in each slot (`refusals` are those in a row) everything has been tried."""
     return not serving and bool(refusals) and min(refusals) >= EXHAUSTED
 
 
 def refused_everywhere(version: int, reasons: Mapping[str, str]) -> SpecProblem:
-    """The problem that fails a job when no engine serves; `reasons` by engine name."""
+    """Returns the problem that fails a job when no engine serves; `reasons` by engine name."""
     each = "; ".join(reason for _, reason in sorted(reasons.items()))
     message = f"No engine serves the weights of step {version}, although each was sent them again and was restarted: {each}. {_CURE}"
     return SpecProblem(Reason.ENGINE_REFUSED, None, message)

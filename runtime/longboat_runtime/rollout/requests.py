@@ -41,19 +41,19 @@ def check_request(request: SampleRequest, max_length: int, vocabulary: int) -> N
 
 
 def tokens(ids: Sequence[int]) -> TokensInput:
-    """A prompt that is already tokenized."""
+    """Makes a prompt that is already tokenized."""
     from vllm.inputs import TokensInput
 
     return TokensInput(type="token", prompt_token_ids=list(ids))
 
 
 def prompt_of(request: SampleRequest, begun: GeneratedSample | None) -> TokensInput:
-    """What the engine continues: the prompt, and the part of the response that there is."""
+    """Returns what the engine continues: the prompt, and the part of the response that there is."""
     return tokens([*request.prompt_ids, *(begun.token_ids.tolist() if begun else ())])
 
 
 def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None) -> SamplingParams:
-    """Only the final output is asked for: it has all tokens, log-probs and version spans, also of an aborted request.
+    """Asks for the final output only: it has all tokens, log-probs and version spans, also of an aborted request.
 
     Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
     """
@@ -82,7 +82,7 @@ def continue_text(state: Any, request: SampleRequest, begun: GeneratedSample | N
 
 
 def probe_params() -> SamplingParams:
-    """Log-probs of a prompt, and one token that is thrown away."""
+    """Asks for the log-probs of a prompt, and one token that is thrown away."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -98,7 +98,7 @@ def probe_params() -> SamplingParams:
 def generated_sample(
     request: SampleRequest, begun: GeneratedSample | None, output: RequestOutput, engine: str, tokenizer: Any
 ) -> GeneratedSample:
-    """What became of a request that began with the tokens of `begun`, if that is given. `output` is its final output."""
+    """Returns what became of a request that began with the tokens of `begun`, if that is given. `output` is its final output."""
     completion = output.outputs[0]
     token_ids = np.asarray(completion.token_ids, dtype=np.int32)
     logprobs, spans = _sampled_logprobs(completion.logprobs, len(token_ids)), _spans(completion.weight_versions or ())
@@ -125,7 +125,9 @@ def generated_sample(
 
 
 def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:
-    """After how many tokens a response that continued after `begun` repeats itself, if its pattern began before; None if none does.
+    """Returns after how many tokens a response that continued after `begun` repeats itself; None if it doesn't.
+
+    Only a pattern that began before `begun` counts.
 
     vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before. The rule is
     vLLM's: the last tokens are `count` copies of a pattern if as many of them as `count` - 1 copies have are equal to the token one
@@ -141,13 +143,13 @@ def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> 
         same = window[period:] == window[:-period]
         places = np.arange(len(same))
         in_a_row = places - np.maximum.accumulate(np.where(same, -1, places))
-        found = np.flatnonzero(in_a_row >= period * (loop.count - 1)) + first + period + 1
-        ends += found[found > begun][:1].tolist()
+        repeated = np.flatnonzero(in_a_row >= period * (loop.count - 1)) + first + period + 1
+        ends += repeated[repeated > begun][:1].tolist()
     return min(ends, default=None)
 
 
 def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engine: str) -> GeneratedSample:
-    """An aborted sample without a token of this engine."""
+    """Makes an aborted sample without a token of this engine."""
     if begun is not None:
         return replace(begun, engine=engine)
     return GeneratedSample(
@@ -164,7 +166,7 @@ def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engi
 
 
 def probe_logprobs(ids: Sequence[int], output: RequestOutput) -> list[float]:
-    """Log-probs of tokens 1..n of the probe, from a request made with `probe_params`."""
+    """Reads the log-probs of tokens 1..n of the probe, from a request made with `probe_params`."""
     scored = output.prompt_logprobs
     if scored is None or len(scored) != len(ids):
         raise RuntimeError(f"vLLM scored {0 if scored is None else len(scored)} of {len(ids)} probe tokens")
@@ -172,7 +174,7 @@ def probe_logprobs(ids: Sequence[int], output: RequestOutput) -> list[float]:
 
 
 def _sampled_logprobs(flat: Any, count: int) -> np.ndarray:
-    """The drawn token's log-prob comes first at each position."""
+    """Returns the drawn tokens' log-probs, each the first at its position."""
     if count == 0:
         return np.zeros(0, dtype=np.float32)
     positions = flat.start_indices

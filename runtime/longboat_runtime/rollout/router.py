@@ -27,22 +27,22 @@ class Router:
         self._of_prompt: Counter[PromptId] = Counter()
 
     def add(self, engine: str) -> None:
-        """From now on `engine` gets samples."""
+        """Lets `engine` get samples from now on."""
         self._running.setdefault(engine, set())
         self._drained.discard(engine)
 
     def drain(self, engine: str) -> None:
-        """Nothing new goes to `engine`; what runs there stays."""
+        """Sends nothing new to `engine`; what runs there stays."""
         self._drained.add(engine)
 
     def remove(self, engine: str) -> list[SampleId]:
         """Forgets `engine`; returns the samples that ran there, sorted."""
-        left = self.running(engine)
-        for sample in left:
+        running = self.running(engine)
+        for sample in running:
             self.finished(engine, sample)
         self._running.pop(engine, None)
         self._drained.discard(engine)
-        return left
+        return running
 
     @property
     def open(self) -> list[str]:
@@ -50,7 +50,7 @@ class Router:
         return sorted(self._running.keys() - self._drained)
 
     def running(self, engine: str) -> list[SampleId]:
-        """Samples that run in `engine`, sorted."""
+        """Returns the samples that run in `engine`, sorted."""
         return sorted(self._running.get(engine, ()))
 
     def route(self, samples: Sequence[SampleId]) -> dict[str, list[SampleId]]:
@@ -68,7 +68,7 @@ class Router:
         return routed
 
     def finished(self, engine: str, sample: SampleId) -> bool:
-        """The sample no longer runs; False if it wasn't running in that engine (a late or duplicate report)."""
+        """Takes note that the sample no longer runs; False if it wasn't running in that engine (a late or duplicate report)."""
         running = self._running.get(engine, set())
         if sample not in running:
             return False
@@ -79,11 +79,11 @@ class Router:
         return True
 
     def engines_of(self, samples: Collection[SampleId]) -> dict[str, list[SampleId]]:
-        """Which of the samples run in which engine."""
-        found = {
+        """Returns which of the samples run in which engine."""
+        by_engine = {
             engine: [sample for sample in samples if sample in running] for engine, running in self._running.items()
         }
-        return {engine: ids for engine, ids in found.items() if ids}
+        return {engine: ids for engine, ids in by_engine.items() if ids}
 
     def _choose(self, prompt: PromptId, engines: Sequence[str]) -> str:
         emptiest = min(engines, key=lambda engine: (len(self._running[engine]), engine))

@@ -111,7 +111,7 @@ class SpawnedEngine(BaseEngine):
         await self._probe([1, 1])
 
     async def _guard(self, command: Coroutine[Any, Any, T]) -> T:
-        """Any failure of vLLM ends the engine; a failed update is none."""
+        """Ends the engine at any failure of vLLM; a failed update is none."""
         try:
             return await command
         except UpdateFailed:
@@ -190,20 +190,20 @@ class SpawnedEngine(BaseEngine):
         return receipts
 
     async def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
-        """With the tensors that differ from the published ones, if log-probs do."""
+        """Adds to the error the tensors that differ from the published ones, if log-probs do."""
         if not isinstance(failed, ParityExceeded):
             return failed
-        found: list[tuple[str, float]] = []
+        differences: list[tuple[str, float]] = []
         with suppress(FetchFailed):
             for number, bucket in enumerate(fetched(publication.payload)):
                 with handed_over(bucket) as path:
                     update = {"entries": bucket.entries, "path": path}
                     of_workers = await self._vllm.collective_rpc("weight_differences", args=(update, number == 0))
-                found += itertools.chain.from_iterable(of_workers)
-        return failed.naming(found, self._config.dtype)
+                differences += itertools.chain.from_iterable(of_workers)
+        return failed.naming(differences, self._config.dtype)
 
     async def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs of the probe; running samples may continue meanwhile."""
+        """Computes the log-probs of the probe; running samples may continue meanwhile."""
         collector = await self._vllm.add_request("probe", tokens(ids), probe_params(), priority=PROBE_PRIORITY)
         return probe_logprobs(ids, await _final_output(collector))
 
@@ -217,6 +217,6 @@ class SpawnedEngine(BaseEngine):
 
 
 async def _final_output(collector: RequestOutputCollector) -> RequestOutput:
-    """The only output there is (`FINAL_ONLY`)."""
+    """Waits for the only output there is (`FINAL_ONLY`)."""
     output: RequestOutput = await collector.get()
     return output

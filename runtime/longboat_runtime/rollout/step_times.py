@@ -33,15 +33,15 @@ class StepClock:
         self._since: float | None = None
 
     def begin(self, now: float) -> None:
-        """There is work again, after a rest."""
+        """Begins to time steps: there is work again, after a rest."""
         self._since = now
 
     def step(self, now: float, batch: int, *, more: bool) -> dict[int, StepTimes]:
-        """A step has ended that gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
+        """Counts a step that ended and gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
         step = {rounded(batch): StepTimes(1, now - self._since)} if self._since is not None and batch else {}
         self._since = now if more else None
         return step
 
     def interrupt(self) -> None:
-        """What the engine does now isn't a step: the next one isn't counted."""
+        """Leaves out the next step: what the engine does now isn't one."""
         self._since = None

@@ -35,7 +35,7 @@ class EngineModel:
             raise ValueError("an engine has KV cache and takes time")
 
     def step_seconds(self, sequences: int, tokens: float) -> float:
-        """Seconds of a decode step of `sequences` sequences that have `tokens` in context together.
+        """Returns the seconds of a decode step of `sequences` sequences that have `tokens` in context together.
 
         Linear between the cells in both directions; constant below the first, and along the last two beyond the last.
         """
@@ -70,7 +70,7 @@ class Profile:
 
 
 def _place(axis: Sequence[int], value: float) -> tuple[int, float]:
-    """Which segment of the axis a value is in, and how far, in lengths of the segment; 0 below the first."""
+    """Returns which segment of the axis a value is in, and how far, in lengths of the segment; 0 below the first."""
     if len(axis) == 1 or value <= axis[0]:
         return 0, 0.0
     place = min(bisect_right(axis, value) - 1, len(axis) - 2)

@@ -31,11 +31,11 @@ class ByDomain(OnPolicy):
     rules: Mapping[str, OneQuota]
 
     def upcoming(self, view: View) -> events.RoundOpened:
-        """The next round."""
+        """Opens the next round."""
         each = [(rule, view.within(domain)) for domain, rule in self.rules.items()]
-        if all(rule.due(there) for rule, there in each) or any(rule.urgent(there) for rule, there in each):
+        if all(rule.due(part) for rule, part in each) or any(rule.urgent(part) for rule, part in each):
             return next_round(view, RoundKind.LONG)
-        return next_round(view, racing=any(rule.racing(there) for rule, there in each))
+        return next_round(view, racing=any(rule.racing(part) for rule, part in each))
 
     def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         answers = (
@@ -52,12 +52,12 @@ class ByDomain(OnPolicy):
         return self._lacking(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
 
     def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
-        """Domains whose part of the round the event may have changed; all of them if it gave up the prompt."""
+        """Returns the domains whose part of the round the event may have changed; all of them if it gave up the prompt."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 
     def _lacking(self, view: View, round_: RoundRecord, body: events.Body, domains: Iterable[str]) -> list[Decision]:
-        """All decisions of these domains except the end of the round."""
+        """Returns all decisions of these domains except the end of the round."""
         decisions: list[Decision] = [
             replace(decision, domain=domain) if isinstance(decision, Launch) else decision
             for domain in domains
@@ -68,7 +68,7 @@ class ByDomain(OnPolicy):
 
 
 def _longest_first(view: View, decisions: Sequence[Decision]) -> list[Decision]:
-    """The same decisions, but with the queued prompts of all domains in one order: longest abandoned attempt first."""
+    """Returns the same decisions, but with the queued prompts of all domains in one order: longest abandoned attempt first."""
     launches = [decision for decision in decisions if isinstance(decision, Launch)]
     queued = [replace(launch, queued=(prompt,), fresh=0) for launch in launches for prompt in launch.queued]
     fresh = [replace(launch, queued=()) for launch in launches if launch.fresh]

@@ -60,7 +60,7 @@ class ContinueUnfinished:
         return self._settle(view, round_) if round_.open else []
 
     def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
-        """The decision on an event that is reported only once, so that it is answered whether or not weights serve."""
+        """Decides on an event that is reported only once, so that it is answered whether or not weights serve."""
         match body:
             case events.Graded(sample=sample):
                 wanted = places(round_, self.prompts_per_round)
@@ -77,10 +77,10 @@ class ContinueUnfinished:
         missing = places(round_, self.prompts_per_round) - len(round_.groups)
         if missing > 0 and may_draw(round_, self.prompts_per_round):
             return [self._launch(view, round_, missing)]
-        if left := losers(
+        if unfinished := losers(
             view, round_, places(round_, self.prompts_per_round), drop_zero_variance=self.drop_zero_variance
         ):
-            return [events.GroupCarried(group.prompt, group.attempt) for group in left]
+            return [events.GroupCarried(group.prompt, group.attempt) for group in unfinished]
         return [] if round_.undecided else [events.RoundClosed(round_.number)]
 
     def _fill(self, view: View, round_: RoundRecord) -> list[Decision]:

@@ -19,7 +19,10 @@ STORED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
 
 
 def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:
-    """How many steps in a row, up to this one, trained nothing of their batch. A step without a batch leaves the count as it is."""
+    """Counts the steps in a row, up to this one, that trained nothing of their batch.
+
+    A step without a batch leaves the count as it is.
+    """
     if committed.dropped is not None:
         return before + 1
     return 0 if committed.samples else before
@@ -64,8 +67,8 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.Drawn, seq: int) -> bool:
-        known = any(prompt in self.queue or prompt in self.groups for prompt in body.prompts)
-        if body.position != self.drawn or known or len(set(body.prompts)) != len(body.prompts):
+        duplicate = any(prompt in self.queue or prompt in self.groups for prompt in body.prompts)
+        if body.position != self.drawn or duplicate or len(set(body.prompts)) != len(body.prompts):
             return False
         self.drawn += len(body.prompts)
         for prompt in body.prompts:
@@ -355,17 +358,17 @@ class Ledger(LedgerState):
         round_ = self.rounds.get(body.round)
         if not round_ or round_.state is not RoundState.TRAINING or body.step != self.step + 1:
             return False
-        kept = [self.groups[prompt] for prompt in round_.kept]
-        if sorted(sample for group in kept for sample in group.counted_ids) != list(body.samples):
+        groups = [self.groups[prompt] for prompt in round_.kept]
+        if sorted(sample for group in groups for sample in group.counted_ids) != list(body.samples):
             return False
-        for group in kept:
+        for group in groups:
             self._forget(group)
             self.domains.pop(group.prompt, None)
         del self.rounds[body.round]
         if body.dropped is not None:
-            self.dropped[body.dropped] += len(kept)
+            self.dropped[body.dropped] += len(groups)
         else:
-            self.trained += len(kept)
+            self.trained += len(groups)
         self.skipped_steps = skipped_in_a_row(self.skipped_steps, body)
         self.step = body.step
         return True

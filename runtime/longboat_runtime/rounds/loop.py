@@ -35,13 +35,13 @@ class Host(Protocol):
     """The environment of a loop: its clock, its prompts, and whatever carries out its decisions."""
 
     def now(self) -> float:
-        """The time of the next event, in seconds."""
+        """Returns the time of the next event, in seconds."""
 
     def draw(self, count: int, domain: str) -> Sequence[PromptId]:
-        """The next `count` prompts of a domain, or of the whole source if `domain` is empty."""
+        """Draws the next `count` prompts of a domain, or of the whole source if `domain` is empty."""
 
     def carry_out(self, event: Event, effects: Effects) -> None:
-        """Called for every event that was folded, wherever it came from. Starts what follows: launch, stop, train, publish."""
+        """Starts what follows from an event: launch, stop, train, publish. Called for every event that was folded, wherever it came from."""
 
 
 class RoundLoop:
@@ -108,7 +108,7 @@ def between_steps(view: View) -> bool:
 
 
 def effects_of(view: View, body: Body) -> Effects:
-    """What `body`, which has not been folded yet, will do to samples that are under way (pure)."""
+    """Returns what `body`, which has not been folded yet, will do to samples that are under way (pure)."""
     match body:
         case events.Aborted(samples=samples):
             running = (s for s in samples if (record := view.sample(s)) and record.state is SampleState.RUNNING)

@@ -43,15 +43,15 @@ class OnPolicy(ABC):
 
     @abstractmethod
     def upcoming(self, view: View) -> events.RoundOpened:
-        """The next round."""
+        """Opens the next round."""
 
     @abstractmethod
     def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
-        """The decision that the event itself requires, if any."""
+        """Returns the decision that the event itself requires, if any."""
 
     @abstractmethod
     def settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
-        """The decisions that an open round still needs after this event: launches, the end of a race, the end of the round."""
+        """Returns the decisions that an open round still needs after this event: launches, the end of a race, the end of the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class OneQuota(OnPolicy):
 
     @abstractmethod
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
-        """The decision that the event itself requires, if any."""
+        """Returns the decision that the event itself requires, if any."""
 
     @abstractmethod
     def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
-        """The decisions that the quota still needs after this event: launches, the end of a race, the end of the round."""
+        """Returns the decisions that the quota still needs after this event: launches, the end of a race, the end of the round."""
 
     def upcoming(self, view: View) -> events.RoundOpened:
-        """The next round."""
+        """Opens the next round."""
         if self.due(view) or self.urgent(view):
             return next_round(view, RoundKind.LONG)
         return next_round(view, racing=self.racing(view))

@@ -20,7 +20,7 @@ from longboat_runtime.rounds.tail_batching import TailBatching
 
 
 def races_per_period(spec: RLJobSpec) -> int:
-    """Short rounds between two long ones: 1 / (promptOvercommit - 1), at least 1. 0 if there are no long rounds."""
+    """Counts the short rounds between two long ones: 1 / (promptOvercommit - 1), at least 1. 0 if there are no long rounds."""
     surplus = (spec.rounds.prompt_overcommit or PROMPT_OVERCOMMIT) - 1
     if spec.rounds.policy is not RoundPolicyName.TAIL_BATCHING or surplus <= 0:
         return 0
@@ -28,7 +28,7 @@ def races_per_period(spec: RLJobSpec) -> int:
 
 
 def open_policy(spec: RLJobSpec) -> Policy:
-    """`spec.rounds.policy` with its parameters; policies that support quotas get one rule per quota."""
+    """Makes `spec.rounds.policy` with its parameters; policies that support quotas get one rule per quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     size = rounds.prompts_per_round, algorithm.group_size
     match rounds.policy:
@@ -46,7 +46,7 @@ def open_policy(spec: RLJobSpec) -> Policy:
 
 
 def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQuota]) -> Policy:
-    """`rule(spec, prompts, phase)` for all prompts of a round, or one for each quota."""
+    """Makes `rule(spec, prompts, phase)` for all prompts of a round, or one for each quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     if not rounds.quotas:
         return rule(spec, rounds.prompts_per_round, Fraction(0))
@@ -56,14 +56,14 @@ def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQu
 
 
 def _synchronous(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
-    """The synchronous rule for `prompts` per round. It overcommits nothing, so `phase` doesn't matter."""
+    """Makes the synchronous rule for `prompts` per round. It overcommits nothing, so `phase` doesn't matter."""
     del phase
     algorithm = resolve(spec.algorithm)
     return Synchronous(prompts, algorithm.group_size, algorithm.drop_zero_variance)
 
 
 def _tail_batching(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
-    """The tail batching rule for `prompts` per round; `phase` as in `rules.overcommitted`."""
+    """Makes the tail batching rule for `prompts` per round; `phase` as in `rules.overcommitted`."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     return TailBatching(
         prompts,

@@ -83,7 +83,7 @@ class SampleRecord:
 
     @property
     def redrawn_tokens(self) -> int:
-        """How many of its tokens were drawn again because what an engine, or the store, had of it was lost."""
+        """The number of its tokens that were drawn again because what an engine, or the store, had of it was lost."""
         return 0 if self.kept_tokens is None else max(0, self.tokens - self.kept_tokens)
 
     @property
@@ -204,7 +204,7 @@ class PartRecord:
         return len(self.groups) - len(self.kept)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """The record after its batch is dropped for `reason`."""
+        """Returns the record after its batch is dropped for `reason`."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + len(self.kept)}
         return replace(self, kept={}, dropped=dropped)
 
@@ -235,12 +235,12 @@ class RoundRecord(PartRecord):
     grades: dict[GradeKind, int] = field(default_factory=dict)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """The record after its batch is dropped for `reason`, in every domain."""
+        """Returns the record after its batch is dropped for `reason`, in every domain."""
         parts = {domain: part.without_batch(reason) for domain, part in self.parts.items()}
         return replace(PartRecord.without_batch(self, reason), parts=parts)
 
     def part(self, domain: str) -> PartRecord:
-        """The state of the prompts of a domain."""
+        """Returns the state of the prompts of a domain."""
         return self.parts.get(domain) or PartRecord(self.number, self.kind, self.racing)
 
     @property

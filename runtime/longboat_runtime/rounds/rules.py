@@ -37,7 +37,7 @@ def publication(view: View) -> list[Decision]:
 
 
 def next_work(view: View) -> list[Decision]:
-    """What the trainer can do next: rounds train in the order in which they opened, each step on the published weights of the last.
+    """Decides what the trainer can do next: rounds train in the order in which they opened, each step on the published weights of the last.
 
     Publishes the last step, else starts one from the oldest round if that is closed. If an edit of the spec has lowered the number
     of steps, rounds beyond it are left as they are.
@@ -51,7 +51,7 @@ def next_work(view: View) -> list[Decision]:
 
 
 def opened_steps(view: View) -> int:
-    """The number of the step that the newest round feeds or, if no round is left, fed."""
+    """Returns the number of the step that the newest round feeds or, if no round is left, fed."""
     return view.step + len(view.rounds)
 
 
@@ -59,7 +59,7 @@ def opened_steps(view: View) -> int:
 
 
 def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = Fraction(0)) -> int:
-    """How many prompts race number `ordinal` launches: an even flow in whole prompts, with fractions carried to the next race.
+    """Returns how many prompts race number `ordinal` launches: an even flow in whole prompts, with fractions carried to the next race.
 
     `phase`, in [0, 1), is the fraction carried into the first race. It takes nothing from later races: after n of them the flow has
     launched n x `factor` x `prompts`, rounded down, or one more.
@@ -69,7 +69,7 @@ def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = F
 
 
 def phases(count: int) -> list[Fraction]:
-    """Phases of `count` parallel flows (quotas of domains), such that they launch their extra prompts in turn, not all in one race.
+    """Returns the phases of `count` parallel flows (quotas of domains), such that they launch their extra prompts in turn, not all in one race.
 
     The first is 0, so that it is never ahead: once it has launched a quota of extra prompts, so has every other flow.
     """
@@ -132,7 +132,7 @@ def off_version(view: View, sample: SampleId) -> bool:
 
 
 def places(part: PartRecord, prompts: int) -> int:
-    """How many groups a race for `prompts` groups can still train: some dropped groups are not replaced."""
+    """Counts the groups that a race for `prompts` groups can still train: some dropped groups are not replaced."""
     return prompts - sum(part.dropped.get(reason, 0) for reason in NOT_REPLACED)
 
 
@@ -153,7 +153,7 @@ def judge_racing(
         # The group has just been dropped, so another one may count.
         prompts = islice(part.completed, wanted)
         judged = (judge_complete(view.groups.get(prompt), drop_zero_variance=drop_zero_variance) for prompt in prompts)
-        return next((found for found in judged if found), None)
+        return next((decision for decision in judged if decision), None)
     if group.round != part.number or prompt not in part.groups:
         return None
     chosen = group.state is SampleState.KEPT or not drop_zero_variance or prompt in islice(part.completed, wanted)
@@ -169,7 +169,7 @@ def judge_complete(
 
 
 def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: bool) -> list[GroupRecord]:
-    """The groups left out of the round once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
+    """Returns the groups left out of the round once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
     finished = part.kept if drop_zero_variance else part.completed
     if len(part.groups) <= wanted or len(finished) < wanted:
         return []
@@ -183,7 +183,7 @@ def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: boo
 def adopt(
     view: View, number: int, prompts: Iterable[PromptId], wanted: int, *, drop_zero_variance: bool
 ) -> list[Decision]:
-    """Round `number` adopts these carried groups in this order; no other group of the round may be complete before them.
+    """Decides that round `number` adopts these carried groups in this order; no other group of the round may be complete before them.
 
     A group may have been completed and graded while it waited. No event will report that again, so if it is among the first
     `wanted` complete groups it is judged here.
@@ -210,7 +210,7 @@ def adopt(
 
 
 def recover(view: View) -> list[Decision]:
-    """On-policy: relaunches lost samples if the weights of their round still serve; else defers their group.
+    """Relaunches lost samples, on-policy, if the weights of their round still serve; else defers their group.
 
     The same seed on the same weights gives the same tokens, so a relaunch, from the start or after the tokens that the store has of a
     sample that was moved, doesn't change what is learned; on other weights it would
@@ -241,7 +241,7 @@ def recover(view: View) -> list[Decision]:
 
 
 def relaunch_lost(view: View) -> list[Decision]:
-    """Off-policy: relaunches lost samples on whatever weights serve, with their seed and after the tokens that the store has of them.
+    """Relaunches lost samples, off-policy, on whatever weights serve, with their seed and after the tokens that the store has of them.
 
     They stay lost while no weights serve, in a batch that is being trained, and in a carried group until a round adopts it. The
     group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.

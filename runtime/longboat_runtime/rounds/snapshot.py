@@ -35,7 +35,7 @@ _ROUNDS = TypeAdapter(list[RoundRecord])
 
 
 def to_snapshot(ledger: Ledger) -> dict[str, Any]:
-    """The ledger as plain JSON values; two ledgers are equal if and only if their snapshots are."""
+    """Returns the ledger as plain JSON values; two ledgers are equal if and only if their snapshots are."""
     return {
         "group_size": ledger.group_size,
         **{name: getattr(ledger, name) for name in _SCALARS},
@@ -53,14 +53,14 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
-    """Inverse of `to_snapshot`. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
+    """Reads what `to_snapshot` returned. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
     ledger = Ledger(snapshot["group_size"])
     for name in _SCALARS:
         setattr(ledger, name, snapshot[name])
     ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
     ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
     ledger.domains = {PromptId(epoch, row): domain for epoch, row, domain in snapshot["domains"]}
-    given_up = {one.prompt: one for one in _GIVEN_UP.validate_python(snapshot["given_up"])}
+    given_up = {record.prompt: record for record in _GIVEN_UP.validate_python(snapshot["given_up"])}
     for epoch, row, attempt in snapshot["queue"]:
         prompt = PromptId(epoch, row)
         ledger.enqueue(prompt, attempt, given_up.get(prompt))

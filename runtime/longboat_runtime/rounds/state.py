@@ -60,7 +60,7 @@ class LedgerState:
         self.counts: Counter[SampleState] = Counter()
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
-        """The record of the sample if its group is live and its attempt is the current one, else None."""
+        """Returns the record of the sample if its group is live and its attempt is the current one, else None."""
         group = self.groups.get(sample.prompt)
         if group is None or group.attempt != sample.attempt or not 0 <= sample.index < len(group.samples):
             return None
@@ -103,7 +103,7 @@ class LedgerState:
             waiting.deferred.pop(prompt, None)
 
     def _shares(self, prompt: PromptId, round_: RoundRecord) -> tuple[PartRecord, ...]:
-        """The records that account for a group: its round and, if its prompt has a domain, that domain's part of the round."""
+        """Returns the records that account for a group: its round and, if its prompt has a domain, that domain's part of the round."""
         domain = self.domains.get(prompt)
         if domain is None:
             return (round_,)
@@ -111,11 +111,11 @@ class LedgerState:
         return round_, part
 
     def _counters(self, group: GroupRecord) -> RoundRecord:
-        """The record that counts what happens to a group."""
+        """Returns the record that counts what happens to a group."""
         return self.rounds.get(group.round, self.between)
 
     def _lose(self, group: GroupRecord, record: SampleRecord, begun: tuple[VersionSpan, ...] = ()) -> None:
-        """The sample is lost, but for the tokens with spans `begun`."""
+        """Loses the sample, but for the tokens with spans `begun`."""
         if record.kind is not None:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR
@@ -123,8 +123,8 @@ class LedgerState:
         if record.state is SampleState.PAUSED:
             record.finish_reason = None
         record.begun, record.moved = (record.begun, begun) if begun else ((), ())
-        kept = begun[-1].end if begun else 0
-        record.kept_tokens = kept if record.kept_tokens is None else min(kept, record.kept_tokens)
+        kept_tokens = begun[-1].end if begun else 0
+        record.kept_tokens = kept_tokens if record.kept_tokens is None else min(kept_tokens, record.kept_tokens)
         round_ = self._counters(group)
         if record.state is SampleState.KEPT:
             round_.missing += 1
@@ -133,7 +133,7 @@ class LedgerState:
         self._move(record, SampleState.LOST)
 
     def _surplus(self, sample: SampleId) -> SampleRecord | None:
-        """The sample's record if its group is complete without it, so that it may be stopped; else None."""
+        """Returns the sample's record if its group is complete without it, so that it may be stopped; else None."""
         group, record = self.groups.get(sample.prompt), self.sample(sample)
         stoppable = group and record and group.completed is not None and not record.counts
         return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None

@@ -59,12 +59,12 @@ class TailBatching(OneQuota):
         return len(view.deferred) > min(self._later(view), 2 * self.prompts_per_round)
 
     def racing(self, view: View) -> bool:
-        """All short rounds race except audit rounds, unless races are suspended."""
+        """Whether the next short round races: all do except audit rounds, unless races are suspended."""
         audit = self.audit_every is not None and (view.short_rounds + 1) % self.audit_every == 0
         return not audit and not view.calm_rounds
 
     def _later(self, view: View) -> int:
-        """How many prompts the rounds after this one train."""
+        """Counts the prompts that the rounds after this one train."""
         return self.prompts_per_round * (view.steps - view.step - 1)
 
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
@@ -83,8 +83,8 @@ class TailBatching(OneQuota):
         wanted, live = places(part, self.prompts_per_round), len(part.groups)
         if live < wanted and may_draw(part, self.prompts_per_round):
             return [self._replacement(view, part, wanted - live)]
-        if left := losers(view, part, wanted, drop_zero_variance=self.drop_zero_variance):
-            return [deferred(group, DeferReason.TOO_LONG) for group in left]
+        if unfinished := losers(view, part, wanted, drop_zero_variance=self.drop_zero_variance):
+            return [deferred(group, DeferReason.TOO_LONG) for group in unfinished]
         return [] if part.undecided else [events.RoundClosed(part.number)]
 
     def _first_launch(self, view: View, part: PartRecord) -> Launch:
@@ -108,7 +108,7 @@ class TailBatching(OneQuota):
         return self._launch(part, (*queued, *fresh), count)
 
     def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
-        """Prompts that were drawn and never launched, which an earlier driver may have left."""
+        """Returns the prompts that were drawn and never launched, which an earlier driver may have left."""
         if len(view.queue) == len(view.deferred):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
@@ -121,7 +121,7 @@ class TailBatching(OneQuota):
 
 
 def _running_extras(group: GroupRecord | None) -> tuple[SampleId, ...]:
-    """Responses of a complete group that are still running and don't count."""
+    """Returns the responses of a complete group that are still running and don't count."""
     if group is None or group.completed is None:
         return ()
     pairs = zip(group.sample_ids, group.samples, strict=True)

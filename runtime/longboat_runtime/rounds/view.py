@@ -65,8 +65,8 @@ class View:
         return self._ledger.deferred_prompts
 
     @property
-    def queued_of_domains(self) -> Mapping[str, int]:
-        """How many prompts wait for a launch, by domain."""
+    def queued_by_domain(self) -> Mapping[str, int]:
+        """Number of prompts that wait for a launch, by domain."""
         return {domain: len(waiting.queue) for domain, waiting in self._ledger.waiting.items()}
 
     @property
@@ -109,11 +109,11 @@ class View:
         return self._ledger.groups
 
     def domain(self, prompt: PromptId) -> str:
-        """The domain from which a queued prompt, or a prompt with a live group, was drawn; empty if from none."""
+        """Returns the domain from which a queued prompt, or a prompt with a live group, was drawn; empty if from none."""
         return self._ledger.domains.get(prompt, "")
 
     def within(self, domain: str) -> View:
-        """The same view, except that `queue` and `deferred` hold only the prompts of one domain."""
+        """Returns the same view, except that `queue` and `deferred` hold only the prompts of one domain."""
         return DomainView(self._ledger, domain)
 
     def open_rounds(self) -> Iterator[RoundRecord]:

@@ -17,10 +17,10 @@ QUANTILES = 128
 class _OpenRound:
     opened: float
     last: float = 0.0
-    asked: set[SampleId] = field(default_factory=set)
+    requested: set[SampleId] = field(default_factory=set)
     ended: dict[SampleId, int] = field(default_factory=dict)
     stopped: dict[SampleId, int] = field(default_factory=dict)
-    left: set[PromptId] = field(default_factory=set)
+    left_out: set[PromptId] = field(default_factory=set)
     prompt_tokens: dict[PromptId, int] = field(default_factory=dict)
 
 
@@ -50,11 +50,11 @@ class RoundWorks:
                     return
                 self._round_of[prompt, attempt] = round_
                 if isinstance(body, events.Launched):
-                    round_.asked.update(SampleId(*prompt, attempt, index) for index in range(body.samples))
+                    round_.requested.update(SampleId(*prompt, attempt, index) for index in range(body.samples))
             case events.Resumed(samples=samples):
                 for sample in samples:
                     if round_ := self._round_of.get((sample.prompt, sample.attempt)):
-                        round_.asked.add(sample)
+                        round_.requested.add(sample)
             case events.Generated(sample=sample) | events.Stopped(sample=sample) | events.Paused(sample=sample):
                 if round_ := self._round_of.get((sample.prompt, sample.attempt)):
                     ended = isinstance(body, events.Generated) or (isinstance(body, events.Stopped) and body.finished)
@@ -70,12 +70,15 @@ class RoundWorks:
                 | events.GroupCarried(prompt=prompt, attempt=attempt)
             ):
                 if round_ := self._round_of.get((prompt, attempt)):
-                    round_.left.add(prompt)
+                    round_.left_out.add(prompt)
             case events.StepCommitted(round=number):
                 self._forget(number)
 
-    def of(self, number: int) -> RoundWork | None:
-        """What the round asked for; None if no response has come back. What was stopped and isn't back yet ran as long as any."""
+    def for_round(self, number: int) -> RoundWork | None:
+        """Returns what the round asked for; None if no response has come back.
+
+        What was stopped and isn't back yet ran as long as any.
+        """
         round_ = self._rounds.get(number)
         if round_ is None or not round_.ended:
             return None
@@ -86,28 +89,30 @@ class RoundWorks:
         )
 
     def outstanding(self, number: int) -> Set[SampleId]:
-        """Responses that the round asked for and that have neither ended nor come back."""
+        """Returns the responses that the round asked for and that have neither ended nor come back."""
         round_ = self._rounds.get(number)
-        return round_.asked - round_.ended.keys() - round_.stopped.keys() if round_ else set()
+        return round_.requested - round_.ended.keys() - round_.stopped.keys() if round_ else set()
 
     def _forget(self, number: int) -> None:
         if round_ := self._rounds.pop(number, None):
-            self._round_of = {group: of for group, of in self._round_of.items() if of is not round_}
-            for sample in round_.asked - round_.stopped.keys():
+            self._round_of = {
+                group: open_round for group, open_round in self._round_of.items() if open_round is not round_
+            }
+            for sample in round_.requested - round_.stopped.keys():
                 self._begun.pop(sample, None)
 
 
 def _responses(round_: _OpenRound, longest: int) -> Responses:
-    others = round_.asked - round_.ended.keys()
+    others = round_.requested - round_.ended.keys()
     # What was stopped because its group had enough asked for no more than it got.
-    spared = [round_.stopped.get(sample, longest) for sample in others if sample.prompt not in round_.left]
-    stopped = sorted(round_.stopped.get(sample, longest) for sample in others if sample.prompt in round_.left)
+    spared = [round_.stopped.get(sample, longest) for sample in others if sample.prompt not in round_.left_out]
+    stopped = sorted(round_.stopped.get(sample, longest) for sample in others if sample.prompt in round_.left_out)
     ended = sorted([*round_.ended.values(), *spared])
-    return Responses(len(round_.asked), len(ended), _quantiles(ended), _quantiles(stopped))
+    return Responses(len(round_.requested), len(ended), _quantiles(ended), _quantiles(stopped))
 
 
 def _quantiles(ascending: list[int]) -> tuple[int, ...]:
-    """At most QUANTILES values at even shares, the longest among them: a round waits for it."""
+    """Returns at most QUANTILES values at even shares, the longest among them: a round waits for it."""
     count = len(ascending)
     if count <= QUANTILES:
         return tuple(ascending)

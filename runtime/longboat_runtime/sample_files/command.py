@@ -29,7 +29,7 @@ _FAILED = 1
 _LIMIT = 10
 # How many times files are listed at most, if the job keeps removing some before they are read.
 _LISTED = 10
-# Of longer texts the terminal shows this many characters of the beginning and of the end.
+# The terminal shows this many characters of the beginning and of the end of longer texts.
 _BEGINNING, _END = 1200, 600
 # Characters that would move the cursor, change colours or turn the direction of what follows: a model may have written them.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -55,16 +55,16 @@ class Options:
     @property
     def words(self) -> list[str]:
         """The options as words of a command line."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value]
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
 
     @property
     def query(self) -> Query:
         """Raises ValueError, with a message for people, if options contradict each other or can't be read."""
         orders = {order: count for order in Order if (count := getattr(self, order.value)) is not None}
         if len(orders) > 1 or (orders and self.limit is not None):
-            given = " and ".join(f"--{name}" for name in [*orders, *(["limit"] if self.limit else [])])
-            raise ValueError(f"{given}: give one of them")
+            names = " and ".join(f"--{name}" for name in [*orders, *(["limit"] if self.limit else [])])
+            raise ValueError(f"{names}: give one of them")
         order, limit = next(iter(orders.items()), (None, self.limit or (None if self.json else _LIMIT)))
         prompt = re.fullmatch(r"(?:(\d+):)?(\d+)", self.prompt or "")
         if self.prompt is not None and prompt is None:
@@ -76,7 +76,7 @@ class Options:
         return Query(fate, self.domain, epoch, row, self.search, order, limit)
 
     def files(self, written: dict[int, Path]) -> dict[int, Path]:
-        """Of the files by step those that are asked for: of all steps for a prompt or a search, else of the newest one.
+        """Chooses the files, by step, that are asked for: of all steps for a prompt or a search, else of the newest one.
 
         Raises ValueError, with a message for people, if there is none of that step.
         """
@@ -85,8 +85,8 @@ class Options:
         if step == "all":
             return written
         if not step.isdecimal() or int(step) not in written:
-            there = ", ".join(map(str, written))
-            raise ValueError(f"--step {step}: no file of that step; write all, or one of {there}")
+            steps = ", ".join(map(str, written))
+            raise ValueError(f"--step {step}: no file of that step; write all, or one of {steps}")
         return {int(step): written[int(step)]}
 
 
@@ -97,21 +97,21 @@ def show(target: str, namespace: str | None, options: Options) -> int:
         query = options.query
         if not root.is_dir():
             return run_there(target, namespace, options.words)
-        found = _found(root, query, options)
+        selection = _selection(root, query, options)
     except (ValueError, FileDamaged) as error:
         typer.echo(str(error), err=True)
         return _FAILED
     if options.json:
-        for sample in found.samples:
+        for sample in selection.samples:
             typer.echo(json.dumps(sample))
     else:
         console = Console(width=options.terminal, force_terminal=True if options.terminal else None, highlight=False)
-        _print(console, found, full=options.full)
+        _print(console, selection, full=options.full)
     return 0
 
 
-def _found(root: Path, query: Query, options: Options) -> Selection:
-    """The samples below a job's directory, to which a running job adds files and from which it removes others.
+def _selection(root: Path, query: Query, options: Options) -> Selection:
+    """Reads the samples below a job's directory, to which a running job adds files and from which it removes others.
 
     Raises ValueError, with a message for people, if there is no file that is asked for, and FileDamaged.
     """
@@ -131,9 +131,9 @@ def _found(root: Path, query: Query, options: Options) -> Selection:
                 raise
 
 
-def _print(console: Console, found: Selection, *, full: bool) -> None:
+def _print(console: Console, selection: Selection, *, full: bool) -> None:
     before = None
-    for sample in found.samples:
+    for sample in selection.samples:
         heading, details = headings(sample)
         console.print(Text(visible(heading), "bold"), Text(visible(details), "dim"), sep="\n")
         if sample["message"]:
@@ -144,14 +144,16 @@ def _print(console: Console, found: Selection, *, full: bool) -> None:
         console.print(Text(shown(sample["response"], full=full)))
         console.print()
         before = prompt
-    matched = ", ".join(f"{count} {fate}" for fate, count in found.matched.items())
-    total = sum(found.matched.values())
-    more = "; --limit shows more" if len(found.samples) < total else ""
-    console.print(Text(f"{len(found.samples)} of {total} samples ({matched}){more}" if total else "no sample matches"))
+    matched = ", ".join(f"{count} {fate}" for fate, count in selection.matched.items())
+    total = sum(selection.matched.values())
+    more = "; --limit shows more" if len(selection.samples) < total else ""
+    console.print(
+        Text(f"{len(selection.samples)} of {total} samples ({matched}){more}" if total else "no sample matches")
+    )
 
 
 def headings(sample: Sample) -> tuple[str, str]:
-    """Two lines about a sample: what became of it, and the details (pure)."""
+    """Writes two lines about a sample: what became of it, and the details (pure)."""
     fate = sample["fate"] if sample["reason"] is None else f"{sample['fate']} ({sample['reason']})"
     score = "not graded" if sample["grade"] is None else "no score"
     parts = {name: "timed out" if part is None else f"{part:.3f}" for name, part in sample["parts"].items()}
@@ -175,7 +177,7 @@ def headings(sample: Sample) -> tuple[str, str]:
 
 
 def shown(text: str, *, full: bool) -> str:
-    """The text as a terminal may show it, shortened in the middle unless `full` (pure)."""
+    """Returns the text as a terminal may show it, shortened in the middle unless `full` (pure)."""
     left_out = len(text) - _BEGINNING - _END
     if not full and left_out > 0:
         text = f"{text[:_BEGINNING]}\n[… {left_out} characters; --full shows them …]\n{text[-_END:]}"
@@ -184,4 +186,4 @@ def shown(text: str, *, full: bool) -> str:
 
 def visible(text: str) -> str:
     """Escapes what a terminal would obey (pure)."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

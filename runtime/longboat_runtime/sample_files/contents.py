@@ -92,10 +92,10 @@ def is_due(step: int, steps: int, every: int) -> bool:
 
 
 def choose(groups: Iterable[SampleGroup], count: int | None, seed: int, step: int) -> list[SampleGroup]:
-    """At most `count` of the step's groups, sorted by prompt; all of them if `count` is None.
+    """Chooses at most `count` of the step's groups, sorted by prompt; all of them if `count` is None.
 
-    The same for the same groups in any order, `seed` (the job's) and `step`. First come one group of each fate, then those with the
-    longest response, the best and the worst score, then others; by chance where several qualify.
+    The choice is the same for the same groups in any order, `seed` (the job's) and `step`. First come one group of each fate,
+    then those with the longest response, the best and the worst score, then others; by chance where several qualify.
     """
     by_chance = _by_chance(groups, seed, step)
     wanted = [*_firsts(by_chance, 1), *_extremes(by_chance), *by_chance]
@@ -104,7 +104,7 @@ def choose(groups: Iterable[SampleGroup], count: int | None, seed: int, step: in
 
 
 def candidates(groups: Iterable[SampleGroup], count: int | None, seed: int, step: int) -> list[SampleGroup]:
-    """The groups that `choose` may take, whatever groups come later: at most `count` of each fate and three more.
+    """Returns the groups that `choose` may take, whatever groups come later: at most `count` of each fate and three more.
 
     The data of the others needn't be held until the step is done.
     """
@@ -122,16 +122,16 @@ def _by_chance(groups: Iterable[SampleGroup], seed: int, step: int) -> list[Samp
 
 
 def _firsts(groups: Sequence[SampleGroup], count: int | None) -> list[SampleGroup]:
-    """The first `count` groups of each fate."""
+    """Returns the first `count` groups of each fate."""
     return [group for fate in Fate for group in [group for group in groups if group.fate is fate][:count]]
 
 
 def _extremes(groups: Sequence[SampleGroup]) -> list[SampleGroup]:
-    """The first groups with the longest response, the best and the worst score."""
+    """Returns the first groups with the longest response, the best and the worst score."""
     graded = [group for group in groups if group.scores]
     keys: list[tuple[Sequence[SampleGroup], Callable[[SampleGroup], float]]] = [
         (groups, lambda group: max(sample.tokens for sample in group.samples)),
         (graded, lambda group: max(group.scores)),
         (graded, lambda group: -min(group.scores)),
     ]
-    return [max(of, key=key) for of, key in keys if of]
+    return [max(candidates, key=key) for candidates, key in keys if candidates]

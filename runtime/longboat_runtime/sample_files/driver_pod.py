@@ -34,7 +34,7 @@ def run_there(job: str, namespace: str | None, options: Sequence[str]) -> int:
     pod = next((pod for pod in pods if _runs(pod)), None)
     if pod is None:
         raise ValueError(_nothing_runs(job, _get(kubectl, job, "rljobs.longboat.dev", job)))
-    (container,) = (one for one in pod["spec"]["containers"] if one["name"] == _CONTAINER)
+    (container,) = (container for container in pod["spec"]["containers"] if container["name"] == _CONTAINER)
     terminal = [f"--terminal={shutil.get_terminal_size().columns}"] if sys.stdout.isatty() else []
     command = [*container["command"], "samples", _CLAIM, *options, *terminal]
     return subprocess.run(
@@ -46,20 +46,20 @@ def _get(kubectl: list[str], job: str, *words: str) -> dict[str, Any]:
     done = subprocess.run([*kubectl, "get", *words, "--output", "json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"JOB {job}: neither a directory here, nor can it be read as an RLJob: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _runs(pod: dict[str, Any]) -> bool:
     """Whether the pod's driver container runs (pure)."""
     containers = pod.get("status", {}).get("containerStatuses", [])
-    return any(one["name"] == _CONTAINER and "running" in one.get("state", {}) for one in containers)
+    return any(container["name"] == _CONTAINER and "running" in container.get("state", {}) for container in containers)
 
 
-def _nothing_runs(job: str, found: dict[str, Any]) -> str:
-    """What to do about a job without a driver pod (pure)."""
-    phase = found.get("status", {}).get("phase", "Pending")
-    claim = found["spec"].get("checkpoint", {}).get("claimName", f"{job}-checkpoint")
+def _nothing_runs(job: str, job_object: dict[str, Any]) -> str:
+    """Says what to do about a job without a driver pod (pure)."""
+    phase = job_object.get("status", {}).get("phase", "Pending")
+    claim = job_object["spec"].get("checkpoint", {}).get("claimName", f"{job}-checkpoint")
     return (
         f"JOB {job}: no driver pod of it runs (phase {phase}). Its files are on the claim {claim}: mount that in a pod, and give "
         "`longboat samples` the directory there; docs/samples.md has such a pod."

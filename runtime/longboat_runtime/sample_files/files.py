@@ -79,22 +79,22 @@ class Written(NamedTuple):
     step: int
 
     def path(self, root: Path) -> Path:
-        """The file, below a job's directory."""
+        """Returns the path of the file below a job's directory `root`."""
         return root / INCARNATIONS / str(self.incarnation) / DIRECTORY / f"step-{self.step:08d}.parquet"
 
 
 def written(root: Path) -> list[Written]:
-    """The complete files of all incarnations below a job's directory, oldest first."""
-    found = []
+    """Lists the complete files of all incarnations below a job's directory, oldest first."""
+    files = []
     for path in (root / INCARNATIONS).glob(f"*/{DIRECTORY}/step-*.parquet"):
         match, incarnation = _NAME.fullmatch(path.name), path.parent.parent.name
         if match and incarnation.isdecimal():
-            found.append(Written(int(incarnation), int(match[1])))
-    return sorted(found)
+            files.append(Written(int(incarnation), int(match[1])))
+    return sorted(files)
 
 
 def removable(files: Iterable[Written], newest: Written, began: int, keep: int) -> list[Written]:
-    """The files to remove once `newest` is complete: those that don't count, and all but the `keep` newest of those that do.
+    """Returns the files to remove once `newest` is complete: those that don't count, and all but the `keep` newest of those that do.
 
     What earlier incarnations wrote beyond `began`, the step at which this one began, doesn't count. Nothing is removed if a later
     incarnation has written: this one is superseded (pure).
@@ -146,11 +146,11 @@ def _write(path: Path, request: SampleFileRequest, responses: Responses, prompts
 def _batch(
     portion: Sequence[SampleFacts], request: SampleFileRequest, responses: Responses, prompts: Prompts
 ) -> pa.RecordBatch:
-    """A portion with its texts."""
-    held = responses([facts.id for facts in portion])
-    if len(held) < len(portion):
-        log.warning("the store has lost samples that are missing in their file", samples=len(portion) - len(held))
-    samples = [facts for facts in portion if facts.id in held]
+    """Reads the texts of a portion and makes a batch of it."""
+    stored = responses([facts.id for facts in portion])
+    if len(stored) < len(portion):
+        log.warning("the store has lost samples that are missing in their file", samples=len(portion) - len(stored))
+    samples = [facts for facts in portion if facts.id in stored]
     of_prompt = {facts.id.prompt: facts.id for facts in samples}
     texts: dict[PromptId, str] = dict(zip(of_prompt, prompts([*of_prompt.values()]), strict=True))
     rows = [
@@ -158,7 +158,7 @@ def _batch(
             request.step,
             request.round,
             facts,
-            {"prompt": texts[facts.id.prompt], "response": held[facts.id].text},
+            {"prompt": texts[facts.id.prompt], "response": stored[facts.id].text},
         )
         for facts in samples
     ]
@@ -179,7 +179,7 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
 
 
 def _row(step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str]) -> dict[str, Any]:
-    """One row; text that is not valid Unicode gets question marks."""
+    """Makes one row; text that is not valid Unicode gets question marks."""
     epoch, row, attempt, index = facts.id
     texts = {"message": facts.message or "", **texts}
     whole = {name: text.encode(errors="replace").decode() for name, text in texts.items()}

@@ -75,7 +75,7 @@ class Query:
         return any(wanted in texts[name].casefold() for name in ("prompt", "response"))
 
     def rank(self, sample: Sample) -> float:
-        """Lower comes first."""
+        """Returns the key to order samples by; lower comes first."""
         match self.order:
             case Order.WORST:
                 return float(sample["score"])
@@ -104,7 +104,7 @@ class _Place:
 
 
 def surviving(files: Iterable[Written], began: Mapping[int, int]) -> list[Written]:
-    """The files that count, by step: `began` has the step at which each incarnation began.
+    """Lists the files that count, by step: `began` has the step at which each incarnation began.
 
     What an earlier incarnation wrote beyond the step at which a later one began doesn't count (see `metrics.record.read_records`).
     Pure.
@@ -120,50 +120,50 @@ def surviving(files: Iterable[Written], began: Mapping[int, int]) -> list[Writte
 
 
 def read_files(root: Path) -> dict[int, Path]:
-    """The files that count below a job's directory, by step in ascending order."""
+    """Lists the files that count below a job's directory, by step in ascending order."""
     return {file.step: file.path(root) for file in surviving(written(root), _began(root))}
 
 
 def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sample]:
-    """The samples of one file, or some columns of them; a part of the file is in memory at a time. Raises FileDamaged."""
+    """Yields the samples of one file, or some columns of them; a part of the file is in memory at a time. Raises FileDamaged."""
     for _, samples in _groups(path, list(columns)):
         yield from samples
 
 
 def select(paths: Iterable[Path], query: Query) -> Selection:
-    """The samples of these files that `query` asks for. Raises FileDamaged, FileRemoved in particular."""
-    found: list[tuple[float, int, _Place, Sample]] = []
+    """Returns the samples of these files that `query` asks for. Raises FileDamaged, FileRemoved in particular."""
+    rows: list[tuple[float, int, _Place, Sample]] = []
     columns = _SHORT if query.search is None else [*_SHORT, "prompt", "response"]
     for path in paths:
         for group, samples in _groups(path, columns):
             for index, sample in enumerate(samples):
                 if query.matches(sample) and query.found_in(sample):
                     short = {name: sample[name] for name in _SHORT}
-                    found.append((query.rank(sample), len(found), _Place(path, group, index), short))
-    matched = Counter(short["fate"] for *_, short in found)
+                    rows.append((query.rank(sample), len(rows), _Place(path, group, index), short))
+    matched = Counter(short["fate"] for *_, short in rows)
     if query.limit is not None:
-        found = heapq.nsmallest(query.limit, found, key=lambda one: one[:2])
+        rows = heapq.nsmallest(query.limit, rows, key=lambda row: row[:2])
     elif query.order:
-        found.sort(key=lambda one: one[:2])
-    texts = _texts([place for _, _, place, _ in found])
-    return Selection([{**sample, **texts[place]} for _, _, place, sample in found], matched)
+        rows.sort(key=lambda row: row[:2])
+    texts = _texts([place for _, _, place, _ in rows])
+    return Selection([{**sample, **texts[place]} for _, _, place, sample in rows], matched)
 
 
 def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:
     wanted: dict[tuple[Path, int], list[_Place]] = {}
     for place in places:
         wanted.setdefault((place.path, place.group), []).append(place)
-    found: dict[_Place, Sample] = {}
+    texts: dict[_Place, Sample] = {}
     for (path, group), of_group in wanted.items():
         with _opened(path) as file:
             table = file.read_row_group(group, columns=list(TEXTS))
         for place in of_group:
-            (found[place],) = table.slice(place.index, 1).to_pylist()
-    return found
+            (texts[place],) = table.slice(place.index, 1).to_pylist()
+    return texts
 
 
 def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]]:
-    """The row groups of a file by number, each as samples."""
+    """Yields the row groups of a file by number, each as samples."""
     with _opened(path) as file:
         for group in range(file.num_row_groups):
             samples = file.read_row_group(group, columns=columns).to_pylist()
@@ -175,7 +175,7 @@ def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The open file. Raises FileDamaged, FileRemoved in particular."""
+    """Yields the open file. Raises FileDamaged, FileRemoved in particular."""
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -186,11 +186,14 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _began(root: Path) -> dict[int, int]:
-    """The step at which each incarnation began: that of its first metrics record. One that has none hasn't got that far."""
-    found = {}
+    """Reads the step at which each incarnation began: that of its first metrics record.
+
+    An incarnation without a record hasn't got that far.
+    """
+    steps = {}
     for path in (root / INCARNATIONS).glob("*/metrics.jsonl"):
         with path.open(encoding="utf-8") as file:
             line = file.readline()
         if path.parent.name.isdecimal() and line.endswith("\n"):
-            found[int(path.parent.name)] = int(json.loads(line)["training/global_step"])
-    return found
+            steps[int(path.parent.name)] = int(json.loads(line)["training/global_step"])
+    return steps

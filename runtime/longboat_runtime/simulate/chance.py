@@ -10,11 +10,11 @@ _RANGE = 2**64
 
 
 def uniform(*name: object) -> float:
-    """In the open interval (0, 1)."""
+    """Derives a number in the open interval (0, 1) from the name."""
     digest = blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / (_RANGE + 1)
 
 
 def normal(*name: object) -> float:
-    """Of mean 0 and variance 1."""
+    """Derives a number of a normal distribution of mean 0 and variance 1 from the name."""
     return _NORMAL.inv_cdf(uniform(*name))

@@ -20,8 +20,8 @@ class StepCurve:
     seconds: tuple[float, ...]
 
     @classmethod
-    def of(cls, observed: Mapping[int, StepTimes]) -> StepCurve:
-        """The monotone curve nearest to what was observed at each batch size, in weighted squares.
+    def from_observed(cls, observed: Mapping[int, StepTimes]) -> StepCurve:
+        """Fits the monotone curve nearest to what was observed at each batch size, in weighted squares.
 
         Pool adjacent violators (Barlow et al. 1972, Statistical inference under order restrictions), weighted by steps, so
         that the total time of all steps stays the same. Raises ValueError without a step.
@@ -41,7 +41,7 @@ class StepCurve:
         return cls(tuple(batch for batch, _ in pools), tuple(_mean(times) for _, times in pools))
 
     def __call__(self, batch: int) -> float:
-        """Seconds of a step that works on `batch` sequences."""
+        """Returns the seconds of a step that works on `batch` sequences."""
         place = bisect_left(self.batches, batch)
         if place == 0 or len(self.batches) == 1:
             return self.seconds[0]

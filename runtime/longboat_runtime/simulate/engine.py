@@ -71,7 +71,7 @@ class SimulatedEngine:
         return response
 
     def next_end(self) -> float:
-        """When the next sample will have ended, if nothing happens before; infinite if none runs."""
+        """Returns when the next sample will have ended, if nothing happens before; infinite if none runs."""
         while self._ends and self._ends[0][2] not in self._running:
             heapq.heappop(self._ends)
         if not self._ends or self._paused:
@@ -79,18 +79,18 @@ class SimulatedEngine:
         return self._now + max(0.0, self._ends[0][0] - self._steps) * self._seconds(len(self._running))
 
     def ended(self, now: float) -> list[Response]:
-        """Samples whose last token was drawn by the step that ends now, in the order they came."""
+        """Takes out the responses whose last token was drawn by the step that ends now, in the order they came."""
         self._advance(now)
-        found = []
+        responses = []
         while self._ends and self._ends[0][0] <= self._steps + _ROUNDING:
             end, _, sample = heapq.heappop(self._ends)
             if sample in self._running:
-                found.append(self._take_out(sample, round(end - self._running[sample].start)))
+                responses.append(self._take_out(sample, round(end - self._running[sample].start)))
         self._admit()
-        return found
+        return responses
 
     def pause(self, now: float) -> None:
-        """Nothing is drawn until `serve`."""
+        """Draws nothing until `serve`."""
         self._advance(now)
         self._paused = True
 
@@ -122,7 +122,7 @@ class SimulatedEngine:
         return Response(sample, tokens, self._spans(running.start, tokens))
 
     def _spans(self, start: float, tokens: int) -> tuple[VersionSpan, ...]:
-        """Each version drew the tokens of the steps between its publication and the next."""
+        """Returns which version drew which tokens: each those of the steps between its publication and the next."""
         changes: deque[tuple[int, int]] = deque()
         for step, version in reversed(self._versions):
             changes.appendleft((max(0, floor(step - start + _ROUNDING)), version))

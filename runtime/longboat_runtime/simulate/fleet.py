@@ -47,12 +47,12 @@ class SimulatedFleet:
         return max((engine.tokens_most for engine in curved), default=0.0)
 
     def next_end(self) -> tuple[str, float]:
-        """The engine that has to be asked next, and when; infinite if none runs anything."""
+        """Returns the engine that has to be asked next, and when; infinite if none runs anything."""
         ends = ((name, engine.next_end()) for name, engine in self.engines.items())
         return min(ends, key=lambda item: item[1], default=("", inf))
 
     def ended(self, name: str, now: float) -> list[Response]:
-        """Samples that end now in this engine."""
+        """Returns the samples that end now in this engine."""
         responses = self.engines[name].ended(now)
         for response in responses:
             self._router.finished(name, response.sample)
@@ -63,52 +63,52 @@ class SimulatedFleet:
         if self._publishing or not self._router.open:
             self._held += samples
             return
-        for name, there in self._router.route(samples).items():
-            for sample in there:
+        for name, routed in self._router.route(samples).items():
+            for sample in routed:
                 self.engines[name].submit(now, sample, *self._needs(sample))
 
     def take_back(self, samples: Sequence[SampleId], now: float) -> list[tuple[str, Response]]:
-        """What there is of samples that haven't ended, with their engines."""
-        found = []
-        for name, there in self._router.engines_of(samples).items():
-            for sample in there:
+        """Returns what there is of samples that haven't ended, with their engines."""
+        responses = []
+        for name, running in self._router.engines_of(samples).items():
+            for sample in running:
                 response = self.engines[name].stop(now, sample)
                 if response is not None:
                     self._router.finished(name, sample)
-                    found.append((name, response))
-        return found
+                    responses.append((name, response))
+        return responses
 
     def pause(self, now: float) -> None:
-        """Engines load weights."""
+        """Pauses engines, which load weights."""
         self._publishing = True
         for engine in self.engines.values():
             engine.pause(now)
 
     def serve(self, version: int, now: float) -> None:
-        """Engines have them. What was held back is sent."""
+        """Continues with the weights that engines have loaded; sends what was held back."""
         self._publishing = False
         for engine in self.engines.values():
             engine.serve(now, version)
         self._send_held(now)
 
     def end(self, pods: Sequence[int], now: float) -> list[tuple[str, Response]]:
-        """The engines of these pods are no more; returns what there is of the samples in them."""
+        """Ends the engines of these pods; returns what there is of the samples in them."""
         ending = [name for pod in pods for name in self._pods[pod]]
-        left = [sample for name in ending for sample in self._router.running(name)]
+        running = [sample for name in ending for sample in self._router.running(name)]
         for name in ending:
             self._router.drain(name)
-        found = self.take_back(left, now)
+        responses = self.take_back(running, now)
         for name in ending:
             # Those that end with the step under way.
-            found += [(name, response) for response in self._last(name)]
+            responses += [(name, response) for response in self._last(name)]
             self._router.remove(name)
         self._load += self._take(ending, now)
         for name in ending:
             del self.engines[name]
-        return found
+        return responses
 
     def start(self, pods: Sequence[int], size: int, version: int | None, now: float) -> None:
-        """New engines of `size` devices in these pods, with these weights."""
+        """Starts engines of `size` devices in these pods, with these weights."""
         self.tensor_parallel = size
         for name in self._start(pods, size):
             engine = self.engines[name]
@@ -120,7 +120,7 @@ class SimulatedFleet:
             self._send_held(now)
 
     def take_load(self, now: float) -> Load:
-        """What engines felt since the last call."""
+        """Returns what engines felt since the last call."""
         load = self._load + self._take([*self.engines], now)
         self._load = Load(self.tensor_parallel)
         return load
@@ -153,9 +153,9 @@ class SimulatedFleet:
         return [name for pod in pods for name in self._pods[pod]]
 
     def _send_held(self, now: float) -> None:
-        held, self._held = self._held, []
-        if held:
-            self.submit(held, now)
+        samples, self._held = self._held, []
+        if samples:
+            self.submit(samples, now)
 
 
 class RoundLoads:
@@ -166,13 +166,13 @@ class RoundLoads:
         self._of_round: dict[int, Load] = {}
 
     def begin(self, number: int, load: Load) -> None:
-        """A round opens; `load` is of the time since the last call."""
+        """Begins a round; `load` is of the time since the last call."""
         if self._round in self._of_round:
             self._of_round[self._round] += load
         self._round, self._of_round[number] = number, Load(0)
 
     def finish(self, number: int, load: Load) -> Load | None:
-        """All of a round, which is over; None if it isn't known."""
+        """Returns all the load of a round, which is over; None if it isn't known."""
         if self._round in self._of_round:
             self._of_round[self._round] += load
         return self._of_round.pop(number, None)

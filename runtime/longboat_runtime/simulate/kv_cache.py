@@ -27,16 +27,16 @@ class KvCache:
         self._forgotten = 0
 
     def blocks(self, tokens: int) -> int:
-        """How many blocks hold so many tokens."""
+        """Returns how many blocks hold so many tokens."""
         return -(-tokens // self._size)
 
-    def found(self, sample: SampleId, tokens: int) -> int:
-        """How many of the `tokens` of a sequence that waits needn't be computed."""
-        return sum(self._found(sample, tokens)) * self._size
+    def cached_tokens(self, sample: SampleId, tokens: int) -> int:
+        """Counts how many of the `tokens` of a waiting sequence needn't be computed."""
+        return sum(self._cached_blocks(sample, tokens)) * self._size
 
     def admit(self, sample: SampleId, tokens: int) -> bool:
         """Takes blocks for all `tokens` of a sequence, unless there are too few."""
-        prompt, (shared, own) = sample.prompt, self._found(sample, tokens)
+        prompt, (shared, own) = sample.prompt, self._cached_blocks(sample, tokens)
         used = prompt in self._users
         needed = self.blocks(tokens) - (shared if used else 0)
         if needed > self.free:
@@ -51,8 +51,8 @@ class KvCache:
         self.take(self.blocks(tokens) - shared - own)
         return True
 
-    def _found(self, sample: SampleId, tokens: int) -> tuple[int, int]:
-        """Blocks of the prompt, and those behind them that are the sequence's own: only what follows without a gap is found."""
+    def _cached_blocks(self, sample: SampleId, tokens: int) -> tuple[int, int]:
+        """Returns the blocks of the prompt, and those behind them that are the sequence's own: only what follows without a gap is found."""
         prompt = sample.prompt
         shared = self._shared if prompt in self._users else self._cached.get(prompt, 0)
         if shared < self._shared:

@@ -55,31 +55,31 @@ class FirstLaunchDistribution:
 
     The responses of a first launch are at even shares of that prompt's distribution from a random start, so that a group has the
     window's own spread: single draws from eight responses would rarely have the longest among them. Later attempts follow
-    `redraws`. `known` are prompts of the window that are to be themselves.
+    `redraws`. `numbers` are those of prompts of the window that are to be themselves.
     """
 
     quantiles: Sequence[_Quantiles] = field(repr=False)
     redraws: Redraws
     group_size: int
-    known: Mapping[PromptId, int] = field(repr=False)
+    numbers: Mapping[PromptId, int] = field(repr=False)
     seed: int
 
     @classmethod
-    def of(
-        cls, launched: FirstLaunches, group_size: int, known: Mapping[PromptId, int] | None = None, seed: int = 0
+    def from_launches(
+        cls, launched: FirstLaunches, group_size: int, numbers: Mapping[PromptId, int] | None = None, seed: int = 0
     ) -> FirstLaunchDistribution:
-        """`known` are numbers of `launched`. Raises ValueError without a prompt."""
+        """Makes the distribution of `launched`; `numbers` maps prompts to theirs in it. Raises ValueError without a prompt."""
         atoms: dict[int, list[tuple[float, float]]] = {}
         for prompt, place, mass in zip(launched.prompts, launched.likely, launched.masses, strict=True):
             atoms.setdefault(int(prompt), []).append((max(1.0, float(place)), float(mass)))
         if not atoms:
             raise ValueError("no prompt was launched")
         prompts = [sorted(atoms[number]) for number in sorted(atoms)]
-        redraws = Redraws.of(prompts, group_size, seed)
-        return cls([_Quantiles.of(prompt) for prompt in prompts], redraws, group_size, known or {}, seed)
+        redraws = Redraws.from_launches(prompts, group_size, seed)
+        return cls([_Quantiles.from_atoms(prompt) for prompt in prompts], redraws, group_size, numbers or {}, seed)
 
     def __call__(self, sample: SampleId) -> int:
-        number = self.known.get(sample.prompt)
+        number = self.numbers.get(sample.prompt)
         if number is None:
             number = int(uniform(self.seed, sample.epoch, sample.row) * len(self.quantiles))
         if sample.attempt:
@@ -96,7 +96,7 @@ class _Quantiles:
     shares: Sequence[float]
 
     @classmethod
-    def of(cls, atoms: Atoms) -> _Quantiles:
+    def from_atoms(cls, atoms: Atoms) -> _Quantiles:
         shares = accumulate(mass for _, mass in atoms)
         return cls([place for place, _ in atoms], [*shares])
 
@@ -124,23 +124,23 @@ class Redraws:
     seed: int
 
     @classmethod
-    def of(cls, prompts: Sequence[Atoms], group_size: int, seed: int) -> Redraws:
-        """From launches of `group_size` responses to each of `prompts`; of single responses nothing says what is chance."""
+    def from_launches(cls, prompts: Sequence[Atoms], group_size: int, seed: int) -> Redraws:
+        """Estimates redraws from launches of `group_size` responses to each of `prompts`; of single responses nothing says what is chance."""
         means = [sum(share * log(length) for length, share in atoms) for atoms in prompts]
         middle = sum(means) / len(means)
         correction = group_size / max(1, group_size - 1)
         within = correction * _mean(
             [
-                sum(share * (log(length) - mean) ** 2 for length, share in of)
-                for of, mean in zip(prompts, means, strict=True)
+                sum(share * (log(length) - mean) ** 2 for length, share in atoms)
+                for atoms, mean in zip(prompts, means, strict=True)
             ]
         )
         between = max(0.0, _mean([(mean - middle) ** 2 for mean in means]) - within / group_size)
         trust = between / (between + within / group_size) if between else 0.0
         effects = sorted(
             (sqrt(correction) * (log(length) - mean), share)
-            for of, mean in zip(prompts, means, strict=True)
-            for length, share in of
+            for atoms, mean in zip(prompts, means, strict=True)
+            for length, share in atoms
         )
         return cls(
             levels=[middle + trust * (mean - middle) for mean in means],
@@ -152,7 +152,7 @@ class Redraws:
         )
 
     def __call__(self, prompt: int, sample: SampleId) -> int:
-        """Response tokens of `sample`, a later attempt at the prompt of that number."""
+        """Draws the response tokens of `sample`, a later attempt at the prompt of that number."""
         level = self.levels[prompt] + self.spread * normal(self.seed, sample.epoch, sample.row)
         place = bisect_right(self.shares, uniform(self.seed, *sample))
         effect = self.effects[min(place, len(self.effects) - 1)]

@@ -40,7 +40,7 @@ def simulate_factors(recording: Recording) -> dict[float, list[SimulatedRun]]:
     by domain where rounds have quotas. Steps take the measured seconds, and KV memory is unlimited.
     """
     site = Site(
-        StepCurve.of(recording.step_times),
+        StepCurve.from_observed(recording.step_times),
         engines=recording.rounds[-1].engines,
         max_sequences=recording.max_sequences or UNLIMITED,
         prompt_tokens=recording.prompt_tokens,
@@ -50,7 +50,7 @@ def simulate_factors(recording: Recording) -> dict[float, list[SimulatedRun]]:
     rounds = min(ROUNDS, SAMPLES // (WINDOWS * len(PERIODS) * prompts * group_size))
     runs: dict[float, list[SimulatedRun]] = {factor: [] for factor in PERIODS}
     for number in range(WINDOWS):
-        window = _Window.of(_resampled(recording.prompts, number), recording.longest, group_size, number)
+        window = _Window.from_prompts(_resampled(recording.prompts, number), recording.longest, group_size, number)
         for factor, period in PERIODS.items():
             # The job is longer than what is simulated, so that the queue isn't drained at the end.
             steps = max(1, rounds // period) * period
@@ -86,14 +86,17 @@ class _Window:
     distributions: Sequence[FirstLaunchDistribution]
 
     @classmethod
-    def of(cls, prompts: Sequence[PromptLengths], longest: int, group_size: int, seed: int) -> _Window:
+    def from_prompts(cls, prompts: Sequence[PromptLengths], longest: int, group_size: int, seed: int) -> _Window:
         domains: dict[str, list[PromptLengths]] = {}
         for prompt in prompts:
             domains.setdefault(prompt.domain, []).append(prompt)
         launched = [complete(members, longest) for members in domains.values()]
         return cls(
             [*domains],
-            [FirstLaunchDistribution.of(part, group_size, seed=seed) for part in (*launched, together(launched))],
+            [
+                FirstLaunchDistribution.from_launches(part, group_size, seed=seed)
+                for part in (*launched, together(launched))
+            ],
         )
 
     def __call__(self, sample: SampleId) -> int:

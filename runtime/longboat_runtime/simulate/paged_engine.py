@@ -143,7 +143,7 @@ class PagedEngine:
         return self._response(sequence, sequence.drawn_by(last))
 
     def next_end(self) -> float:
-        """When it has to be asked next, if nothing happens before: a sample ends, or other samples run; infinite if none runs."""
+        """Returns when it has to be asked next, if nothing happens before: a sample ends, or other samples run; infinite if none runs."""
         if self._finished:
             return self._now
         if self._under_way is not None:
@@ -151,7 +151,7 @@ class PagedEngine:
         return self._now if self._can_begin else inf
 
     def ended(self, now: float) -> list[Response]:
-        """Samples whose last token was drawn by the step that ends now, in the order they came; the next step begins."""
+        """Returns the samples whose last token was drawn by the step that ends now, in the order they came; the next step begins."""
         self._advance(now)
         if self._under_way is None and self._can_begin:
             self._begin()
@@ -159,7 +159,7 @@ class PagedEngine:
         return finished
 
     def pause(self, now: float) -> None:
-        """No step begins until `serve`; one that is under way ends."""
+        """Begins no step until `serve`; one that is under way ends."""
         self._advance(now)
         self._paused = True
         self._end_soon(now)
@@ -172,7 +172,7 @@ class PagedEngine:
             self._renew()
 
     def take_load(self, now: float) -> Load:
-        """What it did since the last call; the steps under way count when they end."""
+        """Returns what it did since the last call; the steps under way count when they end."""
         self._advance(now)
         taken, self._load = self._load, Load(self._devices)
         return taken
@@ -193,7 +193,7 @@ class PagedEngine:
             self._now = max(now, self._now)
 
     def _end_soon(self, now: float) -> None:
-        """The step that is under way is the last of its series."""
+        """Makes the step that is under way the last of its series."""
         if (steps := self._under_way) is None:
             return
         passed = now - steps.start
@@ -209,7 +209,7 @@ class PagedEngine:
         computed, full = (0, False) if preempted else self._admit()
         running = len(self._running)
         if running not in self._lines:
-            self._lines[running] = StepLine.of(self._model, running)
+            self._lines[running] = StepLine.from_model(self._model, running)
         context = self._offsets / running + self._step + 1
         series = StepSeries(self._lines[running], context, self._model.prefill_seconds * computed)
         count = 1 if preempted or full else self._steps_without_change()
@@ -217,18 +217,18 @@ class PagedEngine:
         self._felt(running=running, waiting=len(self._waiting))
 
     def _steps_without_change(self) -> int:
-        """From the step that is being scheduled on: none ends before the last, and none lacks a block after the first."""
+        """Counts steps from the one that is being scheduled on: no sequence ends before the last, and none lacks a block after the first."""
         while self._running.get(self._ends[0][2]) is None or self._running[self._ends[0][2]].end != self._ends[0][0]:
             heapq.heappop(self._ends)
         most = self._ends[0][0] - self._step
         cycles = self.cache.free // len(self._running)
-        left, steps = self.cache.free - cycles * len(self._running), 1 + cycles * self._size
-        while steps < most and (needed := self._needed(self._step + steps)) <= left:
-            left, steps = left - needed, steps + 1
+        free, steps = self.cache.free - cycles * len(self._running), 1 + cycles * self._size
+        while steps < most and (needed := self._needed(self._step + steps)) <= free:
+            free, steps = free - needed, steps + 1
         return min(steps, most)
 
     def _needed(self, step: int) -> int:
-        """Blocks that the running sequences need for this step."""
+        """Returns the blocks that the running sequences need for this step."""
         return self._residues[-step % self._size]
 
     def _grow(self) -> bool:
@@ -237,7 +237,7 @@ class PagedEngine:
         if needed <= self.cache.free:
             self.cache.take(needed)
             return False
-        needy = [of for of in self._running.values() if (of.offset + self._step) % self._size == 0]
+        needy = [sequence for sequence in self._running.values() if (sequence.offset + self._step) % self._size == 0]
         for sequence in needy:
             while self.cache.free == 0 and sequence.sample in self._running:
                 self._preempt(self._running[next(reversed(self._running))])
@@ -253,12 +253,12 @@ class PagedEngine:
         self._felt(preemptions=1)
 
     def _admit(self) -> tuple[int, bool]:
-        """Tokens that have to be computed for those admitted, and whether others wait only since the step computes enough."""
+        """Admits waiting sequences; returns the tokens that have to be computed for those, and whether others wait only since the step computes enough."""
         budget, computed = self._budget - len(self._running), 0
         while self._waiting and len(self._running) < self._limit:
             sample, sequence = next(iter(self._waiting.items()))
             tokens = sequence.prompt_tokens + sequence.drawn
-            missing = tokens - self.cache.found(sample, tokens)
+            missing = tokens - self.cache.cached_tokens(sample, tokens)
             if computed and computed + missing > budget:
                 return computed, True
             if not self.cache.admit(sample, tokens):
@@ -273,7 +273,7 @@ class PagedEngine:
         return computed, False
 
     def _end(self) -> None:
-        """The steps under way are over."""
+        """Ends the steps under way."""
         steps, running = self._under_way, len(self._running)
         assert steps is not None
         cycles, rest = divmod(steps.count - 1, self._size)
@@ -297,7 +297,7 @@ class PagedEngine:
             self._renew()
 
     def _renew(self) -> None:
-        """Running sequences wait to be computed again, before all others; the versions of all tokens to come are the new ones."""
+        """Makes running sequences wait to be computed again, before all others; the versions of all tokens to come are the new ones."""
         self._outdated = False
         self._felt(interrupted=len(self._running))
         for sequence in [*reversed(self._running.values())]:
@@ -316,7 +316,7 @@ class PagedEngine:
         sequence.drawn, sequence.since = sequence.drawn_by(self._step), self._step
 
     def _response(self, sequence: _Sequence, tokens: int) -> Response:
-        """Each version drew the tokens from its publication to the next."""
+        """Returns the response so far: each version drew the tokens from its publication to the next."""
         starts = sequence.versions
         ends = [first for first, _ in starts[1:]] + [tokens]
         spans = (VersionSpan(version, first, end) for (first, version), end in zip(starts, ends, strict=True))

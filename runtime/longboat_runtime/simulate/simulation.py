@@ -59,7 +59,7 @@ class SimulatedRun:
 
     @property
     def preemptions(self) -> int:
-        """Of all rounds."""
+        """Preemptions of all rounds."""
         return sum(step.preemptions for step in self.steps)
 
     @property
@@ -93,7 +93,7 @@ Source = Callable[[int, int, str], Sequence[PromptId]]
 
 
 def number_prompts(drawn: int, count: int, domain: str) -> list[PromptId]:
-    """A source that never repeats a prompt, and has no domains."""
+    """Draws prompts of a source that never repeats one, and has no domains."""
     del domain
     return [PromptId(0, row) for row in range(drawn, drawn + count)]
 
@@ -231,7 +231,7 @@ class Simulation:
         self.fleet.submit(samples, self._time)
 
     def _needs(self, sample: SampleId) -> tuple[int, int]:
-        """Tokens that are left to be drawn, and those before them."""
+        """Counts the tokens that are left to be drawn, and those before them."""
         record = self.view.sample(sample)
         begun = record.stored[-1].end if record and record.stored else 0
         return self._lengths(sample) - begun, self._site.prompt_tokens + begun
@@ -261,12 +261,12 @@ class Simulation:
         self._happens(events.Paused(response.sample, spans[-1].end if spans else 0, spans, engine))
 
     def _spans(self, response: Response) -> tuple[VersionSpan, ...]:
-        """Of all its tokens, those of before it was paused or moved included."""
+        """Returns the spans of all its tokens, those of before it was paused or moved included."""
         record = self.view.sample(response.sample)
         return joined(record.stored if record else (), response.spans)
 
     def _grade(self, sample: SampleId) -> None:
-        """The first grader that is free takes it; samples wait in order."""
+        """Gives the sample to the first grader that is free; samples wait in order."""
         done = max(self._time, heapq.heappop(self._graders)) + self._site.grading
         heapq.heappush(self._graders, done)
         flat = uniform("reward", sample.epoch, sample.row) < self._site.flat
@@ -275,7 +275,7 @@ class Simulation:
         self._later(done - self._time, partial(self._happens, graded))
 
     def _train(self, step: int, number: int) -> None:
-        """As the driver: engines are asked for their loads, by when the responses that they were told to stop are back."""
+        """Trains as the driver: engines are asked for their loads, by when the responses that they were told to stop are back."""
         batch, latency = self._batch(number), self._site.latency
         seconds = self._site.update + self._site.update_token * sum(self._tokens[sample] for sample in batch)
 
@@ -316,7 +316,7 @@ class Simulation:
         self._committed_at, self._rolled, self._generated = self._time, 0.0, 0
 
     def _publish(self, version: int) -> None:
-        """As the driver: when engines have their shape."""
+        """Publishes as the driver: when engines have their shape."""
         if self._reshaping_since is not None:
             self._awaiting = partial(self._publish, version)
             return
@@ -330,25 +330,25 @@ class Simulation:
     # Shapes
 
     def _measure(self, number: int) -> None:
-        """As the driver, when a round is over: the planner learns what engines felt; they are reshaped if the next round needs it."""
+        """Measures as the driver, when a round is over: the planner learns what engines felt; they are reshaped if the next round needs it."""
         load = self._loads.finish(number, self.fleet.take_load(self._time))
         if self._planner is None or load is None:
             return
         engines = len(self.fleet.engines)
-        measured = load.measured(number, self._kinds[number], engines, self._works.of(number))
+        measured = load.measured(number, self._kinds[number], engines, self._works.for_round(number))
         self._measured[number] = measured
-        left = self.view.steps - self.view.step - 1
+        remaining = self.view.steps - self.view.step - 1
         limits = Limits(self._site.max_sequences, self._site.max_tokens)
-        finished = FinishedRound(measured, left, limits, self._reshaped_in)
+        finished = FinishedRound(measured, remaining, limits, self._reshaped_in)
         self._planner, self._reshaped_in = self._planner.after_round(finished), {}
         wanted = self._planner.size
-        if left > 0 and wanted != self._present and self._reshaping_since is None:
+        if remaining > 0 and wanted != self._present and self._reshaping_since is None:
             pods = self.fleet.pods
             self._reshaping_since, self.reshapes = self._time, self.reshapes + 1
             self._reshape([[pod] for pod in pods] if isinstance(self._policy, BoundedAsync) else [pods], wanted)
 
     def _reshape(self, groups: Sequence[Sequence[int]], size: int) -> None:
-        """As the fleet: pods one group after the other. What runs there continues elsewhere."""
+        """Reshapes as the fleet: pods one group after the other. What runs there continues elsewhere."""
         shapes = self._site.shapes
         if not groups or shapes is None:
             self._reshaped_in[size] = round(self._time - (self._reshaping_since or 0.0), 3)
@@ -367,7 +367,7 @@ class Simulation:
         self._reshape(rest, size)
 
     def _move(self, name: str, response: Response) -> None:
-        """It goes on elsewhere, unless it has just ended or is being stopped or paused."""
+        """Moves a response elsewhere, unless it has just ended or is being stopped or paused."""
         sample, record = response.sample, self.view.sample(response.sample)
         if response.tokens == self._needs(sample)[0]:
             self._later(self._site.latency, partial(self._finished, name, response))
@@ -381,7 +381,7 @@ class Simulation:
             self._submit([sample])
 
     def _count_rollout(self) -> None:
-        """Rollout runs while a sample of a live group does."""
+        """Counts the time of rollout, which runs while a sample of a live group does."""
         running = self.view.counts[SampleState.RUNNING] > 0
         if running and self._rolling_since is None:
             self._rolling_since = self._time

@@ -47,5 +47,5 @@ class Site:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the engines."""
+        """Names of the engines."""
         return [f"engine-{number}" for number in range(self.engines)]

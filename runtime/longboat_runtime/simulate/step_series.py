@@ -21,8 +21,8 @@ class StepLine:
     slope: float
 
     @classmethod
-    def of(cls, model: EngineModel, sequences: int) -> StepLine:
-        """That of the model."""
+    def from_model(cls, model: EngineModel, sequences: int) -> StepLine:
+        """Makes the line of the model for so many sequences."""
         contexts: list[float] = [*model.contexts]
         seconds = [model.step_seconds(sequences, sequences * context) for context in contexts]
         slope = (seconds[-1] - seconds[-2]) / (contexts[-1] - contexts[-2]) if len(contexts) > 1 else 0.0
@@ -33,7 +33,7 @@ class StepLine:
         return cls(tuple(contexts), tuple(seconds), slope)
 
     def pieces(self, context: float) -> Iterator[tuple[int | None, float, float]]:
-        """Steps from a mean context on: how many (None: all others), what the first takes, and by how much each next one takes more."""
+        """Yields pieces of the steps from a mean context on: how many (None: all others), what the first takes, and by how much each next one takes more."""
         if context < self.contexts[0]:
             count = ceil(self.contexts[0] - context)
             yield count, self.seconds[0], 0.0
@@ -57,7 +57,7 @@ class StepSeries:
     extra: float = 0.0
 
     def seconds(self, steps: int) -> float:
-        """Of the first `steps`."""
+        """Returns the seconds of the first `steps`."""
         total = self.extra if steps else 0.0
         for count, first, slope in self.line.pieces(self.context):
             taken = steps if count is None else min(steps, count)
@@ -68,7 +68,7 @@ class StepSeries:
         return total
 
     def steps(self, seconds: float) -> int:
-        """How many are done after so many seconds."""
+        """Returns how many steps are done after so many seconds."""
         seconds -= self.extra
         if seconds < 0:
             return 0
@@ -86,13 +86,13 @@ def _sum(count: int, first: float, slope: float) -> float:
 
 
 def _steps(seconds: float, first: float, slope: float) -> int:
-    """The most whose sum is at most `seconds`."""
+    """Returns the most steps whose sum is at most `seconds`."""
     if abs(slope) < 1e-15:
-        found = seconds / first
+        solution = seconds / first
     else:
         linear = first - slope / 2
-        found = (sqrt(max(0.0, linear * linear + 2 * slope * seconds)) - linear) / slope
-    steps = max(0, floor(found))
+        solution = (sqrt(max(0.0, linear * linear + 2 * slope * seconds)) - linear) / slope
+    steps = max(0, floor(solution))
     while _sum(steps + 1, first, slope) <= seconds:
         steps += 1
     while steps and _sum(steps, first, slope) > seconds:

@@ -30,10 +30,10 @@ class HeldSamples:
 
     def put(self, samples: Iterable[GeneratedSample]) -> None:
         for sample in samples:
-            held = self._samples.get(sample.id)
+            previous = self._samples.get(sample.id)
             if sample.engine in self.refused:
                 continue
-            if held is not None and held.finish_reason is not FinishReason.ABORT:
+            if previous is not None and previous.finish_reason is not FinishReason.ABORT:
                 continue
             self._samples[sample.id] = sample
 
@@ -44,7 +44,7 @@ class HeldSamples:
         return [self._samples[sample] for sample in ids]
 
     def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
-        """Of those that are held."""
+        """Returns the responses of those samples that are held."""
         return {sample: self._samples[sample].response for sample in ids if sample in self._samples}
 
     def delete(self, ids: Iterable[SampleId]) -> None:
@@ -62,15 +62,15 @@ class SampleStoreActor:
         self._held = HeldSamples()
 
     def put(self, samples: Sequence[GeneratedSample]) -> None:
-        """Returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
+        """Stores samples; returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
         self._held.put(samples)
 
     def refuse(self, engine: str) -> None:
-        """Nothing that this engine puts is taken any more."""
+        """Refuses all that this engine puts from now on."""
         self._held.refused.add(engine)
 
     def get(self, ids: Sequence[SampleId]) -> tuple[list[GeneratedSample], list[SampleId]]:
-        """The samples, or none of them and the ids that are missing (an exception would come back wrapped by Ray)."""
+        """Returns the samples, or none of them and the ids that are missing (an exception would come back wrapped by Ray)."""
         try:
             return self._held.get(ids), []
         except KeyError as missing:
@@ -82,7 +82,7 @@ class SampleStoreActor:
     def delete(self, ids: Sequence[SampleId]) -> None:
         self._held.delete(ids)
 
-    def held(self) -> list[SampleId]:
+    def held_ids(self) -> list[SampleId]:
         return self._held.ids()
 
     def stacks(self) -> str:

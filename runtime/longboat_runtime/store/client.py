@@ -27,7 +27,7 @@ class StoreClient:
         await self._call("put", list(samples))
 
     async def refuse(self, engine: str) -> None:
-        """Nothing that this engine puts is taken any more: it is gone."""
+        """Refuses all that this engine puts from now on: it is gone."""
         await self._call("refuse", engine)
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
@@ -44,9 +44,9 @@ class StoreClient:
     async def delete(self, ids: Sequence[SampleId]) -> None:
         await self._call("delete", list(ids))
 
-    async def held(self) -> list[SampleId]:
-        held: list[SampleId] = await self._call("held")
-        return held
+    async def held_ids(self) -> list[SampleId]:
+        ids: list[SampleId] = await self._call("held_ids")
+        return ids
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -111,7 +111,7 @@ class Pool:
     cpus: tuple[tuple[float, float], ...] = ()
 
     def between(self, start: float, end: float) -> Pool:
-        """The part of it from `start`, where it has what it had then, to `end`."""
+        """Cuts out the part from `start`, where it has what it had then, to `end`."""
         return Pool(self.name, _between(self.asked, start, end), _between(self.cpus, start, end))
 
 
@@ -140,12 +140,12 @@ class Timeline:
 
     @property
     def start(self) -> float:
-        """When the first round was opened. Raises IndexError if there is none."""
+        """Unix time at which the first round was opened. Raises IndexError if there is none."""
         return self.rounds[0].opened
 
 
 def choose(timeline: Timeline, wanted: str | None = None) -> Timeline:
-    """The rounds `wanted`, such as `3-7` or `3`, with all that belongs to them, of a timeline with at least one.
+    """Cuts a timeline, with at least one round, to the rounds `wanted`, such as `3-7` or `3`, with all that belongs to them.
 
     By default the last whole period (short rounds and the long one that follows), or the last 6 rounds if those are fewer or
     there is no such period. Raises ValueError, with a message for people, if the log doesn't have the rounds wanted.
@@ -155,10 +155,10 @@ def choose(timeline: Timeline, wanted: str | None = None) -> Timeline:
         period, last = _last_period(rounds), rounds[-_LAST:]
         return _cut(timeline, period if 0 < len(period) < len(last) else last)
     first, last_ = _ends(wanted)
-    found = [round_ for round_ in rounds if first <= round_.number <= last_]
-    if len(found) != last_ - first + 1:
+    chosen = [round_ for round_ in rounds if first <= round_.number <= last_]
+    if len(chosen) != last_ - first + 1:
         raise ValueError(f"the log has rounds {rounds[0].number} to {rounds[-1].number}; give a range of these")
-    return _cut(timeline, found)
+    return _cut(timeline, chosen)
 
 
 def _ends(wanted: str) -> tuple[int, int]:
@@ -170,7 +170,7 @@ def _ends(wanted: str) -> tuple[int, int]:
 
 
 def _last_period(rounds: Sequence[Round]) -> Sequence[Round]:
-    """The last closed long round that follows short ones, and those; empty if there is none."""
+    """Returns the last closed long round that follows short ones, and those; empty if there is none."""
     kinds = [round_.kind for round_ in rounds]
     for end in range(len(rounds) - 1, 0, -1):
         if rounds[end].closed and kinds[end] is RoundKind.LONG and kinds[end - 1] is RoundKind.SHORT:

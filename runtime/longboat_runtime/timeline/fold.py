@@ -12,7 +12,7 @@ from longboat_runtime.timeline.bars import Bar, Fate, Gap, Pool, Round, Span, Ti
 
 
 def fold(log: Iterable[Event]) -> Timeline:
-    """The timeline of events in the order of their numbers. What was launched before the first of them isn't in it."""
+    """Folds events in the order of their numbers into a timeline. What was launched before the first of them isn't in it."""
     folding = _Fold()
     for event in log:
         folding.take(event)
@@ -43,27 +43,29 @@ class _Fold:
             case events.Launched() as launched:
                 self._launch(launched, time)
             case events.Generated(sample=sample, engine=engine, tokens=tokens):
-                for one in self._latest(sample):
-                    one.end, one.engine, one.tokens = time, engine, tokens - one.begun
+                for try_ in self._latest(sample):
+                    try_.end, try_.engine, try_.tokens = time, engine, tokens - try_.begun
             case events.Lost(sample=sample, begun=begun):
-                for one in self._latest(sample):
-                    one.fate, one.end = Fate.LOST, time if one.end is None else one.end
-                    one.stored = begun[-1].end if begun else 0
+                for try_ in self._latest(sample):
+                    try_.fate, try_.end = Fate.LOST, time if try_.end is None else try_.end
+                    try_.stored = begun[-1].end if begun else 0
             case events.Moved(sample=sample, tokens=tokens, source=source):
-                for one in self._latest(sample):
-                    one.fate, one.end, one.engine, one.tokens = Fate.MOVED, time, source, tokens - one.begun
-                    one.stored = tokens
+                for try_ in self._latest(sample):
+                    try_.fate, try_.end, try_.engine, try_.tokens = Fate.MOVED, time, source, tokens - try_.begun
+                    try_.stored = tokens
                 self._resume(sample, time)
             case events.Relaunched(sample=sample):
                 self._resume(sample, time)
             case events.Reshaped(seconds=seconds, failure=failure):
                 self._spans.append(Span(Work.RESHAPE, self._step, time - sum(seconds.values()), time, not failure))
-            case events.PodDrained(seconds=took):
-                self._spans.append(Span(Work.DRAIN, self._step, time - took, time, done=True))
+            case events.PodDrained(seconds=duration):
+                self._spans.append(Span(Work.DRAIN, self._step, time - duration, time, done=True))
             case events.RoundGraded(round=number, pools=pools):
                 if round_ := self._rounds.get(number):
                     for name, pool in pools.items():
-                        self._asked.setdefault(name, []).extend((round_.opened + at, asked) for at, asked in pool.asked)
+                        self._asked.setdefault(name, []).extend(
+                            (round_.opened + at, grades) for at, grades in pool.asked
+                        )
             case events.CpusGranted(pools=granted):
                 for name, cpus in granted.items():
                     self._cpus.setdefault(name, []).append((time, cpus))
@@ -71,19 +73,19 @@ class _Fold:
                 if group := self._groups.get((sample.prompt, sample.attempt)):
                     group.seats.add(sample.index)
             case events.Aborted(samples=samples):
-                for one in (one for sample in samples for one in self._latest(sample) if one.end is None):
-                    one.fate, one.end = Fate.SURPLUS, time
+                for try_ in (try_ for sample in samples for try_ in self._latest(sample) if try_.end is None):
+                    try_.fate, try_.end = Fate.SURPLUS, time
             case events.Stopped(sample=sample, engine=engine, tokens=tokens):
-                for one in (one for one in self._latest(sample) if one.engine is None):
-                    one.engine, one.tokens = engine, tokens
+                for try_ in (try_ for try_ in self._latest(sample) if try_.engine is None):
+                    try_.engine, try_.tokens = engine, tokens
             case events.GroupKept(prompt=prompt, attempt=attempt):
                 if group := self._groups.get((prompt, attempt)):
                     group.fate = Fate.KEPT
             case events.GroupCarried(prompt=prompt, attempt=attempt):
                 self._give_up(prompt, attempt, Fate.CARRIED, time)
             case events.Paused(sample=sample, engine=engine, tokens=tokens):
-                for one in self._latest(sample):
-                    one.engine, one.tokens, one.stored = engine, tokens - one.begun, tokens
+                for try_ in self._latest(sample):
+                    try_.engine, try_.tokens, try_.stored = engine, tokens - try_.begun, tokens
             case events.GroupAdopted(round=number, prompt=prompt, attempt=attempt):
                 self._adopt(number, prompt, attempt)
             case events.Resumed(samples=samples):
@@ -119,8 +121,8 @@ class _Fold:
         rounds = tuple(round_.frozen(now) for round_ in self._rounds.values())
         spans = tuple(sorted(self._spans, key=lambda span: span.start))
         pools = tuple(
-            Pool(name, tuple(sorted(asked)), tuple(self._cpus.get(name, ())))
-            for name, asked in sorted(self._asked.items())
+            Pool(name, tuple(sorted(course)), tuple(self._cpus.get(name, ())))
+            for name, course in sorted(self._asked.items())
         )
         return Timeline(rounds, spans, tuple(self._gaps), now, pools)
 
@@ -130,18 +132,18 @@ class _Fold:
         return max((round_.step or 0 for round_ in self._rounds.values()), default=0)
 
     def _start(self, time: float) -> None:
-        """Whatever ran in the incarnation before is lost; nothing is known of it after that incarnation's last event."""
+        """Loses whatever ran in the incarnation before; nothing is known of it after that incarnation's last event."""
         if self._now is None:
             return
         for work in tuple(self._working):
             self._end(work, self._now, done=False)
         for group in self._groups.values():
-            for one in (one for index in range(len(group.tries)) for one in group.latest(index)):
-                paused = one.fate is Fate.CARRIED and one.engine is None
-                if one.end is None or paused:
-                    one.fate, one.end = Fate.LOST, self._now if one.end is None else one.end
-        for asked in self._asked.values():
-            asked.append((self._now, 0))
+            for try_ in (try_ for index in range(len(group.tries)) for try_ in group.latest(index)):
+                paused = try_.fate is Fate.CARRIED and try_.engine is None
+                if try_.end is None or paused:
+                    try_.fate, try_.end = Fate.LOST, self._now if try_.end is None else try_.end
+        for course in self._asked.values():
+            course.append((self._now, 0))
         self._gaps.append(Gap(self._now, time))
 
     def _launch(self, body: events.Launched, time: float) -> None:
@@ -152,7 +154,7 @@ class _Fold:
             round_.groups.append(group)
 
     def _latest(self, sample: SampleId) -> list[Try]:
-        """The sample's last try; none if it was launched before the log begins."""
+        """Returns the sample's last try; none if it was launched before the log begins."""
         group = self._groups.get((sample.prompt, sample.attempt))
         return group.latest(sample.index) if group else []
 
@@ -164,9 +166,9 @@ class _Fold:
             round_.groups.append(group)
 
     def _resume(self, sample: SampleId, time: float) -> None:
-        for one in self._latest(sample):
+        for try_ in self._latest(sample):
             group = self._groups[sample.prompt, sample.attempt]
-            group.tries[sample.index].append(Try(time, one.stored))
+            group.tries[sample.index].append(Try(time, try_.stored))
 
     def _give_up(self, prompt: PromptId, attempt: int, fate: Fate, time: float) -> None:
         if group := self._groups.get((prompt, attempt)):
@@ -211,37 +213,37 @@ class OpenGroup:
     before: OpenGroup | None = None
 
     def latest(self, index: int) -> list[Try]:
-        """The last try at a sample, perhaps in an earlier round."""
+        """Returns the last try at a sample, perhaps in an earlier round."""
         return self.tries[index][-1:] or (self.before.latest(index) if self.before else [])
 
     def give_up(self, fate: Fate, time: float) -> None:
-        """All of it ends; what was lost or surplus before stays so."""
+        """Ends all of it; what was lost or surplus before stays so."""
         self.fate = fate
         for tries in self.tries:
-            for one in tries:
-                one.fate = one.fate or fate
-                one.end = time if one.end is None else one.end
+            for try_ in tries:
+                try_.fate = try_.fate or fate
+                try_.end = time if try_.end is None else try_.end
 
     def bars(self, end: float) -> list[Bar]:
-        """A bar for each try; those that still run end at `end`."""
+        """Makes a bar for each try; those that still run end at `end`."""
         return [
             Bar(
                 SampleId(*self.prompt, self.attempt, index),
-                one.start,
-                end if one.end is None else one.end,
-                one.engine,
-                one.tokens,
-                self._fate(one, index),
+                try_.start,
+                end if try_.end is None else try_.end,
+                try_.engine,
+                try_.tokens,
+                self._fate(try_, index),
                 self.domain,
             )
             for index, tries in enumerate(self.tries)
-            for one in tries
+            for try_ in tries
         ]
 
-    def _fate(self, one: Try, index: int) -> Fate:
-        if one.fate is not None:
-            return one.fate
-        if one.end is None or self.fate is not Fate.KEPT:
+    def _fate(self, try_: Try, index: int) -> Fate:
+        if try_.fate is not None:
+            return try_.fate
+        if try_.end is None or self.fate is not Fate.KEPT:
             return Fate.OPEN
         return Fate.KEPT if index in self.seats else Fate.SURPLUS
 
@@ -257,7 +259,7 @@ class OpenRound:
     groups: list[OpenGroup] = field(default_factory=list)
 
     def frozen(self, end: float) -> Round:
-        """The round as the log tells it, which ends at `end`."""
+        """Returns the round as the log tells it, which ends at `end`."""
         fates = [group.fate for group in self.groups]
         bars = tuple(bar for group in self.groups for bar in group.bars(end))
         return Round(

@@ -21,11 +21,11 @@ class Axis:
     gaps: tuple[Gap, ...]
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Axis:
+    def from_timeline(cls, timeline: Timeline) -> Axis:
         return cls(timeline.start, timeline.gaps)
 
     def at(self, time: float) -> float:
-        """Seconds from the axis' start to a Unix time. A moment within a gap is where the gap is."""
+        """Returns the seconds from the axis' start to a Unix time. A moment within a gap is where the gap is."""
         skipped = sum(min(time, gap.end) - gap.start for gap in self.gaps if gap.start < time)
         return time - self.start - skipped
 
@@ -40,19 +40,19 @@ class Lane:
 
 
 def lanes(rounds: Iterable[Round]) -> list[Lane]:
-    """A lane for each engine, by name (numbers in it by value), and last that of unfinished samples, if there are any.
+    """Makes a lane for each engine, by name (numbers in it by value), and last that of unfinished samples, if there are any.
 
     Bars of a round stand in the order of their ends, so that its tail can be seen.
     """
-    found: dict[str | None, list[Bar]] = {}
+    bars: dict[str | None, list[Bar]] = {}
     for round_ in rounds:
         for bar in sorted(round_.bars, key=lambda bar: (bar.end, bar.start, bar.sample)):
-            found.setdefault(bar.engine, []).append(bar)
-    return [_lane(engine, found[engine]) for engine in sorted(found, key=_order)]
+            bars.setdefault(bar.engine, []).append(bar)
+    return [_lane(engine, bars[engine]) for engine in sorted(bars, key=_order)]
 
 
 def stack(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """A row for each interval (start, end), in this order, so that those of a row don't overlap."""
+    """Assigns a row to each interval (start, end), in this order, so that those of a row don't overlap."""
     rows: list[int] = []
     free: list[tuple[float, int]] = []
     used, latest = 0, float("-inf")
@@ -81,14 +81,14 @@ def _order(engine: str | None) -> tuple[bool, list[str | int]]:
 
 
 def title(job: str, rounds: Sequence[Round]) -> str:
-    """The title over these rounds, of which there is at least one."""
+    """Writes the title over these rounds, of which there is at least one."""
     first, last = rounds[0].number, rounds[-1].number
     which = f"round {first}" if first == last else f"rounds {first} to {last}"
     return f"{job}, {which}: a bar is a sample, from its launch to its end"
 
 
 def caption(round_: Round, inches: float = FULL) -> str:
-    """Number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
+    """Writes number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
     if inches < FULL:
         return f"{round_.number}\n{round_.kind}" if inches >= SHORT else ""
     prompts = f"{round_.kept:,} kept" + (f", {round_.deferred:,} deferred" if round_.deferred else "")
@@ -99,18 +99,18 @@ def caption(round_: Round, inches: float = FULL) -> str:
 
 
 def lane_name(lane: Lane) -> str:
-    """The engine's name, or that the log doesn't name one."""
+    """Returns the engine's name, or that the log doesn't name one."""
     return f"engine {lane.engine}" if lane.engine else "not finished\n(engine not recorded)"
 
 
 def steps(course: Sequence[tuple[float, float]], end: float) -> tuple[list[float], list[float]]:
-    """Times and values of a line that has each value from its time to the next one, and the last one to `end`."""
+    """Returns the times and values of a line that has each value from its time to the next one, and the last one to `end`."""
     times, values = [time for time, _ in course for _ in range(2)], [value for _, value in course for _ in range(2)]
     return [*times[1:], end] if times else [], values
 
 
 def pool_name(pool: Pool) -> str:
-    """The pool's name, and what it might have of CPUs if they move."""
+    """Returns the pool's name, and what it might have of CPUs if they move."""
     cpus = [cpus for _, cpus in pool.cpus]
     if not cpus:
         return pool.name
@@ -119,7 +119,7 @@ def pool_name(pool: Pool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit that suits it: `4.2 s`, `3 min`, `5.5 h`."""
+    """Writes a duration in the unit that suits it: `4.2 s`, `3 min`, `5.5 h`."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

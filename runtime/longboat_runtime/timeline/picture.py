@@ -74,14 +74,14 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    axis, found = Axis.of(timeline), lanes(timeline.rounds)
-    width, height = _width(timeline, axis), _height(found)
+    axis, engine_lanes = Axis.from_timeline(timeline), lanes(timeline.rounds)
+    width, height = _width(timeline, axis), _height(engine_lanes)
     heights = [height, *([_POOL * len(timeline.pools)] if timeline.pools else []), _TRAINER]
     size = width + _BESIDE, sum(heights) + _AROUND
     figure, panels = pyplot.subplots(
         len(heights), 1, figsize=size, sharex=True, layout="constrained", height_ratios=heights
     )
-    handles = _draw_samples(panels[0], found, axis, height)
+    handles = _draw_samples(panels[0], engine_lanes, axis, height)
     handles += _draw_pools(panels[1], timeline, axis) if timeline.pools else []
     handles += _draw_works(panels[-1], timeline, axis)
     handles += _draw_rounds(panels, timeline, axis, width) + _draw_gaps(panels, timeline, axis)
@@ -98,7 +98,7 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
 
 
 def _width(timeline: Timeline, axis: Axis) -> float:
-    """Inches of the panels: the narrowest round has room for its caption, if there aren't too many rounds.
+    """Chooses the width of the panels in inches: the narrowest round has room for its caption, if there aren't too many rounds.
 
     Rounds that are opened at once stand in one place, however wide that is.
     """
@@ -108,47 +108,47 @@ def _width(timeline: Timeline, axis: Axis) -> float:
     return min(max(width, _WIDTHS[0]), _WIDTHS[1])
 
 
-def _height(found: Sequence[Lane]) -> float:
-    """Inches of the lanes: rows can be seen, and names of lanes have room."""
-    height = sum(max(lane.rows * _ROW, _LANE) for lane in found)
+def _height(engine_lanes: Sequence[Lane]) -> float:
+    """Chooses the height of the lanes in inches: rows can be seen, and names of lanes have room."""
+    height = sum(max(lane.rows * _ROW, _LANE) for lane in engine_lanes)
     return min(max(height, _HEIGHTS[0]), _HEIGHTS[1])
 
 
-def _draw_samples(panel: Any, found: Sequence[Lane], axis: Axis, inches: float) -> list[Any]:
-    """Bars of all lanes, from top to bottom (`inches`); y counts rows. If there are very many lanes, only some are named, always including the last."""
-    rows, count = max(sum(lane.rows for lane in found), 1), max(len(found), 1)
+def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: float) -> list[Any]:
+    """Draws the bars of all lanes, from top to bottom (`inches`); y counts rows. If there are very many lanes, only some are named, always including the last."""
+    rows, count = max(sum(lane.rows for lane in engine_lanes), 1), max(len(engine_lanes), 1)
     space, least = rows * _SPACE / count, rows * min(_LEAST, _ALL / count)
     thickness = _THICKNESS if rows <= _APART else 1.0
     shapes: dict[Fate, list[list[tuple[float, float]]]] = {fate: [] for fate in Fate}
     top, middles = 0.0, []
-    for lane in found:
+    for lane in engine_lanes:
         height = max(lane.rows, least)
         first = top + (space + height - lane.rows) / 2
         for row, bar in lane.bars:
-            left, right, upper = axis.at(bar.start), axis.at(bar.end), first + row
+            begin, end, upper = axis.at(bar.start), axis.at(bar.end), first + row
             lower = upper + thickness
-            shapes[bar.fate].append([(left, upper), (right, upper), (right, lower), (left, lower)])
+            shapes[bar.fate].append([(begin, upper), (end, upper), (end, lower), (begin, lower)])
         middles.append(top + (space + height) / 2)
         top += space + height
         panel.axhline(top, color=_LINE, linewidth=0.6 if inches / count > _NAME else 0.1)
     for fate, bars in shapes.items():
         panel.add_collection(PolyCollection(bars, facecolors=_FATES[fate], linewidths=0))
     panel.set_ylim(top or 1.0, 0)
-    named = {*range(0, len(found), ceil(count * _NAME / inches)), *range(len(found))[-1:]}
-    panel.set_yticks([middles[i] for i in named], [lane_name(found[i]) for i in named])
+    named = {*range(0, len(engine_lanes), ceil(count * _NAME / inches)), *range(len(engine_lanes))[-1:]}
+    panel.set_yticks([middles[i] for i in named], [lane_name(engine_lanes[i]) for i in named])
     panel.tick_params(length=0)
-    counts = Counter(bar.fate for lane in found for _, bar in lane.bars)
+    counts = Counter(bar.fate for lane in engine_lanes for _, bar in lane.bars)
     return [Patch(color=_FATES[fate], label=f"{fate} ({counts[fate]:,})") for fate in Fate if counts[fate]]
 
 
 def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """A lane for each reward pool: an area for grades without an answer, a line for CPUs; both to the scale of all pools."""
-    most_asked = max((asked for pool in timeline.pools for _, asked in pool.asked), default=0) or 1
+    """Draws a lane for each reward pool: an area for grades without an answer, a line for CPUs; both to the scale of all pools."""
+    most_asked = max((count for pool in timeline.pools for _, count in pool.asked), default=0) or 1
     most_cpus = max((cpus for pool in timeline.pools for _, cpus in pool.cpus), default=0.0) or 1.0
     for place, pool in enumerate(timeline.pools):
         bottom = place + 1.0
-        times, asked = steps(pool.asked, timeline.end)
-        heights = [bottom - _LARGEST * value / most_asked for value in asked]
+        times, counts = steps(pool.asked, timeline.end)
+        heights = [bottom - _LARGEST * value / most_asked for value in counts]
         panel.fill_between([axis.at(time) for time in times], heights, bottom, color=_GRADES, linewidth=0)
         times, cpus = steps(pool.cpus, timeline.end)
         heights = [bottom - _LARGEST * value / most_cpus for value in cpus]
@@ -164,7 +164,7 @@ def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """A line for each kind of work, of reshapes and drains only if there are any; hatched if it wasn't done."""
+    """Draws a line for each kind of work, of reshapes and drains only if there are any; hatched if it wasn't done."""
     shown = {span.work for span in timeline.spans}
     lines = [work for work in Work if work in shown or work not in (Work.RESHAPE, Work.DRAIN)]
     for span in timeline.spans:
@@ -180,7 +180,7 @@ def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
 
 
 def _draw_rounds(panels: Sequence[Any], timeline: Timeline, axis: Axis, width: float) -> list[Any]:
-    """Where rounds open and close, through all panels (`width` inches), and their captions, above the first."""
+    """Draws where rounds open and close, through all panels (`width` inches), and their captions, above the first."""
     opened = [axis.at(round_.opened) for round_ in timeline.rounds]
     ends = [*opened[1:], axis.at(timeline.end)]
     for round_, start, end in zip(timeline.rounds, opened, ends, strict=True):
@@ -197,7 +197,7 @@ def _draw_rounds(panels: Sequence[Any], timeline: Timeline, axis: Axis, width: f
 
 
 def _draw_gaps(panels: Sequence[Any], timeline: Timeline, axis: Axis) -> list[Any]:
-    """Where one incarnation ends and the next one begins; the time between is left out."""
+    """Draws where one incarnation ends and the next one begins; the time between is left out."""
     for gap in timeline.gaps:
         for panel in panels:
             panel.axvline(axis.at(gap.start), color="#AA0000", linewidth=1.5, linestyle=":")

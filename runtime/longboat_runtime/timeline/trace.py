@@ -16,37 +16,37 @@ UNFINISHED = "not finished (engine not recorded)"
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """JSON values: a process for each engine with a thread for each row of samples, one of the driver, and counters of reward pools.
+    """Returns JSON values: a process for each engine with a thread for each row of samples, one of the driver, and counters of reward pools.
 
     Times are whole microseconds since the first round was opened; `otherData.start` is that moment in Unix seconds.
     Events of samples are named and coloured by fate.
     """
     begin = timeline.start
-    found = _driver(timeline, begin)
+    entries = _driver(timeline, begin)
     for pid, lane in enumerate(lanes(timeline.rounds), _DRIVER + 1):
-        found.append(_named("process_name", pid, 0, lane.engine or UNFINISHED))
-        found += [_named("thread_name", pid, row + 1, f"slot {row + 1}") for row in range(lane.rows)]
-        found += [_sample(bar, pid, row + 1, begin) for row, bar in lane.bars]
+        entries.append(_named("process_name", pid, 0, lane.engine or UNFINISHED))
+        entries += [_named("thread_name", pid, row + 1, f"slot {row + 1}") for row in range(lane.rows)]
+        entries += [_sample(bar, pid, row + 1, begin) for row, bar in lane.bars]
     for pool in timeline.pools:
-        found += _counters(pool, begin)
-    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"start": begin}}
+        entries += _counters(pool, begin)
+    return {"traceEvents": entries, "displayTimeUnit": "ms", "otherData": {"start": begin}}
 
 
 def _driver(timeline: Timeline, begin: float) -> list[dict[str, Any]]:
-    """Rounds that are open at once get rows of their own; below them what the trainer did."""
+    """Makes the driver's rows: rounds that are open at once get rows of their own; below them what the trainer did."""
     spans = [(round_.opened, timeline.end if round_.closed is None else round_.closed) for round_ in timeline.rounds]
     rows = stack(spans)
     threads = {row + 1: "rounds" for row in rows}
     works = {work: len(threads) + 1 + place for place, work in enumerate(Work)}
     threads.update({tid: work.value for work, tid in works.items()})
-    found = [_named("process_name", _DRIVER, 0, "driver")]
-    found += [_named("thread_name", _DRIVER, tid, name) for tid, name in threads.items()]
+    entries = [_named("process_name", _DRIVER, 0, "driver")]
+    entries += [_named("thread_name", _DRIVER, tid, name) for tid, name in threads.items()]
     for row, (start, end), round_ in zip(rows, spans, timeline.rounds, strict=True):
         title = f"round {round_.number} ({round_.kind})"
-        found.append(_complete(title, "round", _DRIVER, row + 1, start - begin, end - begin, _about(round_)))
+        entries.append(_complete(title, "round", _DRIVER, row + 1, start - begin, end - begin, _about(round_)))
     for span in timeline.spans:
-        found.append(_span(span, works[span.work], begin))
-    return found
+        entries.append(_span(span, works[span.work], begin))
+    return entries
 
 
 def _sample(bar: Bar, pid: int, tid: int, begin: float) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def _span(span: Span, tid: int, begin: float) -> dict[str, Any]:
 
 
 def _counters(pool: Pool, begin: float) -> list[dict[str, Any]]:
-    """The driver's, since pools have no process of their own there."""
-    of = (("grades to do", pool.asked), ("CPUs", pool.cpus))
+    """Makes counters of the driver's, since pools have no process of their own there."""
+    courses = (("grades to do", pool.asked), ("CPUs", pool.cpus))
     return [
         {
             "name": f"{pool.name}: {what}",
@@ -74,7 +74,7 @@ def _counters(pool: Pool, begin: float) -> list[dict[str, Any]]:
             "tid": 0,
             "args": {what: value},
         }
-        for what, course in of
+        for what, course in courses
         for time, value in course
     ]
 

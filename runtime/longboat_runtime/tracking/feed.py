@@ -65,7 +65,7 @@ class Feed:
         return self._offset is not None and not self._waiting
 
     def entries(self, *, ended: bool = False) -> Iterator[Entry]:
-        """What there is since the last call. Unless the job has `ended`, the newest waits SAMPLES_SECONDS for its samples at most.
+        """Yields what there is since the last call. Unless the job has `ended`, the newest waits SAMPLES_SECONDS for its samples at most.
 
         Raises Superseded, and OSError if the volume can't be read.
         """
@@ -87,15 +87,15 @@ class Feed:
             if not self._file.exists():
                 return []
             self._offset = _complete(self._file.read_bytes())
-            found = read_records(self._root)
+            recorded = read_records(self._root)
         else:
             with self._file.open("rb") as file:
                 file.seek(self._offset)
                 text = file.read()
             length = _complete(text)
             self._offset += length
-            found = [read_record(line) for line in text[:length].decode().splitlines()]
-        records = [record for record in found if record.step > self._read]
+            recorded = [read_record(line) for line in text[:length].decode().splitlines()]
+        records = [record for record in recorded if record.step > self._read]
         if records:
             self._read = records[-1].step
         return records
@@ -108,7 +108,7 @@ class Feed:
 
 
 def _table(file: Path) -> SampleTable | None:
-    """The samples of a file, as many and as long as a table may have; None if it can't be read."""
+    """Reads the samples of a file, as many and as long as a table may have; None if it can't be read."""
     rows: list[list[Any]] = []
     try:
         for sample in read_file(file):
@@ -121,12 +121,12 @@ def _table(file: Path) -> SampleTable | None:
 
 
 def _cell(value: Any) -> Any:
-    """A value as a table has it."""
+    """Returns a value as a table has it."""
     if isinstance(value, Mapping):
         return json.dumps(value)
     return value[:MOST_CHARACTERS] if isinstance(value, str) else value
 
 
 def _complete(text: bytes) -> int:
-    """How many bytes the complete lines have."""
+    """Returns how many bytes the complete lines have."""
     return text.rfind(b"\n") + 1

@@ -17,7 +17,7 @@ RUN_TAG = "longboat.run"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 # Limits of the tracking server on one request (MLflow, REST API, "Log Batch"), and the least of its limits on a value of all versions.
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE, VALUE_LENGTH, NAME_LENGTH = 1000, 100, 500, 250
-# Of what the client says of an error.
+# The most characters of what the client says of an error.
 MESSAGE_LENGTH = 500
 # The client itself never asks again: it might log twice what the server has stored. The next process begins with what the server has.
 _LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
@@ -31,8 +31,8 @@ class Mlflow:
         spec = job.spec["tracking"][FIELD]
         self.lacking: TrackingProblem | None = None
         self._uri: str = spec["trackingUri"]
-        found = {key: value for key in MLFLOW_KEYS if (value := job.secret(key))}
-        if "secret" in spec and job.secrets is not None and not found:
+        credentials = {key: value for key in MLFLOW_KEYS if (value := job.secret(key))}
+        if "secret" in spec and job.secrets is not None and not credentials:
             name = spec["secret"]["name"]
             raise TrackingProblem(
                 f"{FIELD}.secret",
@@ -41,7 +41,7 @@ class Mlflow:
                 "minutes.",
             )
         # Only here, after the start: /proc shows the environment that a process started with.
-        os.environ.update(found)
+        os.environ.update(credentials)
         for name, value in _LIMITS.items():
             os.environ.setdefault(name, value)
         try:
@@ -52,7 +52,7 @@ class Mlflow:
             ) from error
         self._entities, self._failed = mlflow.entities, mlflow.exceptions.MlflowException
         self._client = mlflow.MlflowClient(self._uri)
-        self._asked(lambda: self._open(job, spec))
+        self._send(lambda: self._open(job, spec))
 
     def log(self, entry: Entry) -> None:
         record = entry.record
@@ -64,7 +64,7 @@ class Mlflow:
         metrics = [self._entities.Metric(metric_name(name), value, time, record.step) for name, value in values]
         for at in range(0, len(metrics), METRICS_AT_ONCE):
             part = metrics[at : at + METRICS_AT_ONCE]
-            self._asked(lambda part=part: self._client.log_batch(self._id, metrics=part))
+            self._send(lambda part=part: self._client.log_batch(self._id, metrics=part))
 
     def caught_up(self) -> None: ...
 
@@ -86,7 +86,7 @@ class Mlflow:
     def finish(self, ending: str | None) -> None:
         if ending is not None:
             status = "FAILED" if ending == "failed" else "FINISHED"
-            self._asked(lambda: self._client.set_terminated(self._id, status))
+            self._send(lambda: self._client.set_terminated(self._id, status))
 
     def _open(self, job: TrackedJob, spec: Mapping[str, Any]) -> None:
         experiment = self._experiment(spec["experiment"])
@@ -108,18 +108,18 @@ class Mlflow:
             self._client.log_batch(self._id, params=parameters[at : at + PARAMETERS_AT_ONCE])
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name))
             except self._failed:
                 # Another job may have just created it.
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
-    def _asked(self, request: Any) -> None:
+    def _send(self, request: Any) -> None:
         """Makes a request. Raises TrackingProblem."""
         try:
             request()
@@ -136,13 +136,13 @@ def _one_line(error: Exception) -> str:
 
 
 def metric_name(name: str) -> str:
-    """The name with what MLflow refuses replaced by `_` (letters, digits, `_-. :/` are allowed, and no `..`). Pure."""
+    """Replaces what MLflow refuses in the name by `_` (letters, digits, `_-. :/` are allowed, and no `..`). Pure."""
     allowed = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
     return "/".join(part.replace("..", "__") or "_" for part in allowed.split("/"))[:NAME_LENGTH]
 
 
 def parameters_of(spec: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of a spec by dotted path, as text of a length that every server takes; lists are one leaf. Pure."""
+    """Yields the leaves of a spec by dotted path, as text of a length that every server takes; lists are one leaf. Pure."""
     for name, value in spec.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping):

@@ -52,20 +52,20 @@ class Ending:
 def follow(tracker: Tracker, job: TrackedJob, ending: Ending, say: Callable[[Mapping[str, Any]], None]) -> None:
     """Logs records until the job has ended and everything is logged. Raises TrackingProblem or what a client raises."""
     feed = Feed(Path(job.root), job.incarnation, tracker.position, job.spec)
-    said, ended, caught_up = time.monotonic(), False, False
+    last_word, ended, caught_up = time.monotonic(), False, False
     while True:
         for entry in feed.entries(ended=ended):
             tracker.log(entry)
             say({"logged": entry.record.step, **(tracker.lacking.to_json() if tracker.lacking else {})})
-            said = time.monotonic()
+            last_word = time.monotonic()
         if feed.caught_up and not caught_up:
             tracker.caught_up()
             caught_up = True
         if ended:
             break
-        if time.monotonic() - said > ALIVE_SECONDS:
+        if time.monotonic() - last_word > ALIVE_SECONDS:
             say({})
-            said = time.monotonic()
+            last_word = time.monotonic()
         # Everything is read once more after the end.
         ended = ending.wait(POLL_SECONDS)
     tracker.finish(ending.how)

@@ -23,7 +23,7 @@ class TrackingProblem(Exception):
         self.field, self.message = field, message
 
     def to_json(self) -> dict[str, str]:
-        """A JSON object."""
+        """Returns a JSON object."""
         return {"field": self.field, "message": self.message}
 
 
@@ -44,16 +44,16 @@ class TrackedJob:
     scratch: str
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Returns a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Reads what `to_json` returned."""
         return cls(**value)
 
     def secret(self, key: str) -> str | None:
-        """A key of a tracker's Secret or, without it, the variable of that name, which the clients read too; None without either."""
+        """Returns a key of a tracker's Secret or, without it, the variable of that name, which the clients read too; None without either."""
         file = Path(self.secrets or "/nonexistent") / key
         text = file.read_text().strip() if file.is_file() else ""
         return text or os.environ.get(key) or None
@@ -74,14 +74,14 @@ class Tracker(Protocol):
         """Logs a step beyond `position`. Raises TrackingProblem if that can't be done."""
 
     def caught_up(self) -> None:
-        """Everything that earlier starts of the job had recorded has been logged."""
+        """Tells that everything that earlier starts of the job had recorded has been logged."""
 
     def finish(self, ending: str | None) -> None:
         """Sends what is left. `ending` is `done` or `failed`; None if the job resumes later."""
 
 
 def finite(record: Record) -> dict[str, float]:
-    """The metrics of a record that are finite numbers, and its step."""
+    """Returns the metrics of a record that are finite numbers, and its step."""
     # Infinities and NaN are missing points in every tracker's charts; a comparison with NaN is false.
     values = {name: value for name, value in record.metrics.items() if abs(value) < float("inf")}
     return {**values, STEP: float(record.step)}

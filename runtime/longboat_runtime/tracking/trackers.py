@@ -130,7 +130,7 @@ class Trackers:
         except OSError as error:
             return False, (kind, f"The tracker can't be started: {error}")
         errors: deque[str] = deque(maxlen=_ERROR_LINES)
-        told = asyncio.create_task(self._tell(process, job))
+        telling = asyncio.create_task(self._tell(process, job))
         heard = asyncio.create_task(_keep_lines(process, errors))
         try:
             logged, problem = await self._listen(kind, process)
@@ -140,7 +140,7 @@ class Trackers:
                 problem = kind, f"The tracker's process ended with exit status {status}: {last}"
             return logged, problem
         finally:
-            told.cancel()
+            telling.cancel()
             heard.cancel()
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -165,16 +165,16 @@ class Trackers:
                 return logged, (kind, f"The tracker's client hangs: nothing for {SILENCE_SECONDS:.0f} s.")
             if not line:
                 return logged, None
-            said: Mapping[str, Any] = json.loads(line)
-            problem = (said["field"], said["message"]) if "message" in said else None
-            if problem is not None and "logged" not in said:
+            message: Mapping[str, Any] = json.loads(line)
+            problem = (message["field"], message["message"]) if "message" in message else None
+            if problem is not None and "logged" not in message:
                 return logged, problem
-            if said:
+            if message:
                 self._report(kind, problem)
-            logged |= "logged" in said
-            if "place" in said:
-                log.info("tracked", tracker=kind, place=said["place"])
-                self._status.tracked(kind, said["place"])
+            logged |= "logged" in message
+            if "place" in message:
+                log.info("tracked", tracker=kind, place=message["place"])
+                self._status.tracked(kind, message["place"])
 
     def _report(self, kind: str, problem: tuple[str, str] | None) -> None:
         """Makes this tracker's problem, or that it has none any more, part of the status."""

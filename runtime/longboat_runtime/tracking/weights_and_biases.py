@@ -97,7 +97,9 @@ class WeightsAndBiases:
     def log(self, entry: Entry) -> None:
         row: dict[str, Any] = dict(finite(entry.record))
         if samples := entry.samples or self._table_before(entry.record.step):
-            row["samples"] = self._wandb.Table(columns=list(samples.columns), data=[list(one) for one in samples.rows])
+            row["samples"] = self._wandb.Table(
+                columns=list(samples.columns), data=[list(sample) for sample in samples.rows]
+            )
         # Without `commit` the row would wait for the next one, and be lost if this process ended.
         self._run.log(row, step=entry.record.step, commit=True)
 
@@ -107,7 +109,7 @@ class WeightsAndBiases:
         self._earlier, self._tables = [], {}
 
     def _table_before(self, step: int) -> SampleTable | None:
-        """The table that an earlier directory has for this step: the job may have removed the file it was made from."""
+        """Reads the table that an earlier directory has for this step: the job may have removed the file it was made from."""
         file = self._tables.get(step)
         return _table(file) if file else None
 
@@ -118,7 +120,7 @@ class WeightsAndBiases:
 
 
 def _table(file: Path) -> SampleTable:
-    """A table in the client's own files."""
+    """Reads a table in the client's own files."""
     content = json.loads(file.read_text())
     return SampleTable(content["columns"], content["data"])
 

@@ -45,7 +45,7 @@ class TrainerActor:
         torch.set_num_threads(available_threads())
 
     def address(self) -> str:
-        """Where the group meets, if this is rank 0: it serves the store there."""
+        """Returns where the group meets, if this is rank 0: it serves the store there."""
         from longboat_runtime.trainer import process_group
 
         return process_group.serve(ray.util.get_node_ip_address())
@@ -64,11 +64,11 @@ class TrainerActor:
         return self._trainer.load()
 
     def train(self, request: TrainRequest) -> TrainReport:
-        """One step. Raises SpecProblem, or KeyError for samples the store doesn't hold."""
+        """Makes one step. Raises SpecProblem, or KeyError for samples the store doesn't hold."""
         return self._trainer.train(request, self._fetch)
 
     def publish(self, version: int, probe_ids: Sequence[int]) -> WeightPublication | None:
-        """Rank 0's answer is the publication; the others help to gather it."""
+        """Gathers the weights with all ranks; rank 0 returns the publication."""
         from longboat_runtime.weights.publish import publish
 
         probe = self._trainer.probe(probe_ids)
@@ -112,11 +112,12 @@ class TrainerActor:
         write(root, request, lambda ids: asyncio.run(responses(ids)), self._prompts)
 
     def _prompts(self, samples: Sequence[SampleId]) -> list[str]:
-        """The texts of their prompts, special tokens included."""
+        """Decodes the prompts of these samples, special tokens included."""
         assert self._tokenizer is not None, "prepare first"
         decode = self._tokenizer.decode
         return [
-            str(decode(held.prompt_ids.tolist(), clean_up_tokenization_spaces=False)) for held in self._fetch(samples)
+            str(decode(sample.prompt_ids.tolist(), clean_up_tokenization_spaces=False))
+            for sample in self._fetch(samples)
         ]
 
     def restore(self, directory: Path) -> None:
@@ -124,7 +125,7 @@ class TrainerActor:
         self._trainer.restore(directory)
 
     def export(self, directory: Path) -> None:
-        """Rank 0 writes a Hugging Face directory; the others help to gather it."""
+        """Gathers the weights with all ranks; rank 0 writes a Hugging Face directory."""
         from longboat_runtime.checkpoint.export import export
         from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
@@ -139,7 +140,7 @@ class TrainerActor:
 
     @ray.method(concurrency_group="stacks")
     def stacks(self) -> str:
-        """Where each thread of this process is."""
+        """Says where each thread of this process is."""
         return thread_stacks()
 
     @ray.method(concurrency_group="stacks")

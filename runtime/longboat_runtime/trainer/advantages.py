@@ -16,7 +16,7 @@ STD_EPSILON = 1e-6
 
 
 def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: ResolvedAlgorithm) -> list[float]:
-    """One advantage for each sample: (reward - baseline) / scale.
+    """Computes one advantage for each sample: (reward - baseline) / scale.
 
     `rewards[i]` is the reward of sample i and `groups[i]` names its group (its prompt and attempt).
 
@@ -71,7 +71,7 @@ def _scale(
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Square root of the unbiased variance (n - 1 in the denominator); 0 for fewer than two values."""
+    """Computes the square root of the unbiased variance (n - 1 in the denominator); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)

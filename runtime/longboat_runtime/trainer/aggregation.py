@@ -10,7 +10,7 @@ from longboat_crds.algorithm import Aggregation
 def sample_weights(
     aggregation: Aggregation, tokens: Sequence[int], counted: Sequence[bool], denominator: int, max_tokens: int
 ) -> list[float]:
-    """The weight of each response token of a sample in the step's loss: loss = sum over tokens of weight * token loss.
+    """Computes the weight of each response token of a sample in the step's loss: loss = sum over tokens of weight * token loss.
 
     `tokens[i]` is the number of response tokens of sample i, `counted[i]` says if it is in the loss, `denominator` is the
     constant number N of samples of a full batch and `max_tokens` the longest response allowed.

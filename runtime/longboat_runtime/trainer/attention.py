@@ -30,7 +30,7 @@ class Packing:
     _ends: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def ends(self, device: torch.device) -> Tensor:
-        """Where samples end, from 0 on; (samples + 1), int32."""
+        """Returns where samples end, from 0 on; (samples + 1), int32."""
         if device not in self._ends:
             self._ends[device] = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=device)
         return self._ends[device]
@@ -52,7 +52,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
+    """Computes the causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
 
     `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); the lengths of `packing` add up to T. Returns
     (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
@@ -106,7 +106,7 @@ def _flash(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """(T, heads, head size) of each, and of the result."""
+    """Computes attention by one kernel; each argument, and the result, is (T, heads, head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.ends(query.device), max(packing.lengths)
@@ -126,7 +126,7 @@ def _flash(
 
 
 def _rows(part: Tensor, length: int, count: int) -> Tensor:
-    """`count` samples of one length, (1, heads, count x length, head size), as (count, heads, length, head size)."""
+    """Returns `count` samples of one length, (1, heads, count x length, head size), as (count, heads, length, head size)."""
     return part[0].unflatten(1, (count, length)).transpose(0, 1)
 
 
@@ -148,7 +148,7 @@ def packs(model: nn.Module) -> bool:
 
 
 def described(config: Any) -> str:
-    """How a model of `config`, built for training, takes samples, in words."""
+    """Says in words how a model of `config`, built for training, takes samples."""
     chosen = config.get_text_config()._attn_implementation
     if chosen == NAME:
         return PACKED
@@ -165,4 +165,4 @@ def register() -> None:
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """The lengths say everything."""
+    """Makes no mask: the lengths say everything."""

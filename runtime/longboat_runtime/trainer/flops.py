@@ -53,7 +53,7 @@ class ModelFlops:
     peak: float | None = None
 
     def training(self, lengths: Iterable[int]) -> float:
-        """Operations to train on sequences of these lengths in tokens: forward and backward, without any recomputation.
+        """Counts the operations to train on sequences of these lengths in tokens: forward and backward, without any recomputation.
 
         6 for each weight and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), and for attention 6 x width x length^2: half
         of PaLM's 12 (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), since a token sees only those before it.
@@ -64,14 +64,14 @@ class ModelFlops:
         return 6.0 * self.weights * tokens + 6.0 * self.attention * squares
 
     def utilisation(self, lengths: Iterable[int], seconds: float, devices: int) -> float | None:
-        """The share of the devices' peak that training took (MFU: PaLM, appendix B); None if the peak isn't known."""
+        """Computes the share of the devices' peak that training took (MFU: PaLM, appendix B); None if the peak isn't known."""
         if self.peak is None or seconds <= 0:
             return None
         return self.training(lengths) / (seconds * devices * self.peak)
 
 
 def weights_in_use(total: int, embedding: int, experts: int, routed: float, *, tied: bool) -> int:
-    """Of `total` weights, those that a token is multiplied with.
+    """Counts those of `total` weights that a token is multiplied with.
 
     The input `embedding` is only looked up, unless it is `tied` to the output. Of `experts` weights each token uses a share `routed`.
     """
@@ -79,7 +79,7 @@ def weights_in_use(total: int, embedding: int, experts: int, routed: float, *, t
 
 
 def peak_flops(device: str) -> float | None:
-    """Dense half-precision operations per second of the device of this name, as torch gives it; None if it isn't known."""
+    """Returns the dense half-precision operations per second of the device of this name, as torch gives it; None if it isn't known."""
     words = _words(device)
     if "MIG" in words:
         return None  # a part of a device

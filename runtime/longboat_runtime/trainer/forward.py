@@ -25,7 +25,7 @@ COMPILED = "_longboat_compiled"
 
 
 def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
+    """Computes log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
     A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
     token. On CPUs both are padded to a `recurring_size`.
@@ -85,7 +85,7 @@ def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
 
 
 def recurring_size(size: int) -> int:
-    """The next of sixteen sizes per doubling, at most a sixteenth more than `size`. Pure.
+    """Returns the next of sixteen sizes per doubling, at most a sixteenth more than `size`. Pure.
 
     oneDNN compiles each product for the sizes of its matrices, which takes as long as several products of a small model; with the
     sizes that bins happen to have it would in every step.
@@ -96,7 +96,7 @@ def recurring_size(size: int) -> int:
 
 @contextmanager
 def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
-    """Within the block the model's head sees only K positions of the flattened batch, (1, K, hidden size), and gives their logits alone.
+    """Lets the model's head see, within the block, only K positions of the flattened batch, (1, K, hidden size), and give their logits alone.
 
     Transformers' `logits_to_keep` takes the same positions of every row, and not every architecture has it.
     """
@@ -114,7 +114,7 @@ def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
 
 @torch.no_grad()
 def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> Tensor:
-    """`response_logprobs` without gradient or entropies.
+    """Computes `response_logprobs` without gradient or entropies.
 
     FSDP keeps weights outside the layers gathered from a forward pass until the backward pass frees them; without one they
     would stay, and later passes would not see new values of the shards.

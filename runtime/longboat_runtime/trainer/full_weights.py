@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 @torch.no_grad()
 def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Weights and persistent buffers as a checkpoint of the model names them, in a fixed order; tied ones once.
+    """Yields the weights and persistent buffers as a checkpoint of the model names them, in a fixed order; tied ones once.
 
     A collective: every rank must run through the whole iterator, and sees the same tensors. One weight is gathered at a time,
     or as many as are needed for one in the form of the files (the experts of a layer are several there, and one in the model).
@@ -29,7 +29,7 @@ def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
 
 
 def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
-    """Which weights a weight of the files is made of; True if they are not just renamed but converted, then to one or more."""
+    """Yields each weight of the files with those it is made of; True if they are converted, not just renamed, then to one or more."""
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
     reverse = [entry.reverse_transform() for entry in reversed(model._weight_conversions)]

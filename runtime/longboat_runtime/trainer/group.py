@@ -130,7 +130,7 @@ class RayTrainerGroup:
         self._end()
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """The answers of all ranks, rank 0 first."""
+        """Calls all ranks and returns their answers, rank 0 first."""
         return await self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
     async def _gather(self, answers: Sequence[Any]) -> list[Any]:
@@ -168,13 +168,13 @@ class RayTrainerGroup:
 
 
 def probe_ids(info: ModelInfo) -> tuple[int, ...]:
-    """Tokens spread over the vocabulary, the same for every publication. Pure."""
+    """Returns tokens spread over the vocabulary, the same for every publication. Pure."""
     count = min(PROBE_TOKENS, info.max_length)
     return tuple((position * 7919 + 1) % info.vocabulary for position in range(count))
 
 
 async def _result(answer: Any) -> Any:
-    """What the rank returned or raised, without Ray's wrapping."""
+    """Returns what the rank returned, or raises what it raised, without Ray's wrapping."""
     try:
         return await answer
     except RayTaskError as error:

@@ -50,7 +50,7 @@ class ChosenLogprobs(torch.autograd.Function):
 
 
 def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of `targets`, normalisers and entropies of some rows."""
+    """Computes log-probs of `targets`, normalisers and entropies of some rows."""
     scaled = logits.float() / temperature
     normalisers = scaled.logsumexp(-1)
     chosen = scaled.gather(-1, targets[:, None])[:, 0] - normalisers
@@ -58,7 +58,7 @@ def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor
 
 
 def _gradient(logits: Tensor, targets: Tensor, normalisers: Tensor, gradients: Tensor, temperature: float) -> Tensor:
-    """Of some rows of logits, in their type."""
+    """Computes the gradient of some rows of logits, in their type."""
     scale = gradients[:, None] / temperature
     gradient = (logits.float() / temperature - normalisers[:, None]).exp() * -scale
     return gradient.scatter_add_(-1, targets[:, None], scale).to(logits.dtype)
@@ -66,6 +66,6 @@ def _gradient(logits: Tensor, targets: Tensor, normalisers: Tensor, gradients: T
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For any number of rows."""
+    """Compiles a function for any number of rows."""
     compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
     return compiled

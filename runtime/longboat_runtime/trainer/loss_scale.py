@@ -29,12 +29,12 @@ class LossScale:
     adapts: bool = True
 
     @classmethod
-    def of(cls, dtype: DType) -> LossScale:
-        """The scale of a job's first update. Other formats have the exponents of Float32, and need no scale."""
+    def from_dtype(cls, dtype: DType) -> LossScale:
+        """Makes the scale of a job's first update. Other formats have the exponents of Float32, and need no scale."""
         return cls(FIRST_SCALE) if dtype is DType.FLOAT16 else cls(1.0, adapts=False)
 
     def attempts(self) -> Iterator[LossScale]:
-        """The scales at which one minibatch is tried, until its gradient is finite: this one, then each half of the one before.
+        """Yields the scales at which one minibatch is tried, until its gradient is finite: this one, then each half of the one before.
 
         There is only one attempt if the scale doesn't adapt. After the last one the minibatch is skipped.
         """
@@ -43,7 +43,7 @@ class LossScale:
             yield replace(self, value=self.value / 2.0**halvings, good_updates=0)
 
     def after_update(self) -> LossScale:
-        """The scale of the next update, after one at this scale."""
+        """Returns the scale of the next update, after one at this scale."""
         if not self.adapts:
             return self
         if self.good_updates + 1 < GOOD_UPDATES:
@@ -51,7 +51,7 @@ class LossScale:
         return replace(self, value=min(self.value * 2.0, LARGEST_SCALE), good_updates=0)
 
     def after_skip(self) -> LossScale:
-        """The scale of the next update, after a minibatch that began at this scale was skipped.
+        """Returns the scale of the next update, after a minibatch that began at this scale was skipped.
 
         Unchanged: lower ones didn't help, and would make the gradients of trainable minibatches vanish.
         """

@@ -18,12 +18,12 @@ SEQUENCE_MASK_HALF = 0.43
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """New probability / old probability of every token."""
+    """Computes new probability / old probability of every token."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
+    """Computes -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
 
     PPO's clipped surrogate (arXiv 1707.06347 eq. 7), negated to be minimised, with a separate upper clip (DAPO, arXiv
     2503.14476 §3.1). `algorithm.clipAgainst` chooses the old policy in the ratio:
@@ -36,7 +36,7 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: f
 
 
 def dual_clip(loss: Tensor, advantages: Tensor, limit: float) -> Tensor:
-    """`loss` of `policy_loss`, limited to -limit * A if A is negative, with limit > 1 (arXiv 1912.09729 eq. 5).
+    """Limits `loss` of `policy_loss` to -limit * A if A is negative, with limit > 1 (arXiv 1912.09729 eq. 5).
 
     For negative A, PPO's loss grows with the ratio without bound: a token that was unlikely when it was drawn, and no longer is,
     would outweigh all others. Beyond the limit it has no gradient.
@@ -45,14 +45,14 @@ def dual_clip(loss: Tensor, advantages: Tensor, limit: float) -> Tensor:
 
 
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """True if the clip is active, so that the token has no gradient."""
+    """Returns True where the clip is active, so that the token has no gradient."""
     above = (ratio > 1.0 + clip_high) & (advantages > 0)
     below = (ratio < 1.0 - clip_low) & (advantages < 0)
     return above | below
 
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """An estimate of KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
+    """Estimates KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
 
     Unbiased and never negative (http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300 eq. 4).
     """
@@ -61,7 +61,7 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def importance_weight(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float) -> Tensor:
-    """Truncated importance weight min(trainer / engine, cap), without gradient.
+    """Computes the truncated importance weight min(trainer / engine, cap), without gradient.
 
     Corrects for the engine drawing tokens with probabilities slightly different from those that the trainer computes
     (https://fengyao.notion.site/off-policy-rl).
@@ -70,7 +70,7 @@ def importance_weight(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float)
 
 
 def importance_mask(old_logprobs: Tensor, engine_logprobs: Tensor, low: float, high: float) -> Tensor:
-    """True if low <= trainer / engine <= high; other tokens are excluded from the loss.
+    """Returns True where low <= trainer / engine <= high; other tokens are excluded from the loss.
 
     Masked importance sampling with bounds on both sides (IcePop, arXiv 2510.18855, section on IcePop): unlike a cap it also drops
     tokens that the trainer has become unlikely to draw, and gives no weight to tokens whose weight is least reliable.
@@ -80,7 +80,7 @@ def importance_mask(old_logprobs: Tensor, engine_logprobs: Tensor, low: float, h
 
 
 def sequence_mask(old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, low: float, high: float) -> Tensor:
-    """True for all tokens of a response whose ratio trainer / engine, as a whole, lies between low and high.
+    """Returns True for all tokens of a response whose ratio trainer / engine, as a whole, lies between low and high.
 
     `owners[k]` is the number of the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
     sequence-level masked importance sampling.

@@ -20,7 +20,7 @@ TOKEN_MEANS = {
 
 
 def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
-    """Metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
+    """Returns the metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
 
     `actor/pg_loss` and `actor/kl_loss` are means over the minibatches, of which none was skipped, `…seq_masked_fraction` is one of
     responses in the loss; the others are means over the tokens in the loss.

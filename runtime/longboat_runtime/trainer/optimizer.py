@@ -12,7 +12,7 @@ from longboat_crds.trainer import OptimizerSpec, Schedule
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
-    """The learning rate of step `step` (the first is 1) of `steps`. Pure: a resumed job needs no scheduler state.
+    """Computes the learning rate of step `step` (the first is 1) of `steps`. Pure: a resumed job needs no scheduler state.
 
     Rises linearly over the first `warmupSteps`, then stays, or falls to zero after the last step along a line or half a cosine. If
     `steps` is raised while the job runs, the rest of the curve is stretched: each later step has the rate that it would have had
@@ -29,7 +29,7 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over named parameters; biases and norms (one dimension) are not decayed.
+    """Builds AdamW (arXiv 1711.05101) over named parameters; biases and norms (one dimension) are not decayed.
 
     All state exists from the start, so that a checkpoint has the same keys before the first step as after it.
     """
@@ -58,6 +58,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm over all gradients of all ranks, a scalar. A collective if they are sharded."""
+    """Computes the 2-norm over all gradients of all ranks, a scalar. A collective if they are sharded."""
     norm = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -22,7 +22,7 @@ class SampleTooLong(ValueError):
 
 
 def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
-    """The bins of every rank. `tokens[i]` counts prompt and response of sample i; no bin exceeds `capacity` tokens.
+    """Packs samples into the bins of every rank. `tokens[i]` counts prompt and response of sample i; no bin exceeds `capacity` tokens.
 
     All ranks get equally many bins, since FSDP's collectives run once for each; a rank without work gets empty ones. Bins that
     run at the same time on different ranks are of similar size. The same input gives the same bins.
@@ -39,7 +39,7 @@ def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
 
 
 def pad(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
-    """The bins of every rank for samples that are padded to the longest of their bin; see `pack`. Padding counts as tokens.
+    """Packs samples that are padded to the longest of their bin into the bins of every rank; see `pack`. Padding counts as tokens.
 
     Samples of similar length share a bin: longest first, each into the bin of the one before it while that has room, which
     needs the fewest bins. That number is rounded up to a multiple of `ranks`, and bins are as small as that number allows.
@@ -56,7 +56,7 @@ def pad(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
 
 
 def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bin]:
-    """`order` (longest sample first) cut into bins of at most `capacity` tokens with padding."""
+    """Cuts `order` (longest sample first) into bins of at most `capacity` tokens with padding."""
     bins, start = [], 0
     while start < len(order):
         end = start + capacity // tokens[order[start]]
@@ -66,14 +66,14 @@ def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bi
 
 
 def _deal(bins: Sequence[Bin], costs: Sequence[int], rows: int, ranks: int) -> list[list[Bin]]:
-    """`rows` bins for each rank, the costliest first, filled up with empty ones."""
+    """Deals `rows` bins to each rank, the costliest first, filled up with empty ones."""
     ranked = [members for _, members in sorted(zip([-cost for cost in costs], bins, strict=True))]
     ranked += [()] * (rows * ranks - len(ranked))
     return [ranked[rank::ranks] for rank in range(ranks)]
 
 
 def best_fit_decreasing(tokens: Sequence[int], capacity: int) -> list[Bin]:
-    """Bins of at most `capacity` tokens: longest sample first, each into the fullest bin that still has room for it.
+    """Makes bins of at most `capacity` tokens: longest sample first, each into the fullest bin that still has room for it.
 
     At most 11/9 of the optimal number of bins, plus one (Johnson 1974).
     """
@@ -95,7 +95,7 @@ def best_fit_decreasing(tokens: Sequence[int], capacity: int) -> list[Bin]:
 
 
 def least_loaded(tokens: Sequence[int], count: int) -> list[Bin]:
-    """`count` bins of about equal size: longest sample first, each into the bin with the fewest tokens (Graham 1969)."""
+    """Makes `count` bins of about equal size: longest sample first, each into the bin with the fewest tokens (Graham 1969)."""
     bins: list[list[int]] = [[] for _ in range(count)]
     loads = [(0, index) for index in range(count)]
     for position in _longest_first(tokens):
@@ -106,17 +106,17 @@ def least_loaded(tokens: Sequence[int], count: int) -> list[Bin]:
 
 
 def load(members: Bin, tokens: Sequence[int]) -> int:
-    """Tokens in a bin."""
+    """Counts the tokens in a bin."""
     return sum(tokens[position] for position in members)
 
 
 def padded(members: Bin, tokens: Sequence[int]) -> int:
-    """Tokens in a bin when each sample is padded to the longest."""
+    """Counts the tokens in a bin when each sample is padded to the longest."""
     return len(members) * max((tokens[position] for position in members), default=0)
 
 
 def split(count: int, parts: int) -> list[range]:
-    """`count` places in order as `parts` runs whose sizes differ by at most one."""
+    """Splits `count` places in order into `parts` runs whose sizes differ by at most one."""
     return [range(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 

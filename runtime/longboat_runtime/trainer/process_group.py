@@ -27,7 +27,7 @@ def serve(host: str) -> str:
 
 
 def device_type() -> str:
-    """The type of device that this process trains on."""
+    """Returns the type of device that this process trains on."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -43,7 +43,7 @@ def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMe
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What any rank raises in the block is raised on all of them at its end, so that none waits for the others.
+    """Raises what any rank raises in the block on all of them at its end, so that none waits for the others.
 
     A collective at the end; there must be none inside.
     """

@@ -97,7 +97,7 @@ class TrainerRank:
         return TrainReport(request.step, metrics, len(minibatches), skipped)
 
     def probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
+        """Computes the log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
         sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
         batch = build_batch([WeightedSample(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
         return [float(value) for value in frozen_logprobs(self.model, batch)]
@@ -131,7 +131,7 @@ class TrainerRank:
         for of_parameter in self.updates.optimizer.state.values():
             of_parameter["step"].copy_(state["updates"])
         torch.set_rng_state(state["rng"])
-        self.updates.loss_scale = LossScale.of(self.spec.model.dtype)
+        self.updates.loss_scale = LossScale.from_dtype(self.spec.model.dtype)
         if _SCALE in state:
             self.updates.loss_scale = LossScale(float(state[_SCALE]), int(state[_GOOD_UPDATES]))
         self._check_weights(
@@ -165,7 +165,7 @@ class TrainerRank:
             )
 
     def _minibatches(self, request: TrainRequest, fetch: Fetch) -> list[list[SampleBatch]]:
-        """This rank's batches of every minibatch. All ranks make the same plan; each fetches the samples of its own bins."""
+        """Builds this rank's batches of every minibatch. All ranks make the same plan; each fetches the samples of its own bins."""
         packed = packs(self.model)
         try:
             plan = plan_step(

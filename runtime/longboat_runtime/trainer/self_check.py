@@ -49,7 +49,7 @@ _NOT_POSSIBLE = (
 
 
 def choose_attention(config: Any) -> str:
-    """The first of IMPLEMENTATIONS with which samples that share a forward pass have the log-probs that they have alone.
+    """Chooses the first of IMPLEMENTATIONS with which samples that share a forward pass have the log-probs that they have alone.
 
     `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture: fewer heads, layers and
     tokens, but the same kinds of layers, positions, windows and caps, with weights so large that all of these matter. Guards
@@ -77,7 +77,7 @@ def choose_attention(config: Any) -> str:
 
 
 def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
-    """The largest of any log-prob; infinite if the architecture can't be given the attention `name`."""
+    """Returns the largest difference of any log-prob; infinite if the architecture can't be given the attention `name`."""
     packed = name == attention.NAME
     try:
         model = _build(config, name)
@@ -92,14 +92,14 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
 
 
 def _small(config: Any) -> Any:
-    """`config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions depend on it."""
+    """Returns `config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions depend on it."""
     config = copy.deepcopy(config.get_text_config())
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    kept = min(layers, max(_LAYERS, _until_every_kind(config, layers)))
+    count = min(layers, max(_LAYERS, _until_every_kind(config, layers)))
     for name, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == layers:
-            setattr(config, name, value[:kept])
-    config.num_hidden_layers = kept
+            setattr(config, name, value[:count])
+    config.num_hidden_layers = count
     grouped = getattr(config, "num_key_value_heads", None) not in (None, heads)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     config.num_attention_heads, config.hidden_size = 2, 2 * size
@@ -122,13 +122,13 @@ def _small(config: Any) -> Any:
 
 
 def _until_every_kind(config: Any, layers: int) -> int:
-    """How many layers, from the first on, it takes to have every kind of layer that the config lists."""
+    """Counts the layers, from the first on, that it takes to have every kind of layer that the config lists."""
     lists = [value for value in vars(config).values() if isinstance(value, list) and len(value) == layers]
     return max((value.index(kind) + 1 for value in lists for kind in value), default=1)
 
 
 def _build(config: Any, name: str) -> nn.Module:
-    """A model with the attention `name` and weights that are the same at every call."""
+    """Builds a model with the attention `name` and weights that are the same at every call."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -148,7 +148,7 @@ def _samples() -> list[GeneratedSample]:
 
 @torch.no_grad()
 def _alone(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
-    """By the model's own forward."""
+    """Computes log-probs by the model's own forward."""
     tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
     logprobs = model(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
     start = len(sample.prompt_ids)

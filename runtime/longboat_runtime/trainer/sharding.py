@@ -40,7 +40,7 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
 
 
 def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
-    """The model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
+    """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
     Every rank reads its shards from the files, and never holds more than one weight besides them. Weights are float32,
     arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
@@ -99,20 +99,20 @@ def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> N
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
+    """Returns the repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    if not found:
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    if not blocks:
         raise SpecProblem(
             Reason.MODEL_INVALID,
             "spec.model.path",
             f"the architecture {model.config.model_type} is not supported: it doesn't name its layers",
         )
-    return found
+    return blocks
 
 
 def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
-    """Weights are kept and gradients reduced in float32; arithmetic is in `dtype`."""
+    """Returns the policy by which weights are kept and gradients reduced in float32; arithmetic is in `dtype`."""
     if dtype is DType.FLOAT32:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=TORCH_DTYPES[dtype], reduce_dtype=torch.float32)
@@ -120,7 +120,7 @@ def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
 
 @torch.no_grad()
 def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[str]:
-    """Names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
+    """Returns the names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
     bad = torch.zeros(len(weights), device=next(iter(weights.values())).device)
     for index, weight in enumerate(weights.values()):
         part = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -128,16 +128,16 @@ def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[
             # For NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
             bad[index] = ~torch.linalg.vector_norm(part, float("inf")).to(dtype).isfinite()
     dist.all_reduce(bad, dist.ReduceOp.MAX)
-    return [name for name, found in zip(weights, bad.tolist(), strict=True) if found]
+    return [name for name, is_bad in zip(weights, bad.tolist(), strict=True) if is_bad]
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of weights, tied ones once."""
+    """Counts the weights, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None) -> ModelFlops:
-    """What training the model takes; `config` is its config.json by standard names (`model_config.language_model`)."""
+    """Counts what training the model takes; `config` is its config.json by standard names (`model_config.language_model`)."""
     names = {name: parameter.numel() for name, parameter in model.named_parameters()}
     embedding = model.get_input_embeddings()
     tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding.weight
@@ -151,14 +151,14 @@ def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None)
 
 
 def device_peak(device: torch.device, dtype: DType) -> float | None:
-    """Operations per second of one device in the model's number format; None if that isn't known: only half precision is."""
+    """Returns the operations per second of one device in the model's number format; None if that isn't known: only half precision is."""
     if device.type != "cuda" or dtype is DType.FLOAT32:
         return None
     return peak_flops(torch.cuda.get_device_name(device))
 
 
 def _empty_model(config: Any) -> nn.Module:
-    """The model without memory for its weights. Buffers, such as rotary frequencies, have the values of `from_pretrained`."""
+    """Makes the model without memory for its weights. Buffers, such as rotary frequencies, have the values of `from_pretrained`."""
     from transformers import AutoModelForCausalLM
 
     attention = choose_attention(config)

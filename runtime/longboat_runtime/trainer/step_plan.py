@@ -21,7 +21,7 @@ class StepPlan:
 
 
 def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[list[int]]:
-    """The minibatches of a step: ascending positions of samples, given the group that each belongs to.
+    """Cuts a step into minibatches: ascending positions of samples, given the group that each belongs to.
 
     Groups stay whole and are shuffled by blake2b over seed, step and their names, so that rows that are adjacent in the dataset,
     such as those of one domain, are spread over all minibatches. Neither the order of the samples nor the number of ranks matters.

@@ -38,7 +38,7 @@ class Updates:
         self.algorithm = resolve_loss(spec.algorithm, off_policy=spec.rounds.policy in OFF_POLICY)
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
-        self.loss_scale = LossScale.of(spec.model.dtype)
+        self.loss_scale = LossScale.from_dtype(spec.model.dtype)
 
     def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> tuple[dict[str, float], int]:
         """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite.
@@ -109,7 +109,7 @@ class Updates:
         return None
 
     def _metrics(self, made: Sequence[Update]) -> dict[str, float]:
-        """The metrics of the updates that were made; empty if none was made. A collective."""
+        """Returns the metrics of the updates that were made; empty if none was made. A collective."""
         if not made:
             return {}
         sums = _reduce([sums for update in made for sums in update.sums])
@@ -117,20 +117,20 @@ class Updates:
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
     def _frozen(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
-        """Log-probs of every batch by the model with its current weights."""
+        """Computes the log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
         return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a weight: zeros if no token went through it (experts), so that Adam's moments decay as for any other."""
+    """Returns the gradient of a weight: zeros if no token went through it (experts), so that Adam's moments decay as for any other."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The sums (and maxima) over the batches of all ranks. A collective."""
+    """Reduces to the sums (and maxima) over the batches of all ranks. A collective."""
     names = list(parts[0])
     values = torch.stack([torch.stack([part[name] for name in names]) for part in parts])
     totals, maxima = values.sum(0), values.amax(0)

@@ -43,9 +43,9 @@ def load_weights(model: nn.Module, path: Path, conversions: Sequence[Any]) -> No
     """Fills the weights of `model`, and the buffers that are there, from the safetensors files in `path`, like `from_pretrained`.
 
     `conversions` are transformers' rules for how the files of this architecture name and store weights.
-    Of a sharded weight only this rank's part is read. One that the files hold in another form (the experts of a layer, which
+    Only this rank's part of a sharded weight is read. One that the files hold in another form (the experts of a layer, which
     the model keeps as one weight) is put together from this rank's experts, and where the form allows no part to be read
-    alone, from the whole, one weight at a time. Of tied weights one is enough. Raises SpecProblem if weights are missing, of
+    alone, from the whole, one weight at a time. One of several tied weights is enough. Raises SpecProblem if weights are missing, of
     another shape than the config says, or in a format that can't be trained.
     """
     if getattr(model.config, "quantization_config", None):
@@ -63,7 +63,7 @@ def load_weights(model: nn.Module, path: Path, conversions: Sequence[Any]) -> No
 
 
 def _open(path: Path, opened: ExitStack) -> dict[str, Any]:
-    """All tensors of the files as slices, by their names in the files."""
+    """Opens all tensors of the files as slices, by their names in the files."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Any] = {}
@@ -92,9 +92,10 @@ def _file_names(path: Path) -> list[str]:
 def _sources(
     model: nn.Module, targets: Mapping[str, Tensor], tensors: Mapping[str, Any], conversions: Sequence[Any]
 ) -> list[_Source]:
-    """What each weight comes from, by the rules of `conversions`. Names it doesn't know are left out.
+    """Finds what each weight comes from, by the rules of `conversions`. Names it doesn't know are left out.
 
-    In the order of the files' names, numbers as numbers: converters take the experts of a layer in that order.
+    The sources are in the order of the names in the files, numbers as numbers: converters take the experts of a layer in that
+    order.
     """
     from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 
@@ -117,7 +118,7 @@ def _sources(
 
 
 def _read(model: nn.Module, source: _Source, targets: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """This rank's parts of the weights that `source` gives, in the files' number format."""
+    """Yields this rank's parts of the weights that `source` gives, in the files' number format."""
     target = targets[source.target]
     for tensor in (tensor for of_pattern in source.tensors.values() for tensor in of_pattern):
         if target.is_floating_point() and tensor.get_dtype() not in FLOATS:
@@ -142,7 +143,7 @@ def _read(model: nn.Module, source: _Source, targets: Mapping[str, Tensor]) -> I
 
 
 def _own_experts(source: _Source, target: Tensor) -> slice | None:
-    """The tensors of each pattern that make this rank's part of `target`; None if its part can't be made of some of them.
+    """Returns which tensors of each pattern make this rank's part of `target`; None if its part can't be made of some of them.
 
     It can if the first operation stacks them along the sharded dimension, and the others leave that dimension alone.
     """
@@ -162,7 +163,7 @@ def _own_experts(source: _Source, target: Tensor) -> slice | None:
 
 
 def _convert(model: nn.Module, source: _Source, chosen: slice) -> dict[str, Tensor]:
-    """The weights that the converter makes of the `chosen` tensors of each pattern, by name."""
+    """Converts the `chosen` tensors of each pattern into weights, by name."""
     for pattern, tensors in source.tensors.items():
         for tensor in tensors[chosen]:
             source.converter.add_tensor(source.target, source.target, pattern, tensor[:])
@@ -178,29 +179,29 @@ def _convert(model: nn.Module, source: _Source, chosen: slice) -> dict[str, Tens
 
 
 def _local(target: Tensor) -> Tensor:
-    """The memory of a weight on this rank."""
+    """Returns the memory of a weight on this rank."""
     return target.to_local() if isinstance(target, DTensor) else target
 
 
 def _part(target: Tensor) -> tuple[slice, ...]:
-    """Which part of the whole weight this rank keeps."""
+    """Returns which part of the whole weight this rank keeps."""
     if not isinstance(target, DTensor):
         return tuple(slice(0, size) for size in target.shape)
     shape, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     return tuple(slice(offset, offset + size) for offset, size in zip(offsets, shape, strict=True))
 
 
-def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if tuple(found) != tuple(expected):
+def _check_shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(actual) != tuple(expected):
         raise _problem(
-            f"{name} has the shape {tuple(found)} in the files, by config.json it should be {tuple(expected)}"
+            f"{name} has the shape {tuple(actual)} in the files, by config.json it should be {tuple(expected)}"
         )
 
 
-def _refuse_missing(model: nn.Module, path: Path, expected: Collection[str], found: Collection[str]) -> None:
-    """Of tied weights one is enough; buffers may be missing if the architecture says so."""
+def _refuse_missing(model: nn.Module, path: Path, expected: Collection[str], filled: Collection[str]) -> None:
+    """Raises SpecProblem if weights are missing. One of several tied weights is enough; buffers may be missing if the architecture says so."""
     sources = getattr(model, "all_tied_weights_keys", None) or {}
-    present = {sources.get(name, name) for name in found}
+    present = {sources.get(name, name) for name in filled}
     optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
     buffers = dict(model.named_buffers())
     missing = sorted(

@@ -104,7 +104,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def shutdown(self) -> None:
-        """There is nothing to release."""
+        """Releases nothing: there is nothing to release."""
 
     def abandon(self) -> None:
         """Ends an unfinished update: layers that haven't received all of their weights keep the ones they had.
@@ -119,14 +119,14 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def _restore_kernels(self) -> None:
-        """Experts that received no weights keep their kernel."""
+        """Restores the kernels of experts that received no weights."""
         for method, kernel in self._kernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
         self._kernels.clear()
 
     def receipt(self) -> dict[str, Any]:
-        """Of the last update: checksum of what was received, and parameters of the model that received nothing, or not everything."""
+        """Returns the last update's receipt: checksum of what was received, and parameters that received nothing, or not everything."""
         return {
             "checksum": self._checksum.hexdigest(),
             "missing": sorted(self._expected - self._loaded) + self._partial,
@@ -134,22 +134,22 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 
 
 def _tied_modules(model: torch.nn.Module) -> list[Any]:
-    """Modules that hold no weight of their own, such as an output layer tied to the embedding.
+    """Returns the modules that hold no weight of their own, such as an output layer tied to the embedding.
 
     The layerwise reload skips them, so what they derived from their weight (on CPU a repacked copy) stays the old one.
     """
-    seen: set[int] = set()
+    owned: set[int] = set()
     tied = []
     for module in model.modules():
         parameters = {id(parameter) for parameter in module.parameters(recurse=False)}
-        if parameters & seen and hasattr(module, "quant_method"):
+        if parameters & owned and hasattr(module, "quant_method"):
             tied.append(module)
-        seen |= parameters
+        owned |= parameters
     return tied
 
 
 def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
-    """Fused experts whose weights vLLM packs once, when it sets their kernel up.
+    """Yields the fused experts whose weights vLLM packs once, when it sets their kernel up.
 
     At a reload it finds the kernel there and leaves the weights as they came, which the kernel then mistakes for packed ones. So
     on CPU it has to set the kernel up again with every update. Elsewhere captured graphs hold the kernel's addresses, and
@@ -162,7 +162,7 @@ def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _partly_loaded(model: torch.nn.Module) -> list[str]:
-    """Weights that consist of several tensors and received only some of them, with what is missing; valid until the update ends.
+    """Lists weights that consist of several tensors and received only some of them, with what is missing; valid until the update ends.
 
     To vLLM a parameter is loaded as soon as the first tensor goes into it.
     """
@@ -197,12 +197,12 @@ class WeightReceipts:
     _weight_update_active: bool
 
     def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
-        """See `WeightDifferences.of`, for one bucket, the `first` or a later one; empty if they can't be compared."""
+        """See `WeightDifferences.compare`, for one bucket, the `first` or a later one; empty if they can't be compared."""
         transfer = self.weight_transfer_engine
         try:
             if first:
                 transfer.differences = WeightDifferences(transfer.model, self.rank)
-            named: list[tuple[str, float]] = transfer.differences.of(BucketUpdate(**update).bucket().tensors())
+            named: list[tuple[str, float]] = transfer.differences.compare(BucketUpdate(**update).bucket().tensors())
             return named
         except Exception as error:  # noqa: BLE001 - it only explains another failure
             log.warning("weights can't be compared with the publication: %s", error)

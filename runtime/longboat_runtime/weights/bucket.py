@@ -42,7 +42,7 @@ class Bucket:
     data: ByteArray
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors by name, as read-only views of `data`, valid as long as it is."""
+        """Yields the tensors by name, as read-only views of `data`, valid as long as it is."""
         import torch
 
         for entry in self.entries:

@@ -32,20 +32,20 @@ class WeightDifferences:
         self._experts: dict[tuple[str, int], dict[str, Tensor]] = {}
 
     @torch.no_grad()
-    def of(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, float]]:
-        """Relative differences by name, of those tensors that can be compared.
+    def compare(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, float]]:
+        """Computes relative differences by name, of those tensors that can be compared.
 
         0 is equal but for rounding; 1 or more is unrelated to what was published. An expert has one name, once all its
         tensors have come.
         """
         return [
-            (name, _relative(found, expected))
+            (name, _relative(actual, expected))
             for published, tensor in tensors
-            for name, found, expected in self._compared(published, tensor)
+            for name, actual, expected in self._compared(published, tensor)
         ]
 
     def _compared(self, published: str, tensor: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Name, what this worker has or computes, and what it should."""
+        """Yields for each comparison its name, what this worker has or computes, and what it should."""
         place, _, kind = published.rpartition(".")
         parent, _, last = place.rpartition(".")
         layer, _, number = parent.rpartition(".")
@@ -57,16 +57,16 @@ class WeightDifferences:
             if (own := _slice(layer_module, tensor, size, self._rank)) is not None:
                 yield published, *_of_linear(layer_module, first, own)
         elif (parameter := self._parameters.get(published)) is not None:
-            ours, theirs = parameter, tensor
+            actual, expected = parameter, tensor
             if isinstance(module := self._modules.get(place), VocabParallelEmbedding):
                 rows = module.shard_indices  # of the vocabulary; the worker's own are padded
-                theirs = tensor[rows.org_vocab_start_index : rows.org_vocab_end_index]
-                ours = parameter[: len(theirs)]
-            if ours.shape == theirs.shape:
-                yield published, ours.float().cpu(), theirs.float()
+                expected = tensor[rows.org_vocab_start_index : rows.org_vocab_end_index]
+                actual = parameter[: len(expected)]
+            if actual.shape == expected.shape:
+                yield published, actual.float().cpu(), expected.float()
 
     def _fused(self, name: str) -> Any:
-        """Fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
+        """Returns the fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
         for module in (self._modules.get(name), self._modules.get(f"{name}.routed_experts")):
             method = getattr(module, "quant_method", None)
             if isinstance(method, UnquantizedFusedMoEMethod) and module is not None:
@@ -80,10 +80,10 @@ class WeightDifferences:
         if len(parts) < len(_EXPERT_PARTS):
             return []
         del self._experts[name, number]
-        return [parts[one] for one in _EXPERT_PARTS]
+        return [parts[part_name] for part_name in _EXPERT_PARTS]
 
     def _linear(self, parent: str, last: str) -> tuple[Any, int, int] | None:
-        """The layer that has this tensor, with the first row of its output that is the tensor's, and how many are."""
+        """Returns the layer that has this tensor, with the first row of its output that is the tensor's, and how many are."""
         for name, parts in {last: [last], **self._packed}.items():
             module = self._modules.get(f"{parent}.{name}" if parent else name)
             if last not in parts or not isinstance(module, LinearBase):
@@ -98,7 +98,7 @@ class WeightDifferences:
 
 
 def _slice(module: Any, tensor: Tensor, rows: int, rank: int) -> Tensor | None:
-    """What a worker has of a tensor, if its size says so."""
+    """Returns what a worker has of a tensor, if its size says so."""
     columns = getattr(module, "input_size_per_partition", module.input_size)
     if tensor.shape == (rows, columns):
         return tensor
@@ -110,25 +110,25 @@ def _slice(module: Any, tensor: Tensor, rows: int, rank: int) -> Tensor | None:
 
 
 def _of_linear(module: Any, first: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    vectors, given = _vectors(module, tensor.shape[1])
-    found = module.quant_method.apply(module, given, None)
-    return found[:, first : first + len(tensor)].float().cpu(), vectors @ tensor.float().T
+    vectors, inputs = _vectors(module, tensor.shape[1])
+    outputs = module.quant_method.apply(module, inputs, None)
+    return outputs[:, first : first + len(tensor)].float().cpu(), vectors @ tensor.float().T
 
 
 def _of_expert(experts: Any, number: int, gate: Tensor, up: Tensor, down: Tensor) -> Iterator[Tensor]:
-    vectors, given = _vectors(experts, gate.shape[1])
-    weights = torch.ones(VECTORS, 1, dtype=torch.float32, device=given.device)
-    ids = torch.full((VECTORS, 1), number, dtype=torch.int32, device=given.device)
-    yield experts.quant_method.apply(experts, given, weights, ids, None, None).float().cpu()
+    vectors, inputs = _vectors(experts, gate.shape[1])
+    weights = torch.ones(VECTORS, 1, dtype=torch.float32, device=inputs.device)
+    ids = torch.full((VECTORS, 1), number, dtype=torch.int32, device=inputs.device)
+    yield experts.quant_method.apply(experts, inputs, weights, ids, None, None).float().cpu()
     yield (functional.silu(vectors @ gate.T) * (vectors @ up.T)) @ down.T
 
 
 def _vectors(module: Any, size: int) -> tuple[Tensor, Tensor]:
-    """Random vectors, also as the layer takes them. Shape [VECTORS, size]."""
+    """Draws random vectors, also as the layer takes them. Shape [VECTORS, size]."""
     parameter = next(module.parameters())
     drawn = torch.randn(VECTORS, size, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
     return drawn.float(), drawn.to(parameter.device)
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-12))

@@ -47,16 +47,16 @@ class ParityExceeded(PublicationRefused):
     """An engine has received all bytes, but its log-probs are not the trainer's."""
 
     def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
-        """This error, naming the tensors that differ most from the published ones (relatively), as far as they could be compared."""
-        differing = [one for one in differences if not one[1] <= TENSOR_BOUND[dtype]]
-        differing.sort(key=lambda one: math.inf if math.isnan(one[1]) else one[1], reverse=True)
+        """Returns this error, naming the tensors that differ most from the published ones (relatively), as far as they could be compared."""
+        differing = [difference for difference in differences if not difference[1] <= TENSOR_BOUND[dtype]]
+        differing.sort(key=lambda difference: math.inf if math.isnan(difference[1]) else difference[1], reverse=True)
         worst = ", ".join(f"{name} ({d:.2g})" for name, d in differing[:WORST_TENSORS])
-        found = (
+        detail = (
             f"{len(differing)} of {len(differences)} tensors compared are not the published ones, furthest are {worst}"
         )
         if not differing:
-            found = f"all {len(differences)} tensors that could be compared are the published ones"
-        return ParityExceeded(f"{self.reason}; {found}" if differences else self.reason, self.lost)
+            detail = f"all {len(differences)} tensors that could be compared are the published ones"
+        return ParityExceeded(f"{self.reason}; {detail}" if differences else self.reason, self.lost)
 
 
 class FetchFailed(UpdateFailed):
@@ -64,7 +64,7 @@ class FetchFailed(UpdateFailed):
 
 
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
-    """Each worker's receipt (`checksum`, `missing`) must show the published checksum and no parameter left out."""
+    """Checks that each worker's receipt (`checksum`, `missing`) shows the published checksum and no parameter left out."""
     for rank, receipt in enumerate(receipts):
         if receipt["checksum"] != checksum:
             raise PublicationRefused(
@@ -77,7 +77,7 @@ def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None
 
 
 def parity(engine: Sequence[float], trainer: Sequence[float]) -> float:
-    """The largest |engine - trainer| over the probe's log-probs; infinite if one is not a number."""
+    """Computes the largest |engine - trainer| over the probe's log-probs; infinite if one is not a number."""
     if len(engine) != len(trainer):
         raise ValueError(f"{len(engine)} log-probs of the engine against {len(trainer)} of the trainer")
     differences = [abs(a - b) for a, b in zip(engine, trainer, strict=True)]
@@ -85,7 +85,7 @@ def parity(engine: Sequence[float], trainer: Sequence[float]) -> float:
 
 
 def parity_bound(dtype: str, calibrated: float | None) -> float:
-    """How far apart engine and trainer may be on the probe.
+    """Returns how far apart engine and trainer may be on the probe.
 
     float32: 1e-4 always (measured between vLLM and PyTorch on equal weights: 1e-6). Half precisions differ by the order of
     their sums, which depends on the model: an engine's first publication, whose bytes the checksum has shown to be the
@@ -102,7 +102,7 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 
 
 def calibration_key(dtype: str, tensor_parallel: int) -> str:
-    """Engines of one number format and one size sum in the same order, so what one measured holds for the others."""
+    """Names the engines that share a calibration: those of one number format and one size sum in the same order, so what one measured holds for the others."""
     return f"{dtype}/{tensor_parallel}"
 
 

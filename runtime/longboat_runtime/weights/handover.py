@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @contextmanager
 def handed_over(bucket: Bucket) -> Iterator[str]:
-    """The path of a file with the bucket's bytes; it is removed on leaving (maps that workers still hold stay valid)."""
+    """Yields the path of a file with the bucket's bytes; it is removed on leaving (maps that workers still hold stay valid)."""
     path = _directory(len(bucket.data)) / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
     try:
         with path.open("xb") as file:
@@ -34,13 +34,13 @@ def handed_over(bucket: Bucket) -> Iterator[str]:
 
 def sweep() -> list[Path]:
     """Removes files that dead processes of this machine left behind, and returns them."""
-    left = []
+    remaining = []
     for path in itertools.chain(*(directory.glob(f"{PREFIX}*") for directory in _directories())):
         process = path.name.removeprefix(PREFIX).split("-")[0]
         if not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
-            left.append(path)
-    return left
+            remaining.append(path)
+    return remaining
 
 
 def _directories() -> tuple[Path, Path]:

@@ -29,7 +29,7 @@ class WeightPayload(Protocol):
     def nbytes(self) -> int: ...
 
     def __len__(self) -> int:
-        """How many buckets there are, at least one."""
+        """Returns the number of buckets, at least one."""
 
     def bucket(self, index: int) -> Bucket:
         """Fetches one; it may be released before the next is requested."""
@@ -82,7 +82,7 @@ class Stored:
 
 
 def fetched(payload: WeightPayload) -> Iterator[Bucket]:
-    """The buckets, of which the first is fetched at once, so that lost weights are noticed before anything is changed.
+    """Fetches the buckets, the first at once, so that lost weights are noticed before anything is changed.
 
     Each is requested up to `FETCH_TRIES` times. Raises FetchFailed.
     """

@@ -90,7 +90,7 @@ class CaseRunner:
 
     @property
     def limits(self) -> Limits:
-        """Of the processes that programs are forks of: a program's own limits are lower."""
+        """Limits of the processes that programs are forks of: a program's own limits are lower."""
         most = max(self._settings.file_size, self._settings.output_size + 1, MAX_FRAME_BYTES)
         return Limits(memory=None, file_size=most)
 
@@ -104,7 +104,9 @@ class CaseRunner:
         return -1 if self._launcher is None else self._launcher.fileno()
 
     def outcome(self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case, `own` a CaseLimit as JSON.
+        """Grades a sample; the outcome is as children send it, with the CPU seconds of the programs.
+
+        `seconds` is the limit of a case, `own` a CaseLimit as JSON.
 
         If the latter has a learned limit, the outcome has also `own_seconds`, of the case that took longest of those that were run, and
         `limited`: whether a case failed because that limit ended it.
@@ -115,26 +117,26 @@ class CaseRunner:
         grade = _Grade(self._launcher, self._settings, seconds, seed, limit)
         source = program_of(sample.text)
         if not source.strip():
-            return grade.said(OutcomeKind.WRONG_FORMAT, 0.0, "there is no program")
+            return grade.answer(OutcomeKind.WRONG_FORMAT, 0.0, "there is no program")
         sys.set_int_max_str_digits(programs.DIGITS)
         try:
             tests = read_tests(self._settings.format, sample.ground_truth, sample.columns)
         except CasesError as error:
-            return grade.said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
+            return grade.answer(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
         if not isinstance(tests, CheckFunction | PytestFile):
             tests = tests[: self._settings.max_cases]
         try:
             results, cases = grade.results(source, tests)
         except _OutOfMemoryError as error:
-            return grade.said(OutcomeKind.LOST, 0.0, str(error))
+            return grade.answer(OutcomeKind.LOST, 0.0, str(error))
         except CasesError as error:
-            return grade.said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
+            return grade.answer(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
         score = score_of(results, cases, fraction=self._settings.credit is Credit.FRACTION)
         kind = OutcomeKind.TIMEOUT if score.timed_out else OutcomeKind.SCORED
         message = f"{score.message} ({grade.error})" if score.message and grade.error else score.message
         if grade.limited:
             message += f"; killed after {limit.seconds:.3g} s, the limit that was learned"
-        return grade.said(kind, 0.0 if score.timed_out else score.score, message)
+        return grade.answer(kind, 0.0 if score.timed_out else score.score, message)
 
 
 def _scratch() -> str:
@@ -170,14 +172,14 @@ class _Grade:
         self._launcher, self._settings, self._seconds, self._seed, self._own = launcher, settings, seconds, seed, own
         self.error, self.cpu_seconds, self.own_seconds, self.limited = "", 0.0, 0.0, False
 
-    def said(self, kind: OutcomeKind, score: float, message: str) -> Mapping[str, Any]:
+    def answer(self, kind: OutcomeKind, score: float, message: str) -> Mapping[str, Any]:
         """Returns what the case runner answers."""
         outcome = {"kind": kind.value, "score": score, "message": message, "cpu_seconds": self.cpu_seconds}
         learned = {"own_seconds": self.own_seconds, "limited": self.limited}
         return outcome if self._own.seconds is None else outcome | learned
 
     def results(self, source: str, tests: Any) -> tuple[list[CaseResult], int]:
-        """The results of the cases that were run, and of how many."""
+        """Runs cases; returns the results of those that were run, and of how many."""
         if isinstance(tests, CheckFunction):
             return [self._checked(source, tests)], 1
         if isinstance(tests, PytestFile):
@@ -187,12 +189,12 @@ class _Grade:
             failed = self._built(code)
             if failed is not None:
                 return [failed], len(tests)
-        found: list[CaseResult] = []
+        results: list[CaseResult] = []
         for case in tests:
-            found.append(self._printed(code, case) if isinstance(case, Printed) else self._called(code, case))
-            if found[-1] is not CaseResult.PASSED and self._settings.credit is Credit.ALL_OR_NOTHING:
+            results.append(self._printed(code, case) if isinstance(case, Printed) else self._called(code, case))
+            if results[-1] is not CaseResult.PASSED and self._settings.credit is Credit.ALL_OR_NOTHING:
                 break
-        return found, len(tests)
+        return results, len(tests)
 
     # --- Programs that read and print ------------------------------------------------------------------------------
 
@@ -220,14 +222,14 @@ class _Grade:
         command = self._settings.run_command
         kind = programs.SCRIPT if command is None else programs.COMMAND
         run = Run(kind, self._seconds, self._seed, self._filled(command or ()), own=self._own)
-        result, printed = self._run(run, code if command is None else b"", case.given.encode(errors="replace"))
+        result, printed = self._run(run, code if command is None else b"", case.stdin.encode(errors="replace"))
         if result is not CaseResult.PASSED:
             return result
         return CaseResult.PASSED if same_output(printed, case.expected) else CaseResult.WRONG
 
-    def _run(self, run: Run, code: bytes, given: bytes) -> tuple[CaseResult, str]:
-        """How a program ended, PASSED if it did well, and what it printed."""
-        with _Files(run_directory(self._launcher.directory), source=code, stdin=given) as files:
+    def _run(self, run: Run, code: bytes, stdin: bytes) -> tuple[CaseResult, str]:
+        """Runs a program; returns how it ended, PASSED if it did well, and what it printed."""
+        with _Files(run_directory(self._launcher.directory), source=code, stdin=stdin) as files:
             self._start(run, files.numbers)
             result = self._ended(self._launcher.ended(), files)
             return result, files.read("stdout", self._settings.output_size)
@@ -311,12 +313,12 @@ class _Grade:
 
     def _served(self, code: bytes, ask: Callable[[CaseRunnerPeer], CaseResult], *, objects: bool) -> CaseResult:
         """Returns the result of `ask`, which calls functions of the program until it is done."""
-        ours, theirs = socket.socketpair()
+        own_end, program_end = socket.socketpair()
         run = Run(programs.SERVED, self._seconds, self._seed, own=self._own)
-        with ours, _Files(run_directory(self._launcher.directory), source=code, stdin=b"") as files:
-            with theirs:
-                self._start(run, {**files.numbers, "peer": theirs.fileno()})
-            peer = CaseRunnerPeer(ours, self._settings.output_size + 1024, objects=objects)
+        with own_end, _Files(run_directory(self._launcher.directory), source=code, stdin=b"") as files:
+            with program_end:
+                self._start(run, {**files.numbers, "peer": program_end.fileno()})
+            peer = CaseRunnerPeer(own_end, self._settings.output_size + 1024, objects=objects)
             raised: ProgramGone | None = None
             result = CaseResult.CRASHED
             try:
@@ -366,12 +368,12 @@ class _Files:
             os.close(number)
 
     def read(self, name: str, most: int) -> str:
-        """The beginning, of at most so many bytes."""
+        """Reads the beginning, at most so many bytes."""
         number = self.numbers[name]
         return b"".join(_parts(number, most)).decode(errors="replace")
 
     def end(self, name: str, most: int) -> str:
-        """The end, of at most so many bytes."""
+        """Reads the end, at most so many bytes."""
         number = self.numbers[name]
         with suppress(OSError):
             return os.pread(number, most, max(os.fstat(number).st_size - most, 0)).decode(errors="replace")

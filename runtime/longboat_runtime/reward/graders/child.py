@@ -51,7 +51,7 @@ def run_child(
     stays: bool,
     watched: bool,
 ) -> NoReturn:
-    """Never returns. `server` is a socket, `protected` are processes that no program may signal. It leads a process group.
+    """Runs a child, and never returns. `server` is a socket, `protected` are processes that no program may signal. It leads a process group.
 
     A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
     process; one that is `watched` ends before code that isn't installed runs in it. A case runner grades once.
@@ -96,9 +96,9 @@ def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
         outcome = graded(score, sampled(sample))
         flush()
         empty()
-        left = change() or (f"{MAX_GRADES} grades" if grades == MAX_GRADES else None)
-        answer({"token": request["token"], "outcome": outcome, "leave": left})
-        if left is not None:
+        leave_reason = change() or (f"{MAX_GRADES} grades" if grades == MAX_GRADES else None)
+        answer({"token": request["token"], "outcome": outcome, "leave": leave_reason})
+        if leave_reason is not None:
             return
 
 
@@ -125,7 +125,7 @@ def _answer(answer: dict[str, Any], encode: Any = frames.encode, write: Any = os
 
 
 def _refuse(what: str, answer: Any = _answer, leave: Any = os._exit) -> None:
-    """Nothing that graded code does can catch this."""
+    """Answers with the refusal and ends the process, which nothing that graded code does can catch."""
     answer({"refused": what[:MESSAGE_CHARACTERS]})
     leave(1)
 
@@ -158,7 +158,7 @@ def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequen
 
 
 def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
-    """The answer if the sandbox can't be entered; nothing of a response has been read by then."""
+    """Enters the sandbox; returns the answer if that can't be done. Nothing of a response has been read by then."""
     try:
         sandbox.enter(calls)
         if "tempfile" in sys.modules:
@@ -169,7 +169,7 @@ def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
 
 
 def _arrange_files(server: int, output: int, launcher: int | None) -> None:
-    """Standard streams, sockets at fixed numbers that programs started from here don't inherit, nothing else."""
+    """Opens the standard streams, and sockets at fixed numbers that programs started from here don't inherit; closes all else."""
     duplicate = os.dup2
     duplicate(os.open(_NULL, os.O_RDONLY), 0)
     duplicate(output, 1)
@@ -183,7 +183,7 @@ def _arrange_files(server: int, output: int, launcher: int | None) -> None:
 
 
 def rehearse() -> None:
-    """In the zygote: what a child does once it has a sample, the function aside.
+    """Does in the zygote what a child does once it has a sample, the function aside.
 
     What Python and the C library change at the first calls of anything, each child would otherwise change in memory of its own.
     """
@@ -216,7 +216,7 @@ def _error(error: BaseException) -> Mapping[str, Any]:
 
 
 def describe(error: BaseException) -> str:
-    """One line: the error and where it came from."""
+    """Writes one line: the error and where it came from."""
     place, trace = "", error.__traceback__
     while trace is not None:
         place, trace = f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})", trace.tb_next

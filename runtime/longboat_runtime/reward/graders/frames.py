@@ -26,7 +26,7 @@ class FrameError(ValueError):
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON. Raises FrameError if it has no such form."""
+    """Writes a value as JSON. Raises FrameError if it has no such form."""
     try:
         return _dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(data: bytes | bytearray) -> Any:
-    """The inverse of `to_json`. Raises FrameError for what isn't JSON, or has anything before or after it."""
+    """Reads what `to_json` wrote. Raises FrameError for what isn't JSON, or has anything before or after it."""
     try:
         text = data.decode()
         value, end = _scan(text, 0)
@@ -48,7 +48,7 @@ def from_json(data: bytes | bytearray) -> Any:
 
 
 def encode(message: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """The frame of `message`. Raises FrameError if it is too long or isn't JSON."""
+    """Makes the frame of `message`. Raises FrameError if it is too long or isn't JSON."""
     header = to_json(message)
     length = len(header) + len(body)
     if length > MAX_FRAME_BYTES:
@@ -69,23 +69,23 @@ class FrameBuffer:
         return not self._data
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
+        """Returns the messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
         unread = self._data
         if unread:
             unread += data
-        found: bytes | bytearray = unread or data
+        pending: bytes | bytearray = unread or data
         messages: list[tuple[dict[str, Any], bytes]] = []
-        start, available = 0, len(found)
+        start, available = 0, len(pending)
         while available - start >= _LENGTHS_BYTES:
             middle, first = start + _LENGTH_BYTES, start + _LENGTHS_BYTES
-            header = int.from_bytes(found[start:middle], "big")
-            body = int.from_bytes(found[middle:first], "big")
+            header = int.from_bytes(pending[start:middle], "big")
+            body = int.from_bytes(pending[middle:first], "big")
             if header + body > self._limit:
                 raise FrameError(f"a frame of {header + body} bytes; at most {self._limit} are taken")
             end = first + header + body
             if available < end:
                 break
-            messages.append((_decode(found[first : first + header]), bytes(found[first + header : end])))
+            messages.append((_decode(pending[first : first + header]), bytes(pending[first + header : end])))
             start = end
         if unread:
             del unread[:start]

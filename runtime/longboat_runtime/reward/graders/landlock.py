@@ -38,12 +38,12 @@ _DEVICES = ("/dev/null", "/dev/zero")
 
 @cache
 def version() -> int:
-    """The kernel's Landlock version (its ABI), 0 if it has none."""
+    """Returns the kernel's Landlock version (its ABI), 0 if it has none."""
     return max(_syscall(_CREATE_RULESET, None, 0, _VERSION_QUERY), 0)
 
 
 def write_accesses(abi: int) -> int:
-    """All ways to change the file system that version `abi` knows, as bits of LANDLOCK_ACCESS_FS."""
+    """Returns all ways to change the file system that version `abi` knows, as bits of LANDLOCK_ACCESS_FS."""
     return (
         _WRITE_FILE
         | _CHANGE_DIRECTORY
@@ -54,7 +54,7 @@ def write_accesses(abi: int) -> int:
 
 
 def ruleset(writable: str) -> int | None:
-    """A file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
+    """Opens a file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
 
     Raises OSError if the kernel refuses.
     """
@@ -62,7 +62,7 @@ def ruleset(writable: str) -> int | None:
 
 
 def program_ruleset(writable: str, readable: Sequence[str]) -> int | None:
-    """As `ruleset`, and reading and executing only there and below the paths `readable`, of which some may be gone."""
+    """Makes rules like `ruleset` that also allow reading and executing only there and below `readable`, of which some may be gone."""
     return _ruleset(writable, readable)
 
 
@@ -92,7 +92,10 @@ def _ruleset(writable: str, readable: Sequence[str] | None) -> int | None:
 
 
 def restriction(rules: int | None) -> list[Call]:
-    """What puts a process and all it will start under `rules`, for good: a call that doesn't return 0 if it is refused. Needs no_new_privs."""
+    """Lists what to call to put a process and all it will start under `rules`, for good.
+
+    The call doesn't return 0 if it is refused. It needs no_new_privs.
+    """
     return [] if rules is None else [(_LIBRARY.syscall, (_RESTRICT_SELF, rules, 0))]
 
 

@@ -24,7 +24,7 @@ from longboat_runtime.reward.graders.process_tree import Tree, descendants, end_
 from longboat_runtime.reward.graders.program import SERVED, Confinement, Started, become
 from longboat_runtime.reward.graders.seccomp import Filter, can_ask, let_start, program_filter
 from longboat_runtime.reward.graders.times import (
-    STARVED,
+    WALL_LIMIT_FACTOR,
     OwnLimit,
     OwnTime,
     Processes,
@@ -104,26 +104,26 @@ class Launcher:
         self.directory = directory
         for name in (run_directory(directory), build_directory(directory)):
             os.makedirs(name, 0o700, exist_ok=True)
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_end = socket.socketpair()
         case_runner = os.getpid()
         if os.fork() == 0:
             self._socket.close()
-            _serve(theirs, case_runner, directory, settings, readable, protected)
-        theirs.close()
+            _serve(child_end, case_runner, directory, settings, readable, protected)
+        child_end.close()
 
     def fileno(self) -> int:
-        """File descriptor of the connection."""
+        """Returns the file descriptor of the connection."""
         return self._socket.fileno()
 
     def moved(self, number: int) -> None:
-        """The connection has another file descriptor now."""
+        """Takes another file descriptor for the connection."""
         self._socket.detach()
         self._socket = socket.socket(fileno=number)
 
     def start(self, run: Run, files: Mapping[str, int]) -> None:
         """Starts a program; `ended` waits for it. `files` are descriptors by the names of FILES; the last may be missing."""
-        given = [files[name] for name in FILES if name in files]
-        socket.send_fds(self._socket, [_line(asdict(run))], given)
+        descriptors = [files[name] for name in FILES if name in files]
+        socket.send_fds(self._socket, [_line(asdict(run))], descriptors)
 
     def stop(self) -> None:
         """Ends the program."""
@@ -137,9 +137,9 @@ class Launcher:
             if not more:
                 raise ConnectionError("the process that runs programs was ended")
             data += more
-        found = json.loads(data)
-        limit = found.pop("limit")
-        return Ended(None if limit is None else CaseResult(limit), **found)
+        message = json.loads(data)
+        limit = message.pop("limit")
+        return Ended(None if limit is None else CaseResult(limit), **message)
 
 
 def _line(message: Mapping[str, Any]) -> bytes:
@@ -147,12 +147,12 @@ def _line(message: Mapping[str, Any]) -> bytes:
 
 
 def run_directory(directory: str) -> str:
-    """Where a program may write, and works."""
+    """Names the directory where a program may write, and works."""
     return f"{directory}/run"
 
 
 def build_directory(directory: str) -> str:
-    """Where its file is, and what is compiled from it."""
+    """Names the directory of its file, and of what is compiled from it."""
     return f"{directory}/build"
 
 
@@ -225,20 +225,25 @@ class _Programs:
     def _run(self, run: Run, files: Mapping[str, int]) -> Ended:
         place = (build_directory if run.build else run_directory)(self._directory)
         rules = landlock.program_ruleset(place, [*self._readable, build_directory(self._directory)])
-        ours, theirs = socket.socketpair()
+        own_end, program_end = socket.socketpair()
         confinement = Confinement(
-            self._settings, _cpu_limit(run.seconds), rules, self._filter, theirs if self._asks else None, os.getpid()
+            self._settings,
+            _cpu_limit(run.seconds),
+            rules,
+            self._filter,
+            program_end if self._asks else None,
+            os.getpid(),
         )
         clock = _Clock(run.seconds, time.monotonic(), self._own_limit(run))
         pid = os.fork()
         if pid == 0:
             become(Started(run.kind, run.command, run.seed, place, files), confinement)
-        theirs.close()
+        program_end.close()
         if rules is not None:
             os.close(rules)
         _lead_group(pid)
-        with ours:
-            limit = self._watch(pid, place, ours, clock, files)
+        with own_end:
+            limit = self._watch(pid, place, own_end, clock, files)
         # As long as its processes are there.
         own_seconds = None if run.own.seconds is None else clock.own.own.look()
         cpu, status = end_group(pid)
@@ -267,7 +272,7 @@ class _Programs:
         poll = select.poll()
         for fd in (pidfd, self._control.fileno(), *([own.fileno()] if self._asks else [])):
             poll.register(fd, select.POLLIN)
-        given = {(found.st_dev, found.st_ino) for found in map(os.fstat, files.values())}
+        initial_files = {(status.st_dev, status.st_ino) for status in map(os.fstat, files.values())}
         now = clock.started
         look_at, look_at_files = now, now + _WRITTEN_SECONDS
         look_at_own = now + min(clock.own.first_look(), _OWN_SECONDS)
@@ -279,7 +284,7 @@ class _Programs:
                 ready = {fd for fd, _ in poll.poll(1e3 * max(look_at - now, 0.0))}
                 if pidfd in ready:
                     # Those that it has started end now.
-                    return self._too_much(place, given, [])
+                    return self._too_much(place, initial_files, [])
                 if self._control.fileno() in ready:
                     # The program is to be stopped, or the case runner is gone.
                     self._control.recv(_MESSAGE_BYTES)
@@ -312,8 +317,8 @@ class _Programs:
                     if clock.own.passed():
                         clock.limited = clock.own.limited
                         return CaseResult.TIMEOUT
-                    look_at_own = now + min(clock.own.left(), _OWN_SECONDS)
-                if now >= clock.started + STARVED * clock.seconds:
+                    look_at_own = now + min(clock.own.remaining(), _OWN_SECONDS)
+                if now >= clock.started + WALL_LIMIT_FACTOR * clock.seconds:
                     clock.starved = True
                     return None
                 if tree.threads > self._settings.processes:
@@ -324,7 +329,7 @@ class _Programs:
                     return CaseResult.OUTPUT
                 if now >= look_at_files:
                     look_at_files = now + _WRITTEN_SECONDS
-                    if (limit := self._too_much(place, given, tree.pids)) is not None:
+                    if (limit := self._too_much(place, initial_files, tree.pids)) is not None:
                         return limit
         finally:
             os.close(pidfd)
@@ -337,8 +342,8 @@ class _Programs:
     def _tree(self) -> Tree:
         return descendants(self._settings.processes)
 
-    def _too_much(self, place: str, given: set[tuple[int, int]], pids: Sequence[int]) -> CaseResult | None:
-        return CaseResult.FILES if written(place, pids, given) > self._settings.file_size else None
+    def _too_much(self, place: str, initial_files: set[tuple[int, int]], pids: Sequence[int]) -> CaseResult | None:
+        return CaseResult.FILES if written(place, pids, initial_files) > self._settings.file_size else None
 
 
 @dataclass(slots=True)
@@ -353,14 +358,14 @@ class _Clock:
 
 
 def _cpu_limit(seconds: float) -> int:
-    """CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which `_watch` applies to all of them."""
+    """Returns the CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which `_watch` applies to all of them."""
     return -int(-seconds // 1) + 1
 
 
 def paths_outside(hidden: Collection[str]) -> list[str]:
-    """Paths that together hold all files but those below the `hidden` directories."""
+    """Returns the paths that together hold all files but those below the `hidden` directories."""
     real = [os.path.realpath(path) for path in hidden]
-    found, pending = [], ["/"]
+    paths, pending = [], ["/"]
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
@@ -368,10 +373,10 @@ def paths_outside(hidden: Collection[str]) -> list[str]:
                 if any(f"{path}/".startswith(f"{each}/") for each in real):
                     continue
                 if not any(each.startswith(f"{path}/") for each in real):
-                    found.append(entry.path)
+                    paths.append(entry.path)
                 elif path == entry.path:
                     pending.append(path)
-    return found
+    return paths
 
 
 def _empty(directory: str) -> None:
@@ -386,7 +391,7 @@ def _empty(directory: str) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Its own group has been made when this returns, whichever of the two processes comes first."""
+    """Makes the process lead a group of its own, which is there when this returns, whichever of the two processes comes first."""
     try:
         os.setpgid(pid, pid)
     except (ProcessLookupError, PermissionError):

@@ -68,7 +68,7 @@ class Baseline:
         at_first, sleep = fstat(tasks_there).st_nlink, time.sleep
 
         def tasks() -> int:
-            """Threads of the kernel's, one of which may outlast the Python thread that has ended by a moment."""
+            """Counts the kernel's threads, one of which may outlast the Python thread that has ended by a moment."""
             for _ in range(_ENDING_LOOKS):
                 count = fstat(tasks_there).st_nlink
                 if count <= at_first:
@@ -107,7 +107,7 @@ class Baseline:
         self._resident = self._resident_pages()
 
     def change(self) -> str | None:
-        """What the last grade left, as an object of "it left"; None if nothing."""
+        """Names what the last grade left, as an object of "it left"; None if nothing."""
         for name, ask, expected in self._checks:
             if ask() != expected:
                 return name
@@ -158,7 +158,7 @@ class _Bindings:
         return True
 
     def first_changed(self) -> str:
-        """A name that isn't bound as it was, in its module."""
+        """Names the first binding that isn't as it was, with its module."""
         scope, names = self._scope, self._names
         place = scope.get("__name__", scope.get("__module__", "object"))
         place = place if type(place) is str else "object"
@@ -170,7 +170,10 @@ class _Bindings:
 
 
 def _version_of(scope: Mapping[str, Any]) -> ctypes.c_uint64:
-    """The version of a dict, or of the one behind a class' namespace, in place. No dict has another one's, nor one that it had before."""
+    """Returns the version of a dict, or of the one behind a class' namespace, in place.
+
+    No dict has another one's, nor one that it had before.
+    """
     address = id(scope)
     if not isinstance(scope, dict):
         address = ctypes.c_size_t.from_address(address + _VIEWED_AT).value
@@ -203,7 +206,7 @@ def _versions_work() -> bool:
 
 
 def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]:
-    """Attributes of the classes, functions and plain objects that are global in `modules`."""
+    """Returns the attributes of the classes, functions and plain objects that are global in `modules`."""
     for module in modules:
         for value in list(vars(module).values()):
             from_here = module.__name__ in (type(value).__module__, getattr(value, "__module__", None))
@@ -212,7 +215,7 @@ def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]
 
 
 def _containers(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
-    """Containers that are bound in `scopes`, or are defaults of functions bound there."""
+    """Yields containers that are bound in `scopes`, or are defaults of functions bound there."""
     for scope in scopes:
         for value in scope.values():
             if isinstance(value, _CONTAINERS):
@@ -230,17 +233,17 @@ def remove_tree(root: str) -> None:
     """
     os.chmod(root, 0o700)
     prefix = os.urandom(8).hex()
-    found = [root]
-    for directory in found:
+    directories = [root]
+    for directory in directories:
         with os.scandir(directory) as entries:
             content = list(entries)
         for entry in content:
             if entry.is_dir(follow_symlinks=False):
                 os.chmod(entry.path, 0o700)
-                moved = f"{root}/{prefix}-{len(found)}"
+                moved = f"{root}/{prefix}-{len(directories)}"
                 os.rename(entry.path, moved)
-                found.append(moved)
+                directories.append(moved)
             else:
                 os.unlink(entry.path)
-    for directory in reversed(found):
+    for directory in reversed(directories):
         os.rmdir(directory)

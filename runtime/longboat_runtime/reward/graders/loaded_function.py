@@ -33,7 +33,7 @@ log = structlog.get_logger()
 STUCK_SECONDS = 15.0
 # How long a process that has answered its only sample has to end, before it is killed.
 _LEAVE_SECONDS = 0.05
-# Of processes that grade once so many are forked ahead, as soon as no more than these are left: a zygote pays for every time that it is asked.
+# So many processes that grade once are forked ahead, as soon as no more than these are left: a zygote pays for every time that it is asked.
 _AHEAD, _TOO_FEW = 4, 1
 # How many reasons for replacing children are told apart.
 _REASONS = 32
@@ -104,7 +104,7 @@ class LoadedFunction:
         return self._sandbox is not None
 
     def longest_seconds(self, seconds: float) -> float:
-        """After how long a grade is killed, if its timeout is `seconds`: with test cases that is the limit of each."""
+        """Returns after how many seconds a grade is killed, if its timeout is `seconds`: with test cases that is the limit of each."""
         return seconds if self._sandbox is None else self._sandbox.longest_seconds(seconds)
 
     def grade(self, grading: Grading) -> None:
@@ -125,7 +125,7 @@ class LoadedFunction:
         self._provide()
 
     def fall_back(self, reason: str) -> None:
-        """Under Auto: every grade has a process of its own from here on."""
+        """Gives every grade a process of its own from here on, under Auto."""
         if self.isolation is not RewardIsolation.AUTO:
             return
         self.isolation, self.reason = RewardIsolation.PER_GRADE, " ".join(reason.split())
@@ -185,29 +185,34 @@ class LoadedFunction:
         if count <= 0:
             return
         assert self._zygote is not None
-        asked, theirs = [], []
+        numbers, child_ends = [], []
         for _ in range(min(count, MOST_AT_ONCE)):
             self._numbers += 1
-            ours, other = socket.socketpair()
+            own_end, child_end = socket.socketpair()
             child = Supervised(
                 self._numbers,
                 stays,
-                ours,
+                own_end,
                 asyncio.get_running_loop(),
                 self._read,
                 self._slowdown,
                 self._waiting_counted,
             )
             self._children[child.number] = child
-            asked.append(child.number)
-            theirs.append(other)
-        self._zygote.tell({"fork": asked, "stays": stays, "watched": self.isolation is RewardIsolation.AUTO}, theirs)
-        for other in theirs:
-            other.close()
-        self._look(child.asked + STUCK_SECONDS, child.asked)
+            numbers.append(child.number)
+            child_ends.append(child_end)
+        self._zygote.tell(
+            {"fork": numbers, "stays": stays, "watched": self.isolation is RewardIsolation.AUTO}, child_ends
+        )
+        for child_end in child_ends:
+            child_end.close()
+        self._watch_at(child.requested_at + STUCK_SECONDS, child.requested_at)
 
     def _free(self, child: Supervised, *, fresh: bool = False) -> None:
-        """It could grade. Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve."""
+        """Makes use of a child that could grade.
+
+        Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve.
+        """
         if child.dying is not None:
             return
         if child.stays != self._stays and not (self._alone and not child.stays):
@@ -221,10 +226,10 @@ class LoadedFunction:
     def _begin(self, child: Supervised, grading: Grading) -> None:
         child.grade(grading)
         now = grading.started
-        self._look(child.due(now), now)
+        self._watch_at(child.due(now), now)
 
     def _read(self, child: Supervised) -> None:
-        """It has said something, or ended."""
+        """Reads from a child that has said something, or ended."""
         try:
             answer = child.read()
         except ConnectionError:
@@ -245,8 +250,8 @@ class LoadedFunction:
         grading, child.grading = child.grading, None
         assert grading is not None
         if answer.leave is not None:
-            known = answer.leave in self.replaced or len(self.replaced) < _REASONS
-            self.replaced[answer.leave if known else "something else"] += 1
+            counted = answer.leave in self.replaced or len(self.replaced) < _REASONS
+            self.replaced[answer.leave if counted else "something else"] += 1
         if not child.stays:
             self._leave(child)
         elif answer.leave is not None:
@@ -256,7 +261,7 @@ class LoadedFunction:
         grading.done(answer.outcome)
 
     def _violated(self, child: Supervised, reason: str) -> None:
-        """A child that stays did what only a process of one grade may do."""
+        """Ends a child that stays and did what only a process of one grade may do; its sample is graded again."""
         grading, child.grading = child.grading, None
         self._kill(child)
         self.fall_back(reason)
@@ -265,7 +270,10 @@ class LoadedFunction:
         self._provide()
 
     def _end_grading(self, child: Supervised, message: str) -> None:
-        """Its grading ends without an answer that could be read: in a process of its own it is graded again."""
+        """Ends a grading without an answer that could be read.
+
+        That of a process that stays is graded again, alone, unless isolation is Shared.
+        """
         grading = child.grading
         if grading is None:
             return
@@ -278,12 +286,12 @@ class LoadedFunction:
         grading.done(outcome)
 
     def _leave(self, child: Supervised) -> None:
-        """It has answered, and ends by itself; its zygote ends what is left of its group then."""
+        """Takes leave of a child that has answered and ends by itself; its zygote ends what is left of its group then."""
         if child.dying is None:
             child.dying = time.monotonic()
             self._dying += 1
             child.leaving = child.dying + _LEAVE_SECONDS
-            self._look(child.leaving, child.dying)
+            self._watch_at(child.leaving, child.dying)
         child.close()
 
     def _kill(self, child: Supervised) -> None:
@@ -294,7 +302,7 @@ class LoadedFunction:
             child.dying = time.monotonic()
             self._dying += 1
             self._end(child)
-            self._look(child.dying + STUCK_SECONDS, child.dying)
+            self._watch_at(child.dying + STUCK_SECONDS, child.dying)
         if child.grading is None:
             child.close()
         else:
@@ -361,7 +369,7 @@ class LoadedFunction:
 
     # --- Time ------------------------------------------------------------------------------------------------------
 
-    def _look(self, at: float, now: float) -> None:
+    def _watch_at(self, at: float, now: float) -> None:
         """Looks at all children at `at`, of the monotonic clock, if not before."""
         if at < self._look_at:
             if self._timer is not None:
@@ -373,8 +381,8 @@ class LoadedFunction:
         now = time.monotonic()
         self._timer, self._look_at = None, float("inf")
         for child in list(self._children.values()):
-            told = child.told_at
-            if told is not None and now >= told + STUCK_SECONDS and self._zygote is not None:
+            since = child.zygote_since
+            if since is not None and now >= since + STUCK_SECONDS and self._zygote is not None:
                 log.warning("a zygote is stuck", reward=self.name)
                 self._zygote.kill()
                 return
@@ -388,8 +396,8 @@ class LoadedFunction:
                 grading.done(outcome)
         self._provide()
         for child in self._children.values():
-            told = child.told_at
-            self._look(child.leaving or (child.due(now) if told is None else told + STUCK_SECONDS), now)
+            since = child.zygote_since
+            self._watch_at(child.leaving or (child.due(now) if since is None else since + STUCK_SECONDS), now)
 
     # --- The zygote's process --------------------------------------------------------------------------------------
 
@@ -400,7 +408,7 @@ class LoadedFunction:
             self._fail(str(problem))
 
     def _fail(self, message: str) -> None:
-        """Nothing that waits can be graded."""
+        """Fails everything that waits: it can't be graded."""
         waiting = [*self._waiting, *self._alone]
         self._waiting.clear()
         self._alone.clear()
@@ -408,7 +416,7 @@ class LoadedFunction:
             grading.done(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
 
     def _lost(self) -> None:
-        """The zygote has ended, and all its children with it."""
+        """Ends the gradings of all children: the zygote has ended, and they with it."""
         children = list(self._children.values())
         self._children.clear()
         self._idle.clear()

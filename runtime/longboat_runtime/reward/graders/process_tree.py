@@ -28,7 +28,7 @@ _MOST_ENTRIES = 10_000
 
 
 def children(pid: int | str = "self") -> list[int]:
-    """The children of all threads of a process, adopted ones included; none if it is gone."""
+    """Lists the children of all threads of a process, adopted ones included; none if it is gone."""
     return _looked_at(pid)[1]
 
 
@@ -48,45 +48,45 @@ class Tree:
 
 
 def descendants(most: int | None = None) -> Tree:
-    """The processes below this one, ended ones included: all, or until there are more than `most` threads.
+    """Finds the processes below this one, ended ones included: all, or until there are more than `most` threads.
 
     What comes and goes meanwhile may be missing.
     """
-    found, pending = Tree(), children()
-    while pending and (most is None or found.threads <= most):
+    tree, pending = Tree(), children()
+    while pending and (most is None or tree.threads <= most):
         pid = pending.pop()
         threads, below = _looked_at(pid)
-        if not threads or pid in found.pids:
+        if not threads or pid in tree.pids:
             continue
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 values = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        found.pids.append(pid)
-        found.threads += threads
-        found.cpu_seconds += sum(map(int, values[_CPU_TIMES])) / _TICKS
-        found.resident += int(values[_RESIDENT]) * _PAGE
-        found.mapped += int(values[_MAPPED])
+        tree.pids.append(pid)
+        tree.threads += threads
+        tree.cpu_seconds += sum(map(int, values[_CPU_TIMES])) / _TICKS
+        tree.resident += int(values[_RESIDENT]) * _PAGE
+        tree.mapped += int(values[_MAPPED])
         pending += below
-    return found
+    return tree
 
 
 def _looked_at(pid: int | str) -> tuple[int, list[int]]:
-    """How many threads it has, and the children of all of them."""
+    """Returns how many threads it has, and the children of all of them."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0, []
-    found: list[int] = []
+    below: list[int] = []
     for thread in threads:
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-            found += map(int, file.read().split())
-    return len(threads), found
+            below += map(int, file.read().split())
+    return len(threads), below
 
 
 def memory(tree: Tree, limit: int) -> int:
-    """Bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
+    """Returns the bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
 
     The kernel tells how pages are shared only of processes that may be looked into; of others all but their files counts for each.
     What the kernel holds for them counts if that, too, may be more: page tables, which a process gets by merely reading what it has
@@ -104,7 +104,7 @@ def memory(tree: Tree, limit: int) -> int:
 
 
 def _own(pid: int) -> int:
-    """Bytes in memory that aren't of files or shared memory."""
+    """Returns the bytes in memory that aren't of files or shared memory."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -114,7 +114,7 @@ def _own(pid: int) -> int:
 
 
 def _proportional(pid: int) -> int | None:
-    """Its proportional set size in bytes; None if it may not be looked into, or is gone."""
+    """Reads its proportional set size in bytes; None if it may not be looked into, or is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             line = next(line for line in file if line.startswith(b"Pss:"))
@@ -124,7 +124,7 @@ def _proportional(pid: int) -> int | None:
 
 
 def _page_tables(tree: Tree, room: int) -> int:
-    """Bytes of these processes' page tables; 0 if no tables of what they have mapped could take more than `room`."""
+    """Returns the bytes of these processes' page tables; 0 if no tables of what they have mapped could take more than `room`."""
     if tree.mapped // _BYTES_PER_TABLE_BYTE <= room:
         return 0
     total = 0
@@ -135,7 +135,7 @@ def _page_tables(tree: Tree, room: int) -> int:
 
 
 def _buffers(pids: Collection[int], room: int) -> int:
-    """Bytes that these processes' sockets may hold, each counted once; 0 if all their files, were they sockets, held no more than `room`."""
+    """Returns the bytes that these processes' sockets may hold, each counted once; 0 if all their files, were they sockets, held no more than `room`."""
     opened = [f"/proc/{pid}/fd/{number}" for pid in pids for number in _listed(f"/proc/{pid}/fd")]
     if len(opened) * _SOCKET_BYTES <= room:
         return 0
@@ -153,7 +153,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def oom_kills(path: str = _MEMORY_EVENTS) -> int | None:
-    """How many processes of this container the kernel has ended for want of memory so far; None where that can't be read."""
+    """Counts the processes of this container that the kernel has ended for want of memory so far; None where that can't be read."""
     try:
         with open(path, "rb") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(b"oom_kill "))
@@ -166,16 +166,16 @@ def was_short(before: int | None, after: int | None) -> bool:
     return before is not None and after is not None and after > before
 
 
-def written(directory: str, pids: Collection[int], given: Collection[tuple[int, int]]) -> int:
-    """Bytes on the disk below `directory`, and in files that these processes have removed and still hold open.
+def written(directory: str, pids: Collection[int], initial_files: Collection[tuple[int, int]]) -> int:
+    """Counts the bytes on the disk below `directory`, and in files that these processes have removed and still hold open.
 
-    `given` are files (device and inode) that they were started with, which don't count.
+    `initial_files` are those (device and inode) that they were started with, which don't count.
     """
     total, entries, pending = 0, 0, [directory]
     while pending and entries <= _MOST_ENTRIES:
         try:
-            with os.scandir(pending.pop()) as found:
-                for entry in found:
+            with os.scandir(pending.pop()) as scanned:
+                for entry in scanned:
                     entries += 1
                     with suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
@@ -190,10 +190,10 @@ def written(directory: str, pids: Collection[int], given: Collection[tuple[int, 
         with suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
-                    held = os.stat(f"/proc/{pid}/fd/{number}")
-                    if stat.S_ISREG(held.st_mode) and held.st_nlink == 0:
-                        removed[held.st_dev, held.st_ino] = held.st_blocks * _BLOCK
-    return total + sum(size for file, size in removed.items() if file not in given)
+                    status = os.stat(f"/proc/{pid}/fd/{number}")
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                        removed[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK
+    return total + sum(size for file, size in removed.items() if file not in initial_files)
 
 
 def end_group(leader: int) -> tuple[float, int | None]:

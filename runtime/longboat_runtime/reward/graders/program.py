@@ -69,14 +69,14 @@ class Started:
 class Confinement:
     """Holds the limits of every process of the program, its Landlock rules (None without Landlock) and filter, and the launcher's pid.
 
-    `asked` carries the kernel's questions about new processes to the launcher; it is None where the kernel can't ask.
+    `questions` carries the kernel's questions about new processes to the launcher; it is None where the kernel can't ask.
     """
 
     settings: SandboxSettings
     cpu_seconds: int
     rules: int | None
     calls: Filter
-    asked: socket.socket | None
+    questions: socket.socket | None
     launcher: int
 
 
@@ -152,11 +152,11 @@ def _confine(confinement: Confinement) -> None:
     for call, arguments in landlock.restriction(confinement.rules):
         if call(*arguments):
             raise OSError("Landlock refused its rules")
-    if confinement.asked is None:
+    if confinement.questions is None:
         confinement.calls.install(os.getpid())
     else:
         # The program doesn't keep it.
-        socket.send_fds(confinement.asked, [b"a"], [confinement.calls.install_asking(os.getpid())])
+        socket.send_fds(confinement.questions, [b"a"], [confinement.calls.install_asking(os.getpid())])
 
 
 def _die_first() -> None:
@@ -166,7 +166,7 @@ def _die_first() -> None:
 
 
 def _data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process: it is a fork of one that holds something already."""
+    """Reads what RLIMIT_DATA counts of this process: it is a fork of one that holds something already."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 

@@ -74,7 +74,7 @@ def run_file(directory: str, text: str, program: Remote, report: Report, stops: 
 
 
 def _standing_for(name: str, program: Remote) -> ModuleType:
-    """A module whose names are looked up in the program, but for those that pytest acts on where a test file imports all names."""
+    """Makes a module whose names are looked up in the program, but for those that pytest acts on where a test file imports all names."""
     module = ModuleType(name)
 
     def look_up(attribute: str) -> Any:

@@ -25,7 +25,7 @@ class Felt:
 
 
 def at_once(processes: int, quota: float | None, before: int, felt: Felt | None) -> int:
-    """How many grades run at once, given that it was `before`; `quota` is in CPUs, None without one. Pure.
+    """Decides how many grades run at once, given that it was `before`; `quota` is in CPUs, None without one. Pure.
 
     Without a quota all `processes` do. Otherwise one for each CPU of the quota, or part of one, and one at least: two grades on one CPU
     take twice as long each, which brings both nearer to their limits and nothing else. Grades that sleep or wait need no CPU, so one more
@@ -74,5 +74,5 @@ class Quota:
         self.at_once = at_once(self._processes, quota, 1 if since is None else self.at_once, felt)
 
     def rest(self) -> None:
-        """Nothing is graded from now on until the next look, which then says nothing about grades."""
+        """Rests until the next look, which then says nothing about grades: none is graded from now on."""
         self._looked = None

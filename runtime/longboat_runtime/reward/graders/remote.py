@@ -56,7 +56,7 @@ class Peer:
         self._numbers: dict[int, int] = {}
 
     def export(self, value: Any) -> int:
-        """The number by which the other end refers to `value`."""
+        """Returns the number by which the other end refers to `value`."""
         number = self._numbers.get(id(value))
         if number is None:
             number = self._numbers[id(value)] = len(self._exported)
@@ -71,7 +71,7 @@ class Peer:
             raise self._is_gone(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
-        """The next message. Raises ProgramGone at the end, or for what is no message."""
+        """Waits for the next message. Raises ProgramGone at the end, or for what is no message."""
         while not self._messages:
             try:
                 data = self._connection.recv(_READ_BYTES)
@@ -108,7 +108,7 @@ class Peer:
         return ProgramGone(why)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of the other end, whose own requests are answered until it comes."""
+        """Asks the other end, whose own requests are answered until its answer comes."""
         self.send(request)
         while True:
             message = self.receive()
@@ -117,7 +117,7 @@ class Peer:
             self.answer(message)
 
     def pack(self, value: Any) -> Any:
-        """A value as JSON. Raises TypeError for what can be neither copied nor referred to."""
+        """Writes a value as JSON. Raises TypeError for what can be neither copied nor referred to."""
         kind: Any = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -132,7 +132,7 @@ class Peer:
         if kind is complex:
             return {"complex": [value.real, value.imag]}
         for base in _PLAIN:
-            # Of a class of its own, such as a named tuple: as the plain value that it is.
+            # A value of a class of its own, such as a named tuple, goes as the plain value that it is.
             if isinstance(value, base) and not hasattr(value, "__longboat_remote__"):
                 return self.pack(base(value))
         if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -140,7 +140,7 @@ class Peer:
         return self._reference(value)
 
     def unpack(self, value: Any) -> Any:
-        """The inverse of `pack`. Raises TypeError or ValueError for anything else."""
+        """Reads what `pack` wrote. Raises TypeError or ValueError for anything else."""
         if isinstance(value, list):
             return [self.unpack(item) for item in value]
         if not isinstance(value, dict):
@@ -179,7 +179,7 @@ class Peer:
         return value
 
     def result(self, answer: Mapping[str, Any]) -> Any:
-        """The value of an answer. Raises the error that it is."""
+        """Returns the value of an answer. Raises the error that it is."""
         if "raised" in answer:
             raise self._error(answer["raised"])
         return self.unpack(answer["value"])
@@ -196,7 +196,7 @@ class Peer:
         return {"value": self.pack(value), "changed": self._changed(packed, arguments)}
 
     def _changed(self, packed: list[Any], arguments: list[Any]) -> list[Any]:
-        """Containers that the call has changed, by their place among the arguments."""
+        """Returns the containers that the call has changed, by their place among the arguments."""
         after = [
             (index, self.pack(argument))
             for index, argument in enumerate(arguments)
@@ -206,12 +206,14 @@ class Peer:
 
     def _raised(self, error: BaseException) -> dict[str, Any]:
         kind = type(error)
-        found = {"kind": next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)}
+        raised = {
+            "kind": next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+        }
         classes = _exceptions(self, kind) if self._objects_allowed else []
         try:
-            return {**found, "classes": classes, "arguments": [self.pack(value) for value in error.args]}
+            return {**raised, "classes": classes, "arguments": [self.pack(value) for value in error.args]}
         except (TypeError, RecursionError):
-            return {**found, "classes": classes, "arguments": [str(type(error))]}
+            return {**raised, "classes": classes, "arguments": [str(type(error))]}
 
     def _error(self, raised: Any) -> BaseException:
         return _builtin_error(raised["kind"])(*map(self.unpack, raised["arguments"]))
@@ -223,19 +225,19 @@ _MADE_OF: Mapping[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set":
 
 
 def _exceptions(peer: Peer, value: Any) -> list[Any]:
-    """For an exception class of the program: numbers and names of it and the classes that it is derived from, then a builtin's name."""
+    """Lists, for an exception class of the program, numbers and names of it and its base classes, then the name of the first builtin one."""
     if not (isinstance(value, type) and issubclass(value, BaseException)):
         return []
-    found: list[Any] = []
+    classes: list[Any] = []
     for base in value.__mro__:
         if getattr(builtins, base.__name__, None) is base:
-            return [*found, base.__name__]
-        found.append([peer.export(base), base.__name__])
-    return found
+            return [*classes, base.__name__]
+        classes.append([peer.export(base), base.__name__])
+    return classes
 
 
 def _builtin_error(name: Any) -> type[BaseException]:
-    """The class of that name. A KeyboardInterrupt is none that a program could mean: pytest would end all tests for it."""
+    """Finds the class of that name. A KeyboardInterrupt is none that a program could mean: pytest would end all tests for it."""
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, BaseException) and kind is not KeyboardInterrupt:
         return kind
@@ -362,7 +364,7 @@ class Remote:
         return str(peer.call(number, "__repr__", (), {}))
 
     def _compare(self, method: str, other: object) -> bool:
-        """Objects of the program among themselves as their class says."""
+        """Compares objects of the program among themselves as their class says."""
         if not isinstance(other, Remote):
             return False
         peer, number, *_ = self.__longboat_remote__

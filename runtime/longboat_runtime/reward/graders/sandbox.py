@@ -40,7 +40,7 @@ class Limits:
 
 
 def cpu_limit(timeout: float) -> int:
-    """CPU seconds that one process may use for a grade, given its wall-clock timeout in seconds.
+    """Returns the CPU seconds that one process may use for a grade, given its wall-clock timeout in seconds.
 
     It only backs the timeout up (several threads use it up earlier), so it lies above it.
     """
@@ -93,7 +93,7 @@ class Sandbox:
         calls.install(os.getpid())
 
     def printed(self, most: int) -> str:
-        """The end of what was printed, of at most so many bytes."""
+        """Reads the end of what was printed, at most so many bytes."""
         size = os.fstat(self.output).st_size
         return os.pread(self.output, most, max(size - most, 0)).decode(errors="replace").strip()
 
@@ -149,6 +149,6 @@ _CPU_ALLOWED = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
 
 def _mapped_bytes() -> int:
-    """Address space of this process, and so of its forks."""
+    """Reads the bytes of this process' address space, and so of its forks'."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -91,7 +91,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def shared_program(machine: str) -> list[Instruction]:
-    """The zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
+    """Writes the zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
 
     A call denied fails with EPERM; one of another architecture kills.
     """
@@ -136,7 +136,7 @@ def shared_program(machine: str) -> list[Instruction]:
 def own_program(
     protected: Sequence[int], machine: str, *, alone: bool = False, group: int = _ANY_GROUP
 ) -> list[Instruction]:
-    """A child's filter beside the zygote's: what the zygote itself has to do, signals and process groups, and starting processes.
+    """Writes a child's filter beside the zygote's: what the zygote itself has to do, signals and process groups, and starting processes.
 
     `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be signalled.
     `alone` is for a process that stays: starting another process or program kills it, and it may signal itself only.
@@ -150,8 +150,8 @@ def own_program(
             program += _answer(name, machine, _KILL)
     # All of them go on behind the answer to all other calls.
     program += [
-        (_JUMP_EQUAL, left, 0, number(name, machine))
-        for left, name in zip(range(len(_SIGNALS), 0, -1), _SIGNALS, strict=True)
+        (_JUMP_EQUAL, jump, 0, number(name, machine))
+        for jump, name in zip(range(len(_SIGNALS), 0, -1), _SIGNALS, strict=True)
     ]
     program += [(_RETURN, 0, 0, _ALLOW), _load(0)]
     if alone:
@@ -166,7 +166,7 @@ def own_program(
 
 
 def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks: bool) -> list[Instruction]:
-    """The filter of a response's program, beside the zygote's: as a grade's own one, and no signals that it has others send.
+    """Writes the filter of a response's program, beside the zygote's: as a grade's own one, and no signals that it has others send.
 
     With `asks` the kernel asks before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's own processes. Without that it may signal only its first process and its group as a
     whole, since a filter can't tell one process of the group from another sample's.
@@ -178,7 +178,7 @@ def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks
     for name in _FORKS[machine] if asks else ():
         program += _answer(name, machine, _ASK)
     for name, argument, commands in (
-        *((name, 1, found) for name, found in _OWNERS.items()),
+        *((name, 1, action) for name, action in _OWNERS.items()),
         ("setsockopt", 2, _BUFFERS),
     ):
         body = [_load(argument)]
@@ -201,7 +201,7 @@ def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks
 
 
 def _answer(name: str, machine: str, action: int) -> list[Instruction]:
-    """`action` for the call `name`."""
+    """Answers the call `name` with `action`."""
     return [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, action)]
 
 
@@ -211,7 +211,7 @@ def _load(argument: int) -> Instruction:
 
 
 def _when(name: str, machine: str, body: list[Instruction]) -> list[Instruction]:
-    """`body` for the call `name`; what it doesn't return is allowed."""
+    """Runs `body` for the call `name`; what it doesn't return is allowed."""
     body = [*body, (_RETURN, 0, 0, _ALLOW)]
     return [(_JUMP_EQUAL, 0, len(body), number(name, machine)), *body]
 
@@ -233,7 +233,10 @@ class Filter:
         ]
 
     def install_asking(self, group: int) -> int:
-        """As `install`. Returns a file descriptor where whoever holds it is asked (`let_start`); whoever is under the filter mustn't."""
+        """Installs as `install` does. Returns a file descriptor where whoever holds it is asked (`let_start`).
+
+        Whoever is under the filter mustn't hold it.
+        """
         self._fill(group)
         fd: int = _LIBRARY.syscall(number("seccomp", os.uname().machine), _SET_MODE_FILTER, _NEW_LISTENER, self._header)
         if fd < 0:
@@ -253,10 +256,12 @@ class Filter:
 
 def let_start(listener: int) -> None:
     """Lets a call go on that the kernel asks for. Nothing happens if its process is gone."""
-    asked = bytearray(_ASKED_BYTES)
+    notification = bytearray(_ASKED_BYTES)
     try:
-        fcntl.ioctl(listener, _RECEIVE, asked)
-        fcntl.ioctl(listener, _SEND, bytearray(_ANSWER.pack(int.from_bytes(asked[:8], "little"), 0, 0, _CONTINUE)))
+        fcntl.ioctl(listener, _RECEIVE, notification)
+        fcntl.ioctl(
+            listener, _SEND, bytearray(_ANSWER.pack(int.from_bytes(notification[:8], "little"), 0, 0, _CONTINUE))
+        )
     except FileNotFoundError:
         return
 
@@ -385,5 +390,5 @@ _COLUMNS = {"x86_64": 0, "aarch64": 1}
 
 
 def number(name: str, machine: str) -> int:
-    """The number of the call on `machine` (as `platform.machine()` names it)."""
+    """Returns the number of the call on `machine` (as `platform.machine()` names it)."""
     return _COMMON[name] if name in _COMMON else _NUMBERS[name][_COLUMNS[machine]]

@@ -110,7 +110,7 @@ class GraderServer:
         return connection.channel
 
     def disconnected(self, connection: _Connection) -> None:
-        """Whoever asked is gone, and no longer wants what it asked for."""
+        """Forgets a connection, whose end no longer wants what it asked for."""
         self._connections.discard(connection)
         # The newest first: what waits goes before a process is free for it.
         for identity in list(reversed(connection.waiting)):
@@ -178,24 +178,24 @@ class GraderServer:
         connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))
         if self._looking is None:
-            self._look()
+            self._follow_quota()
         self._start()
 
     def cancel(self, identity: int, connection: _Connection) -> None:
         """Ends a grade that nobody wants any more, without an answer; one that has been answered is gone already."""
-        found = connection.waiting.pop(identity, None)
-        if found is None:
+        waiting = connection.waiting.pop(identity, None)
+        if waiting is None:
             return
-        if found in self._waiting:
-            self._waiting.remove(found)
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
             return
-        loaded, grading = found
+        loaded, grading = waiting
         loaded.cancel(grading)
         self._ended(grading)
         self._start()
 
     def state(self) -> dict[str, Any]:
-        """For whoever asks."""
+        """Describes the graders for whoever asks."""
         rewards = {
             name: {
                 "isolation": loaded.isolation,
@@ -218,14 +218,14 @@ class GraderServer:
     def _capacity(self) -> dict[str, Any]:
         return {"at_once": self._quota.at_once, "cpu_seconds": self._quota.cpu_seconds}
 
-    def _look(self) -> None:
+    def _follow_quota(self) -> None:
         """Follows the quota from now on, until there is nothing to grade."""
         if not self._waiting and not self._running:
             self._quota.rest()
             self._looking = None
             return
         self._quota.look(bool(self._waiting) and len(self._running) >= self._quota.at_once)
-        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._follow_quota)
         for connection in self._connections:
             connection.channel.send(self._capacity)
         self._start()
@@ -261,7 +261,7 @@ class GraderServer:
 
 
 def blamed(outcome: FunctionOutcome, *, alone: bool) -> FunctionOutcome:
-    """The outcome of a grade that has ended, given whether nothing was graded beside it all the time. Pure.
+    """Returns the outcome of a grade that has ended, given whether nothing was graded beside it all the time. Pure.
 
     One that is LOST, since its container was short of memory while its program crashed, is graded again with nothing beside it. If
     that was so already its program is the cause, and has failed.
@@ -306,14 +306,14 @@ class _Connection:
         self._server.disconnected(self)
 
 
-async def reap_orphans(known: Collection[int]) -> None:
-    """Kills and reaps children of this process that aren't `known`, such as programs of grades whose zygote died.
+async def reap_orphans(expected: Collection[int]) -> None:
+    """Kills and reaps children of this process that aren't `expected`, such as programs of grades whose zygote died.
 
     Every second, until cancelled.
     """
     while True:
         await asyncio.sleep(_REAP_INTERVAL)
-        for pid in set(children()).difference(known):
+        for pid in set(children()).difference(expected):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             # If it hasn't ended by now, the next round reaps it.
@@ -355,12 +355,12 @@ def scratch_directory(parent: str) -> tuple[Path, int]:
 
 def _remove_unowned(directory: str) -> None:
     """Removes it unless its graders run; then, or if it can't be removed, raises OSError."""
-    found = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove_tree(directory)
     finally:
-        os.close(found)
+        os.close(descriptor)
 
 
 async def _run(path: Path, processes: int, config_maps: Path, cgroup: Path | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.graders.sandbox import cpu_limit, limit_cpu
-from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Processes, Slowdown, cpu_clock
+from longboat_runtime.reward.graders.times import WALL_LIMIT_FACTOR, OwnLimit, OwnTime, Processes, Slowdown, cpu_clock
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 _ANSWER_BYTES = 64 * 1024
@@ -36,7 +36,7 @@ class Grading:
     begun: Callable[[], None]
     own_limit: float | None = None
     alone: bool = False
-    # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
+    # Times of the monotonic clock and of the process' CPU clock when the sample was sent.
     started: float = 0.0
     cpu: float = 0.0
     own: OwnLimit | None = None
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Supervised:
-    """A child. `told` is called when there is something to read from it.
+    """A child. `on_readable` is called when there is something to read from it.
 
     A grading has ended when `grading` is None again. Its process has no more than one sample at a time, so there is nothing to be read
     while it has none.
@@ -63,13 +63,13 @@ class Supervised:
     stays: bool
     socket: socket.socket
     loop: asyncio.AbstractEventLoop
-    told: Callable[[Supervised], None]
-    # Of the node, and whether the kernel counts how long threads wait for a CPU.
+    on_readable: Callable[[Supervised], None]
+    # The node's slowdown, and whether the kernel counts how long threads wait for a CPU.
     slowdown: Slowdown
     waiting_counted: bool
     pid: int = 0
-    # Of the monotonic clock: when it was asked for.
-    asked: float = field(default_factory=time.monotonic)
+    # Time of the monotonic clock when it was asked for.
+    requested_at: float = field(default_factory=time.monotonic)
     grading: Grading | None = None
     # No longer there for a grade: since when, of the monotonic clock.
     dying: float | None = None
@@ -80,20 +80,20 @@ class Supervised:
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
     _unsent: bytes = b""
     _token: int = 0
-    # Of its CPU clock, at its last answer.
+    # Time of its CPU clock at its last answer.
     _used: float | None = None
 
     @property
-    def told_at(self) -> float | None:
-        """Since when its zygote has had something to do for it: to fork it, or to say that it has ended."""
-        return self.dying if self.dying is not None else None if self.pid else self.asked
+    def zygote_since(self) -> float | None:
+        """Time since which its zygote has had something to do for it: to fork it, or to say that it has ended."""
+        return self.dying if self.dying is not None else None if self.pid else self.requested_at
 
     def begin(self, pid: int) -> None:
-        """The process is there."""
+        """Begins to read from the process, which is there now."""
         self.pid = pid
         self.socket.setblocking(False)
         # By number: the event loop describes the object in an error that it catches.
-        self.loop.add_reader(self.socket.fileno(), self.told, self)
+        self.loop.add_reader(self.socket.fileno(), self.on_readable, self)
 
     def grade(self, grading: Grading) -> None:
         """Sends it a sample."""
@@ -111,7 +111,10 @@ class Supervised:
         self._send(encode(request, grading.sample))
 
     def read(self) -> Answer | None:
-        """What it said; None if that isn't complete. Raises FrameError for anything but one answer, ConnectionError at the end."""
+        """Reads what it said; None if that isn't complete.
+
+        Raises FrameError for anything but one answer, ConnectionError at the end.
+        """
         try:
             data = self.socket.recv(_ANSWER_BYTES)
         except BlockingIOError:
@@ -135,7 +138,7 @@ class Supervised:
             raise FrameError(f"not an answer: {error}") from error
 
     def overdue(self, now: float) -> FunctionOutcome | None:
-        """The outcome of a grading whose time is up: its own, or the process' CPU time, or at last that on the wall.
+        """Returns the outcome of a grading whose time is up: its own, or the process' CPU time, or at last that on the wall.
 
         One that takes longer than most is measured from then on: what it did before is forgiven, since what its process had waited
         for a CPU by then isn't known, and it would cost all others to find out.
@@ -154,7 +157,7 @@ class Supervised:
                 return self.outcome(OutcomeKind.TIMEOUT, f"killed after {grading.timeout:g} s")
             message = f"killed after {grading.own_limit:.3g} s, the limit that was learned"
             return replace(self.outcome(OutcomeKind.TIMEOUT, message), limited=True)
-        if now < grading.started + STARVED * grading.timeout:
+        if now < grading.started + WALL_LIMIT_FACTOR * grading.timeout:
             return None
         if grading.own.own.cpu_seconds >= grading.timeout:
             return self.outcome(OutcomeKind.TIMEOUT, f"killed after {now - grading.started:g} s on the wall")
@@ -162,25 +165,25 @@ class Supervised:
         return self.outcome(OutcomeKind.GRADER_ERROR, message)
 
     def due(self, now: float) -> float:
-        """When to look at its grading next: its deadline, or before if it could reach one of its other limits earlier."""
+        """Returns when to look at its grading next: its deadline, or before if it could reach one of its other limits earlier."""
         grading = self.grading
         if grading is None:
             return float("inf")
         used = self.cpu() - grading.cpu if now > grading.started else 0.0
-        left = (cpu_limit(grading.timeout) - used) / _CPUS
-        at = min(grading.started + STARVED * grading.timeout, now + max(left, _LOOK_SECONDS))
+        remaining = (cpu_limit(grading.timeout) - used) / _CPUS
+        at = min(grading.started + WALL_LIMIT_FACTOR * grading.timeout, now + max(remaining, _LOOK_SECONDS))
         if grading.own is None:
             return min(at, grading.started + _QUICK * grading.timeout)
-        left = grading.own.first_look() if now <= grading.started else grading.own.left()
-        return min(at, now + max(left, _CLOSE_LOOK_SECONDS))
+        remaining = grading.own.first_look() if now <= grading.started else grading.own.remaining()
+        return min(at, now + max(remaining, _CLOSE_LOOK_SECONDS))
 
     def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
-        """Of its grading, as of now."""
+        """Makes the outcome of its grading, as of now."""
         assert self.grading is not None
         return self._taken(self.grading, kind, 0.0, message, self.cpu())
 
     def unanswered(self, status: int, output: str) -> FunctionOutcome:
-        """Of its grading, now that the process has ended with `status` (as waitpid gives it)."""
+        """Makes the outcome of its grading, now that the process has ended with `status` (as waitpid gives it)."""
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGXCPU:
             return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
@@ -189,11 +192,11 @@ class Supervised:
         return self.outcome(OutcomeKind.GRADER_ERROR, f"the grade's process {how} before it answered{printed}")
 
     def cpu(self) -> float:
-        """CPU seconds of the process so far, threads included; 0 from its end until its zygote has told what it used in all."""
+        """Returns the CPU seconds of the process so far, threads included; 0 from its end until its zygote has told what it used in all."""
         return cpu_clock(self.pid) if self.used_in_all is None else self.used_in_all
 
     def close(self) -> None:
-        """Nothing is read from it any more."""
+        """Closes the connection: nothing is read from it any more."""
         number = self.socket.fileno()
         if number >= 0:
             self.stop_reading()
@@ -202,7 +205,7 @@ class Supervised:
             self.socket.close()
 
     def stop_reading(self) -> None:
-        """What it says from now on is read by `read` alone."""
+        """Leaves what it says from now on to `read` alone."""
         self.loop.remove_reader(self.socket.fileno())
 
     def _measured(self, outcome: Mapping[str, Any]) -> FunctionOutcome:
@@ -220,7 +223,7 @@ class Supervised:
         return taken
 
     def _taken(self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float) -> FunctionOutcome:
-        """An outcome now that its process has used `cpu` seconds of CPU in all."""
+        """Makes an outcome now that its process has used `cpu` seconds of CPU in all."""
         seconds, message = time.monotonic() - grading.started, message[:MESSAGE_CHARACTERS]
         if grading.own is None or grading.own_limit is None or grading.case_seconds is not None:
             return FunctionOutcome(kind, score, seconds, message, max(cpu - grading.cpu, 0.0))

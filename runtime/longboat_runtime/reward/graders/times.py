@@ -34,11 +34,11 @@ _FIRST_LOOK, _TREE_LOOK = 0.25, 0.05
 _ESTIMATED = 2
 # A grade is given up that isn't over after so many times its limit on the wall, however little of that was its own: it hardly gets a CPU.
 # The 100m that a pod keeps at least make one that computes ten times as long.
-STARVED = 20
+WALL_LIMIT_FACTOR = 20
 
 
 def cpu_clock(pid: int) -> float:
-    """CPU seconds of a process so far, threads included; 0 when it has ended."""
+    """Returns the CPU seconds of a process so far, threads included; 0 when it has ended."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHEDULED_CLOCK)
     except OSError:
@@ -57,15 +57,15 @@ def waiting_is_counted() -> bool:
 class Slowdown:
     """How many times as long as its CPU seconds computing takes on this node now. The newest seconds that it has run count most.
 
-    `known` is the factor where another process has seen it.
+    `factor` is what another process has seen, if one has.
     """
 
-    def __init__(self, known: float = 1.0) -> None:
-        self._ran = _HALF_SECONDS if known > 1.0 else 0.0
-        self._waited = self._ran * (known - 1.0)
+    def __init__(self, factor: float = 1.0) -> None:
+        self._ran = _HALF_SECONDS if factor > 1.0 else 0.0
+        self._waited = self._ran * (factor - 1.0)
 
     def learn(self, ran: float, waited: float) -> None:
-        """Something has run, and waited for a CPU, so many seconds."""
+        """Learns that something has run, and waited for a CPU, so many seconds."""
         fades = 0.5 ** (ran / _HALF_SECONDS)
         self._ran, self._waited = fades * self._ran + ran, fades * self._waited + waited
 
@@ -177,7 +177,7 @@ class OwnTime:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the process and all that it has started, as far as they run or were waited for.
+        """CPU seconds of the process and all that it has started, as far as they run or were waited for.
 
         Up to two ticks (20 ms) of those that were waited for may be missing: the kernel rounds the sums of their user and of their system
         time down.
@@ -185,7 +185,7 @@ class OwnTime:
         return max(self._processes.cpu()[0] - self._begun_cpu, 0.0)
 
     def look(self) -> float:
-        """Its own seconds so far: at least its CPU seconds."""
+        """Measures its own seconds so far: at least its CPU seconds."""
         now = self._processes.read()
         self.at, seconds = now.at, now.at - self._begun
         if not self._processes.counted:
@@ -213,18 +213,24 @@ class OwnTime:
         What threads had waited by then doesn't excuse anything that comes after it. Threads that wait for each other, all at once,
         would else have waited longer than the clock says, and sleep for the rest.
         """
-        looked, elapsed, seen, certain, estimated = self._looked, self.elapsed, self._seen, self.certain, self.estimated
+        looked, elapsed, threads_seen, certain, estimated = (
+            self._looked,
+            self.elapsed,
+            self._seen,
+            self.certain,
+            self.estimated,
+        )
         if self._processes.may_wait():
             return False
         self.look()
-        if self._seen != seen:
+        if self._seen != threads_seen:
             return False
         self._settled, self._elapsed = looked, elapsed
         self.elapsed, self.certain, self.estimated = elapsed, certain, estimated
         return True
 
     def _since_settled(self) -> float:
-        """What has certainly elapsed since then: at least as if all CPUs had computed for it at once."""
+        """Returns what has certainly elapsed since then: at least as if all CPUs had computed for it at once."""
         seconds, waited, cpu, ended = (now - then for now, then in zip(self._looked, self._settled, strict=True))
         least = min(cpu / _CPUS, seconds)
         return least if ended > 0.0 else max(seconds - waited, least)
@@ -275,13 +281,13 @@ class OwnLimit:
         return before is not None and ran > before[1] and beyond > now - before[0]
 
     def first_look(self) -> float:
-        """After how many seconds to look at it first."""
+        """Returns after how many seconds to look at it first."""
         return self._seconds * _FIRST_LOOK
 
-    def left(self) -> float:
-        """Seconds from the last look until it could pass at the earliest."""
-        left = self._seconds - self._taken
-        return left if self.own.tasks == 1 else min(left / _CPUS, self._seconds * _TREE_LOOK)
+    def remaining(self) -> float:
+        """Returns the seconds from the last look until it could pass at the earliest."""
+        remaining = self._seconds - self._taken
+        return remaining if self.own.tasks == 1 else min(remaining / _CPUS, self._seconds * _TREE_LOOK)
 
     @property
     def _taken(self) -> float:
@@ -289,13 +295,13 @@ class OwnLimit:
 
 
 def waited_here() -> float:
-    """Seconds that this process has waited for a CPU, if it has one thread and that is counted."""
+    """Returns the seconds that this process has waited for a CPU, if it has one thread and that is counted."""
     numbers = _read("/proc/self/schedstat").split()
     return 1e-9 * int(numbers[1]) if len(numbers) == 3 else 0.0
 
 
 def _stat(path: str) -> list[bytes]:
-    """The fields behind the name, which may have any character; none if it has ended."""
+    """Reads the fields behind the name, which may have any character; none if it has ended."""
     return _read(path).rpartition(b")")[2].split()
 
 

@@ -26,14 +26,14 @@ _ASKING = "without seccomp's notifications (Linux 5.5) a program may start many 
 
 @cache
 def unenforced() -> list[str]:
-    """A line for each thing, for people; empty where nothing is missing."""
+    """Lists for people what the graders can't enforce here, one line each; empty where nothing is missing."""
     return missing(
         landlock.version(), asks=can_ask(), tells_children=os.path.exists(f"/proc/self/task/{os.getpid()}/children")
     )
 
 
 def missing(abi: int, *, asks: bool, tells_children: bool) -> list[str]:
-    """What is missing with this version of Landlock (0: none), and where the kernel doesn't do the other things. Pure.
+    """Lists what is missing with this version of Landlock (0: none), and where the kernel doesn't do the other things. Pure.
 
     It may ask before it starts processes (`asks`), and tell the children of a process (`tells_children`).
     """

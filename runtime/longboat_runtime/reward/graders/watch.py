@@ -163,16 +163,16 @@ _CALLS = frozenset(
 class Origins:
     """Where code comes from, by the name of its file. Made before the reward function is loaded: it may change `sys.path`."""
 
-    def __init__(self, ours: Iterable[str]) -> None:
+    def __init__(self, own_directories: Iterable[str]) -> None:
         self._packages = _directories(
             path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")
         )
         self._library = _directories([os.path.dirname(os.__file__)])
-        self._ours = _directories(ours)
+        self._ours = _directories(own_directories)
         self._known: dict[str, str | None] = {}
 
-    def of(self, file: str) -> str | None:
-        """`package`, `library` (the standard one, and this package, which do what others ask for), or None: not installed."""
+    def origin_of(self, file: str) -> str | None:
+        """Returns `package`, `library` (the standard one, and this package, which do what others ask for), or None: not installed."""
         if file.startswith("<frozen "):
             return "library"
         if not file.startswith("/"):
@@ -184,7 +184,7 @@ class Origins:
     def installed_module(self, module: ModuleType) -> bool:
         """Whether the module is built in or comes from an installed file."""
         file = getattr(module, "__file__", None)
-        return not isinstance(file, str) or self.of(file) is not None
+        return not isinstance(file, str) or self.origin_of(file) is not None
 
     def _find(self, file: str) -> str | None:
         if file.startswith(self._ours):
@@ -205,7 +205,7 @@ class Watch:
         self._parsing = ast.parse.__code__
 
     def start(self) -> None:
-        """From here on, for good."""
+        """Starts to watch, for good."""
         judge, judged, frame = self._judge, _JUDGED, sys._getframe
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -220,7 +220,7 @@ class Watch:
             self._refuse(what)
 
     def refusal(self, event: str, arguments: tuple[Any, ...], frame: FrameType) -> str | None:
-        """What the grade does that it may not; None if it may. `frame` is the one that raised the event."""
+        """Says what the grade does that it may not; None if it may. `frame` is the one that raised the event."""
         what: str | None
         match event:
             case "compile" if frame.f_code is self._parsing:
@@ -233,7 +233,7 @@ class Watch:
                 what = "executes code"
             case "import":
                 file = arguments[1]
-                what = f"imports {file}" if isinstance(file, str) and self._origins.of(file) is None else None
+                what = f"imports {file}" if isinstance(file, str) and self._origins.origin_of(file) is None else None
             case "object.__setattr__":
                 what = "replaces the code of a function" if arguments[1] == "__code__" else None
             case "marshal.loads" if frame.f_code.co_filename == _BOOTSTRAP_EXTERNAL:
@@ -258,13 +258,13 @@ class Watch:
         return what + where
 
     def _asker(self, frame: FrameType, *, past_packages: bool = False) -> tuple[str | None, FrameType | None]:
-        """Who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest.
+        """Finds who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest.
 
         The walk ends at the first package, since stacks such as sympy's are deep. `past_packages` asks for whom a package works.
         """
         caller: FrameType | None = frame
         while caller is not None and caller.f_code is not self._bottom:
-            origin = self._origins.of(caller.f_code.co_filename)
+            origin = self._origins.origin_of(caller.f_code.co_filename)
             if origin is None:
                 return None, caller
             if caller.f_code.co_name == "<module>" and _imported(caller):
@@ -275,11 +275,11 @@ class Watch:
         return None, None
 
     def _refused_import(self, code: Any, frame: FrameType) -> str | None:
-        """Modules may be imported in a grade if they are installed. Both names of its file count: a `.pyc` may lie about its own."""
+        """Says which import a grade may not make: that of a module that isn't installed. Both names of its file count: a `.pyc` may lie about its own."""
         loading = frame.f_back
         module = loading.f_locals.get("module") if loading is not None else None
         file = getattr(getattr(module, "__spec__", None), "origin", None) or code.co_filename
-        installed = self._origins.of(code.co_filename) is not None and self._origins.of(file) is not None
+        installed = self._origins.origin_of(code.co_filename) is not None and self._origins.origin_of(file) is not None
         return None if installed else f"imports {file}"
 
     def _arithmetic(self, code: CodeType, asker: FrameType | None) -> bool:
@@ -319,5 +319,5 @@ def _imported(frame: FrameType) -> bool:
 
 
 def _directories(paths: Iterable[str]) -> tuple[str, ...]:
-    """Prefixes of all files below `paths`, as named and as they really are."""
+    """Returns the prefixes of all files below `paths`, as named and as they really are."""
     return tuple({f"{form(path)}/" for path in paths if path for form in (os.path.normpath, os.path.realpath)})

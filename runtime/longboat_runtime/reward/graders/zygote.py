@@ -107,7 +107,7 @@ class Zygote:
             child.kill()
 
     def _turn(self) -> bool:
-        """What there is to do now; False once the server has closed its end."""
+        """Does what there is to do now; returns False once the server has closed its end."""
         for fd, _ in self._poll.poll(_REAP_INTERVAL if self._ending else None):
             if fd != self._control.fileno():
                 self._finish(self._by_pidfd[fd])
@@ -181,11 +181,11 @@ class Zygote:
             raise
 
     def _new_directory(self) -> str:
-        """Nobody can guess its name: Landlock doesn't keep a grade from changing the rights of another's."""
+        """Names a directory that nobody can guess: Landlock doesn't keep a grade from changing the rights of another's."""
         return f"{self._scratch}/{os.urandom(16).hex()}"
 
     def _finish(self, child: Child) -> None:
-        """The leader has ended; as long as it isn't reaped its number is taken, so the group killed is the right one."""
+        """Ends the group of a leader that has ended; as long as it isn't reaped its number is taken, so it is the right group."""
         child.kill()
         _, status, used = os.wait4(child.pid, 0)
         cpu, output = used.ru_utime + used.ru_stime, child.sandbox.printed(_OUTPUT_BYTES)
@@ -215,11 +215,11 @@ class Zygote:
 
     def _programs_ended(self) -> bool:
         """Ends programs that lost their launcher, by process groups, which none can leave. Returns whether there are none."""
-        known = {child.pid for child in (*self._children.values(), *self._ending)}
+        leaders = {child.pid for child in (*self._children.values(), *self._ending)}
         ended = True
         for pid in children("self"):
             group = os.getpgid(pid)
-            if group not in known:
+            if group not in leaders:
                 os.killpg(group, signal.SIGKILL)
                 ended &= os.waitpid(pid, os.WNOHANG)[0] != 0
         return ended
@@ -236,7 +236,7 @@ def sweep(scratch: str) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Before it has been said that the child is there, so that it leads its group before anything is asked of it."""
+    """Makes the child lead its group before it is said that it is there, and so before anything is asked of it."""
     try:
         os.setpgid(pid, pid)
     except ProcessLookupError:
@@ -245,7 +245,7 @@ def _lead_group(pid: int) -> None:
 
 
 def footprint() -> dict[str, Any]:
-    """What every fork of this process holds, and what a fork costs.
+    """Measures what every fork of this process holds, and what a fork costs.
 
     `modules` are the packages with the most modules (the standard library and this package aside), `resident` the memory in bytes,
     `fork` the CPU seconds of a fork whose child does nothing, until it has been reaped.

@@ -37,15 +37,15 @@ class ZygoteProcess:
         lost: Callable[[], None],
     ) -> None:
         self._zygotes, self._heard, self._lost = zygotes, heard, lost
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Hashes of strings decide the order of sets, and with it, in places, what a function returns.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        with theirs, tempfile.TemporaryFile() as file:
+        with child_end, tempfile.TemporaryFile() as file:
             file.write(json.dumps(request).encode())
             file.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "longboat_runtime.reward.graders.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "longboat_runtime.reward.graders.zygote", str(child_end.fileno())],
+                pass_fds=[child_end.fileno()],
                 stdin=file,
                 env=environment,
             )
@@ -68,7 +68,10 @@ class ZygoteProcess:
                 self._socket.send(data)
 
     async def footprint(self, field: str) -> dict[str, Any]:
-        """What it holds (see `zygote.footprint`) once it has loaded the function. Otherwise closes it and raises SpecProblem for `field`."""
+        """Returns what it holds (see `zygote.footprint`) once it has loaded the function.
+
+        Otherwise closes it and raises SpecProblem for `field`.
+        """
         try:
             answer = await asyncio.wait_for(self.loaded, LOAD_SECONDS)
         except TimeoutError:
@@ -88,8 +91,8 @@ class ZygoteProcess:
         if "problem" in answer:
             await self.close()
             raise SpecProblem(*answer["problem"])
-        found: dict[str, Any] = answer["loaded"]
-        return found
+        footprint: dict[str, Any] = answer["loaded"]
+        return footprint
 
     def kill(self) -> None:
         """Ends it, and so its children."""

@@ -61,14 +61,14 @@ class Distribution:
 
     @classmethod
     def of_samples(cls, groups: Sequence[Sequence[int]]) -> Distribution:
-        """The distribution of groups of samples, one group per prompt; every sample has the same mass."""
+        """Makes the distribution of groups of samples, one group per prompt; every sample has the same mass."""
         numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         lengths = np.array([length for group in groups for length in group], dtype=np.float64)
         return cls._sorted(numbers, lengths, np.ones(len(lengths)))
 
     @classmethod
     def of_launches(cls, launched: FirstLaunches) -> Distribution:
-        """The distribution of first launches; every prompt has the same mass. Modelled ends are at their likely places."""
+        """Makes the distribution of first launches; every prompt has the same mass. Modelled ends are at their likely places."""
         return cls._sorted(launched.prompts, launched.likely, launched.masses)
 
     @classmethod
@@ -82,20 +82,20 @@ class Distribution:
         return int(self.prompts.max()) + 1
 
     def draws(self, seed: int) -> Floats:
-        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on seed and count."""
+        """Draws how often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on seed and count."""
         count = self.count
         random = np.random.default_rng([seed, count])
         return np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), DRAWS)])
 
     def functions(self, grid: Floats, draws: Floats) -> Floats:
-        """The distribution function [d, g] at the lengths of `grid` [g], for each of `draws` [d, count]."""
+        """Computes the distribution function [d, g] at the lengths of `grid` [g], for each of `draws` [d, count]."""
         mass = np.cumsum(self.masses * draws[:, self.prompts], axis=1)
         at = np.searchsorted(self.lengths, grid, side="right")
         below: Floats = np.concatenate([np.zeros((len(draws), 1)), mass], axis=1)[:, at]
         return below / mass[:, -1:]
 
     def log_mean(self, draws: Floats) -> tuple[Floats, Floats]:
-        """The logarithm of the mean length and its standard error, by linearisation, for each of `draws`."""
+        """Computes the logarithm of the mean length and its standard error, by linearisation, for each of `draws`."""
         tokens = np.bincount(self.prompts, self.masses * self.lengths)
         mass = np.bincount(self.prompts, self.masses)
         total, weight = draws @ tokens, draws @ mass
@@ -108,30 +108,30 @@ class Distribution:
         return np.log(total / weight), np.sqrt(np.maximum(square, 0))
 
 
-def ks_distance(one: Distribution, other: Distribution) -> Estimate:
-    """The largest difference of the two distribution functions, as in `paired.ks_distance`.
+def ks_distance(first: Distribution, second: Distribution) -> Estimate:
+    """Estimates the largest difference of the two distribution functions, as in `paired.ks_distance`.
 
     The distance that equal distributions have by chance is subtracted from the value; the interval is a band of constant width
     around the whole difference function.
     """
-    grid = np.unique(np.concatenate([one.lengths, other.lengths]))
-    draws = one.draws(1), other.draws(2)
+    grid = np.unique(np.concatenate([first.lengths, second.lengths]))
+    draws = first.draws(1), second.draws(2)
 
     def difference(rows: slice) -> Floats:
-        return one.functions(grid, draws[0][rows]) - other.functions(grid, draws[1][rows])
+        return first.functions(grid, draws[0][rows]) - second.functions(grid, draws[1][rows])
 
     data = difference(slice(0, 1))
-    found = [difference(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
-    chance = np.concatenate([np.abs(each).max(1) for each in found]).mean()
-    band = np.quantile(np.concatenate([np.abs(each - data).max(1) for each in found]), CONFIDENCE)
+    resampled = [difference(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
+    chance = np.concatenate([np.abs(each).max(1) for each in resampled]).mean()
+    band = np.quantile(np.concatenate([np.abs(each - data).max(1) for each in resampled]), CONFIDENCE)
     distance = float(np.abs(data).max())
     low, high = max(0.0, distance - band), min(1.0, distance + band)
     return Estimate(float(np.clip(2 * distance - chance, low, high)), float(low), float(high))
 
 
-def mean_ratio(one: Distribution, other: Distribution) -> Estimate:
-    """The mean of `one` divided by the mean of `other`, with the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`."""
-    (top, top_error), (bottom, bottom_error) = one.log_mean(one.draws(1)), other.log_mean(other.draws(2))
+def mean_ratio(first: Distribution, second: Distribution) -> Estimate:
+    """Estimates the mean of `first` divided by the mean of `second`, with the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`."""
+    (top, top_error), (bottom, bottom_error) = first.log_mean(first.draws(1)), second.log_mean(second.draws(2))
     value, error = top - bottom, np.hypot(top_error, bottom_error)
     spread = np.maximum(error[1:], error[0] / 2)
     deviations = np.divide(np.abs(value[1:] - value[0]), spread, out=np.zeros(DRAWS), where=spread > 0)

@@ -51,15 +51,15 @@ class FirstLaunches:
 
 
 def join(parts: Sequence[FirstLaunches]) -> FirstLaunches:
-    """All atoms of `parts`, which share the numbers of their prompts, except atoms without mass."""
+    """Joins all atoms of `parts`, which share the numbers of their prompts, except atoms without mass."""
     columns = zip(*((_.prompts, _.near, _.likely, _.far, _.masses, _.modelled) for _ in parts), strict=True)
     joined = [np.concatenate(column) for column in columns]
-    kept = joined[4] > 0
-    return FirstLaunches(*(column[kept] for column in joined))
+    has_mass = joined[4] > 0
+    return FirstLaunches(*(column[has_mass] for column in joined))
 
 
 def together(distributions: Sequence[FirstLaunches]) -> FirstLaunches:
-    """One distribution over the prompts of all `distributions`, renumbered consecutively."""
+    """Makes one distribution over the prompts of all `distributions`, renumbered consecutively."""
     first = np.cumsum([0, *(distribution.prompts.max() + 1 for distribution in distributions)])
     return join(
         [
@@ -70,7 +70,7 @@ def together(distributions: Sequence[FirstLaunches]) -> FirstLaunches:
 
 
 def complete(prompts: Sequence[PromptLengths], longest: int) -> FirstLaunches:
-    """The completed first launches of `prompts`, all of one domain, numbered in this order.
+    """Completes the first launches of `prompts`, all of one domain, numbered in this order.
 
     No response has more than `longest` tokens.
     """
@@ -86,8 +86,8 @@ def complete(prompts: Sequence[PromptLengths], longest: int) -> FirstLaunches:
                 unknown.append(Cut(number, tokens, responses * each))
     numbers, lengths, masses = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     modelled = np.zeros(len(rows), dtype=np.bool_)
-    seen = FirstLaunches(numbers.astype(np.intp), lengths, lengths, lengths, masses, modelled)
-    return join([seen, *tails(prompts, unknown, longest)])
+    observed = FirstLaunches(numbers.astype(np.intp), lengths, lengths, lengths, masses, modelled)
+    return join([observed, *tails(prompts, unknown, longest)])
 
 
 class Cut(NamedTuple):
@@ -99,26 +99,26 @@ class Cut(NamedTuple):
 
 
 def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -> list[FirstLaunches]:
-    """The modelled ends of `cuts`. `prompts` are all prompts of the domain; no response has more than `longest` tokens."""
+    """Models the ends of `cuts`. `prompts` are all prompts of the domain; no response has more than `longest` tokens."""
     if not cuts:
         return []
     levels = np.array([median((*prompt.finished, *prompt.later), prompt.cut) for prompt in prompts])
-    known = np.flatnonzero(~np.isnan(levels))
+    with_level = np.flatnonzero(~np.isnan(levels))
     scaled = [cut for cut in cuts if not np.isnan(levels[cut.prompt])]
     others = [cut for cut in cuts if np.isnan(levels[cut.prompt])]
-    found = []
+    ends = []
     if scaled:
-        shared = _distribution([prompts[number] for number in known], levels[known])
+        shared = _distribution([prompts[number] for number in with_level], levels[with_level])
         rests = np.array([_mean_rest(prompts[cut.prompt], levels[cut.prompt], cut.tokens) for cut in scaled])
-        found.append(_tail(scaled, shared, levels, rests, longest))
+        ends.append(_tail(scaled, shared, levels, rests, longest))
     if others:
-        one = np.ones(len(prompts))
-        found.append(_tail(others, _distribution(prompts, one), one, np.zeros(len(others)), longest))
-    return found
+        unit = np.ones(len(prompts))
+        ends.append(_tail(others, _distribution(prompts, unit), unit, np.zeros(len(others)), longest))
+    return ends
 
 
 def _distribution(prompts: Sequence[PromptLengths], levels: Floats) -> Survival:
-    """The distribution of all responses to `prompts`, as multiples of their prompt's level [prompts]."""
+    """Estimates the distribution of all responses to `prompts`, as multiples of their prompt's level [prompts]."""
     lengths = [np.array((*prompt.finished, *prompt.later, *prompt.cut)) for prompt in prompts]
     ended = [np.arange(len(all_)) < len(all_) - len(prompt.cut) for all_, prompt in zip(lengths, prompts, strict=True)]
     shares = [all_ / level for all_, level in zip(lengths, levels, strict=True)]
@@ -126,7 +126,7 @@ def _distribution(prompts: Sequence[PromptLengths], levels: Floats) -> Survival:
 
 
 def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
-    """Mean tokens still to come at a constant rate: all tokens between `level` and `tokens`, per response that ended there.
+    """Estimates the mean tokens still to come at a constant rate: all tokens between `level` and `tokens`, per response that ended there.
 
     0 if no response ended there.
     """
@@ -137,7 +137,7 @@ def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
 
 
 def _tail(cuts: Sequence[Cut], distribution: Survival, levels: Floats, rests: Floats, longest: int) -> FirstLaunches:
-    """The ends of `cuts` [c], by `distribution` in multiples of `levels`, and by exponential distributions with means `rests` [c]."""
+    """Models the ends of `cuts` [c], by `distribution` in multiples of `levels`, and by exponential distributions with means `rests` [c]."""
     numbers = np.array([cut.prompt for cut in cuts])
     tokens = np.array([[cut.tokens] for cut in cuts], dtype=np.float64)
     level = levels[numbers][:, None]

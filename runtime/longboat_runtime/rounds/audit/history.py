@@ -37,14 +37,14 @@ class PromptHistory:
     trained: list[int] = field(default_factory=list)
 
     def lengths(self, domain: str) -> PromptLengths:
-        """The prompt's lengths. A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known."""
+        """Returns the prompt's lengths. A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known."""
         first = self.finished.get(0, {})
         missing = [index for index in range(self.samples) if index not in first]
         return PromptLengths(
             domain=domain,
             finished=tuple(first.values()),
             cut=tuple(self.cut.get(index, 0) for index in missing),
-            later=tuple(tokens for attempt, of in self.finished.items() if attempt for tokens in of.values()),
+            later=tuple(tokens for attempt, lengths in self.finished.items() if attempt for tokens in lengths.values()),
             trained=tuple(self.trained),
         )
 
@@ -91,7 +91,7 @@ class LengthHistory:
                     self._end_period()
 
     def window(self) -> list[PromptHistory]:
-        """Prompts first launched in the last WINDOW_PERIODS complete periods; in fewer if they exceed WINDOW_PROMPTS."""
+        """Returns the prompts first launched in the last WINDOW_PERIODS complete periods; in fewer if they exceed WINDOW_PROMPTS."""
         return [history for history in self._prompts.values() if history.period < self.period]
 
     def newest(self, count: int) -> list[PromptHistory]:
@@ -114,7 +114,7 @@ class LengthHistory:
         self._prompts = {prompt: history for prompt, history in self._prompts.items() if history.period >= oldest}
 
     def to_snapshot(self) -> dict[str, Any]:
-        """The history as plain JSON values."""
+        """Returns the history as plain JSON values."""
         return {
             "period": self.period,
             "rounds": _ROUNDS.dump_python(list(self._rounds.values()), mode="json"),
@@ -123,9 +123,9 @@ class LengthHistory:
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> LengthHistory:
-        """Inverse of `to_snapshot`. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
+        """Reads what `to_snapshot` returned. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
         history = cls()
         history.period = int(snapshot["period"])
         history._rounds = {opened.round: opened for opened in _ROUNDS.validate_python(snapshot["rounds"])}
-        history._prompts = {found.prompt: found for found in _PROMPTS.validate_python(snapshot["prompts"])}
+        history._prompts = {prompt.prompt: prompt for prompt in _PROMPTS.validate_python(snapshot["prompts"])}
         return history

@@ -76,7 +76,7 @@ def _compare(prompts: Sequence[PromptLengths], launched: FirstLaunches) -> Lengt
     trained = sum(bool(prompt.trained) for prompt in prompts)
     ks = ratio = None
     if min(len(prompts), trained) >= MIN_PROMPTS:
-        pair = PairedDistributions.of(prompts, launched)
+        pair = PairedDistributions.from_prompts(prompts, launched)
         draws = pair.draws()
         ks, ratio = ks_distance(pair, draws), mean_ratio(pair, draws)
     return LengthBias(

@@ -44,7 +44,7 @@ class PairedDistributions:
     lengths: Floats
 
     @classmethod
-    def of(cls, prompts: Sequence[PromptLengths], launched: FirstLaunches) -> PairedDistributions:
+    def from_prompts(cls, prompts: Sequence[PromptLengths], launched: FirstLaunches) -> PairedDistributions:
         numbers = np.repeat(np.arange(len(prompts)), [len(prompt.trained) for prompt in prompts])
         lengths = np.array([length for prompt in prompts for length in prompt.trained], dtype=np.float64)
         return cls(len(prompts), launched, numbers, lengths)
@@ -55,17 +55,19 @@ class PairedDistributions:
         return np.bincount(self.prompts, minlength=self.count).astype(np.float64)
 
     def launched_means(self, places: Floats) -> Floats:
-        """The mean length of each prompt's first launch [count], with its atoms at `places` [n]."""
+        """Computes the mean length of each prompt's first launch [count], with its atoms at `places` [n]."""
         return np.bincount(self.launched.prompts, self.launched.masses * places, self.count).astype(np.float64)
 
     def draws(self) -> Floats:
-        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on the count."""
+        """Draws how often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on the count."""
         drawn = np.random.default_rng(self.count).multinomial(self.count, np.full(self.count, 1 / self.count), DRAWS)
         return np.concatenate([np.ones((1, self.count)), drawn])
 
 
 def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
-    """The largest difference of the two distribution functions. `draws` are `pair.draws()`; each must have trained samples.
+    """Estimates the largest difference of the two distribution functions.
+
+    `draws` are `pair.draws()`; each must have trained samples.
 
     Samples differ even without a bias: the bootstrap's estimate of that difference is subtracted from the value. The interval comes
     from a band of constant width around the whole difference function (the bootstrap of Kolmogorov's band; Bickel & Freedman 1981,
@@ -84,7 +86,7 @@ def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
 
 
 def _difference(pair: PairedDistributions, places: Floats) -> Floats:
-    """Trained minus launched distribution function at all lengths that occur, with first launches at `places`."""
+    """Computes the trained minus the launched distribution function at all lengths that occur, with first launches at `places`."""
     launched = pair.launched
     grid = np.unique(np.concatenate([launched.near, launched.likely, launched.far, pair.lengths]))
     order = np.argsort(places, kind="stable")
@@ -94,7 +96,7 @@ def _difference(pair: PairedDistributions, places: Floats) -> Floats:
 
 
 def _resampled(pair: PairedDistributions, draws: Floats) -> tuple[Floats, Floats]:
-    """For each draw but the first: its distance, and the largest deviation of its difference function from the data's [DRAWS]."""
+    """Computes for each draw but the first its distance, and the largest deviation of its difference function from the data's [DRAWS]."""
     launched = pair.launched
     lengths = np.concatenate([launched.likely, pair.lengths])
     order = np.argsort(lengths, kind="stable")
@@ -108,13 +110,13 @@ def _resampled(pair: PairedDistributions, draws: Floats) -> tuple[Floats, Floats
         return np.cumsum((rise / samples[rows] - fall) * draws[rows][:, prompts], axis=1)[:, ends]
 
     data = functions(slice(0, 1))
-    found = [functions(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
-    distances = np.concatenate([np.abs(each).max(1) for each in found])
-    return distances, np.concatenate([np.abs(each - data).max(1) for each in found])
+    resampled = [functions(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
+    distances = np.concatenate([np.abs(each).max(1) for each in resampled])
+    return distances, np.concatenate([np.abs(each - data).max(1) for each in resampled])
 
 
 def mean_ratio(pair: PairedDistributions, draws: Floats) -> Estimate:
-    """The ratio of means, trained by launched. `draws` are `pair.draws()`; each must have trained samples.
+    """Estimates the ratio of means, trained by launched. `draws` are `pair.draws()`; each must have trained samples.
 
     The interval is the symmetric bootstrap-t of the logarithm (Hall 1988, On symmetric bootstrap confidence intervals), which
     is valid for long tails, for which percentiles are too narrow. Its ends put modelled mass at its farthest and nearest places.
@@ -132,7 +134,7 @@ def mean_ratio(pair: PairedDistributions, draws: Floats) -> Estimate:
 
 
 def _chance_error(pair: PairedDistributions) -> float:
-    """The standard error of the log ratio if whether a prompt is trained didn't depend on its length.
+    """Computes the standard error of the log ratio if whether a prompt is trained didn't depend on its length.
 
     It is a lower bound: the few prompts that weren't trained may happen to be alike, and then show too small an error.
     """
@@ -141,7 +143,7 @@ def _chance_error(pair: PairedDistributions) -> float:
 
 
 def _log_ratio(pair: PairedDistributions, places: Floats, draws: Floats) -> tuple[Floats, Floats]:
-    """The logarithm of the ratio and its standard error, by linearisation, for each of `draws`, with first launches at `places`."""
+    """Computes the logarithm of the ratio and its standard error, by linearisation, for each of `draws`, with first launches at `places`."""
     tokens = np.bincount(pair.prompts, pair.lengths, pair.count)
     columns = np.stack([tokens, pair.trained, pair.launched_means(places)], axis=1)
     center = columns.mean(0)

@@ -30,17 +30,17 @@ class Survival:
     last: float
 
     def beyond(self, cuts: Floats) -> tuple[Floats, Floats]:
-        """The distribution conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
+        """Returns the distribution conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
 
         All columns but the last are parts of equal mass, each at its mean; the last is the mass beyond `last`, put at `last`.
         """
         mass = np.concatenate([[0.0], np.cumsum(self.masses)])
         moment = np.concatenate([[0.0], np.cumsum(self.masses * self.values)])
         below = mass[np.searchsorted(self.values, cuts, side="right")]
-        seen = np.maximum(mass[-1] - below, _NOTHING)
-        unseen = np.where(seen > _NOTHING, self.rest / (seen + self.rest), 1.0)
-        edges = below + seen * np.linspace(0, 1, TAIL_PARTS + 1)
-        places = np.diff(np.interp(edges, mass, moment)) / (seen / TAIL_PARTS)
+        observed = np.maximum(mass[-1] - below, _NOTHING)
+        unseen = np.where(observed > _NOTHING, self.rest / (observed + self.rest), 1.0)
+        edges = below + observed * np.linspace(0, 1, TAIL_PARTS + 1)
+        places = np.diff(np.interp(edges, mass, moment)) / (observed / TAIL_PARTS)
         places = np.concatenate([places, np.full(cuts.shape, self.last)], axis=1)
         masses = np.concatenate([np.repeat((1 - unseen) / TAIL_PARTS, TAIL_PARTS, axis=1), unseen], axis=1)
         return np.maximum(places, cuts), masses
@@ -49,8 +49,8 @@ class Survival:
 def product_limit(lengths: Floats, finished: Bools) -> Survival:
     """Estimates the distribution of `lengths` [n > 0], of which those not `finished` [n] are only lower bounds.
 
-    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. Of two equal lengths, a censored one counts as
-    longer than a finished one.
+    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. A censored length counts as
+    longer than an equal finished one.
     """
     order = np.lexsort((~finished, lengths))
     lengths, ended = lengths[order], finished[order]
@@ -60,7 +60,7 @@ def product_limit(lengths: Floats, finished: Bools) -> Survival:
 
 
 def median(finished: Sequence[int], cut: Sequence[int]) -> float:
-    """The length by which half of the responses have ended, by the same estimate; NaN if too many were cut before."""
+    """Estimates the length by which half of the responses have ended, by the same estimate; NaN if too many were cut before."""
     surviving, at_risk = 1.0, len(finished) + len(cut)
     for length, censored in sorted([*((length, False) for length in finished), *((length, True) for length in cut)]):
         if not censored:
@@ -73,7 +73,7 @@ def median(finished: Sequence[int], cut: Sequence[int]) -> float:
 
 
 def exponential(masses: Floats) -> Floats:
-    """The exponential distribution with mean 1, split into ascending parts of `masses` [c, parts], which sum to 1: their means."""
+    """Splits the exponential distribution with mean 1 into ascending parts of `masses` [c, parts], which sum to 1; returns their means."""
     above = np.clip(1 - np.cumsum(np.pad(masses, ((0, 0), (1, 0))), axis=1), 0.0, 1.0)
     moment = above * np.log(np.maximum(above, _NOTHING)) - above
     means: Floats = np.diff(moment) / np.maximum(masses, _NOTHING)
