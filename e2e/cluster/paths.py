@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def registries(self) -> Path:
-        """How containerd reaches registries: a folder for each."""
+        """Folders that say how containerd reaches each registry."""
         return self.root / "registries"
 
     @property
