@@ -95,7 +95,7 @@ class Run:
 
 
 def play(run: Run) -> dict[str, Any]:
-    """The seconds of all rounds, and of the long ones of them, and how often engines changed."""
+    """Simulates a job: seconds of all rounds, seconds of its long rounds, and how often engines changed."""
     planner: ShapePlanner = FixedShape(run.start)
     if run.profile is not None:
         arm = PROFILES.get(run.profile)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4, help="of each trace")
     parser.add_argument("--ablation-seeds", type=int, default=1, help="of each trace, for variants of the rule")
     arguments = parser.parse_args()
-    fixed = [Run(*of) for of in product(TRACES, range(arguments.seeds), SIZES)]
+    fixed = [Run(*combination) for combination in product(TRACES, range(arguments.seeds), SIZES)]
     adapted = [replace(run, profile=profile) for run, profile in product(fixed, CHOICES)]
     ablated = [
         replace(run, variant=variant)
@@ -146,21 +146,21 @@ Results = Mapping[Run, Mapping[str, Any]]
 
 
 def _seconds(results: Results, run: Run, seeds: Sequence[int]) -> float:
-    """The geometric mean over seeds."""
+    """Returns the geometric mean over seeds."""
     return exp(fmean(log(results[replace(run, seed=seed)]["seconds"]) for seed in seeds))
 
 
-def _speeds(results: Results, of: str, profile: str, seeds: Sequence[int], variant: str) -> list[tuple[float, float]]:
-    """From each start size, by the speed of the best fixed size and by that of staying."""
-    fixed = {size: _seconds(results, Run(of, 0, size), seeds) for size in SIZES}
-    taken = {size: _seconds(results, Run(of, 0, size, profile, variant), seeds) for size in SIZES}
+def _speeds(results: Results, name: str, profile: str, seeds: Sequence[int], variant: str) -> list[tuple[float, float]]:
+    """Returns the speeds from each start size: by the speed of the best fixed size and by that of staying."""
+    fixed = {size: _seconds(results, Run(name, 0, size), seeds) for size in SIZES}
+    taken = {size: _seconds(results, Run(name, 0, size, profile, variant), seeds) for size in SIZES}
     return [(min(fixed.values()) / taken[size], fixed[size] / taken[size]) for size in SIZES]
 
 
-def _least(profile: str, of: str, fixed: Mapping[int, float], start: int) -> tuple[float, float]:
-    """The bars for a trace from a start size: by the best fixed size, and by staying."""
+def _least(profile: str, name: str, fixed: Mapping[int, float], start: int) -> tuple[float, float]:
+    """Returns the bars for a trace from a start size: by the best fixed size, and by staying."""
     if profile == EXACT:
-        return BENCHMARK if of == "the benchmark's" else BEST[EXACT], 0.0
+        return BENCHMARK if name == "the benchmark's" else BEST[EXACT], 0.0
     if profile == NONE:
         return WORST_START if start == max(fixed, key=fixed.__getitem__) else BEST[NONE], STAYING
     return WRONG_BEST, STAYING
@@ -177,18 +177,18 @@ def _table(results: Results, seeds: Sequence[int]) -> Iterator[str]:
         yield from ("", f"Speed {title}:", "")
         yield f"| trace | fixed {', '.join(map(str, SIZES))} | {' | '.join(CHOICES)} |"
         yield f"|---|---|{'---|' * len(CHOICES)}"
-        for of in TRACES:
-            fixed = {size: _seconds(results, Run(of, 0, size), seeds) for size in SIZES}
+        for name in TRACES:
+            fixed = {size: _seconds(results, Run(name, 0, size), seeds) for size in SIZES}
             cells = [" / ".join(f"{min(fixed.values()) / seconds:.3f}" for seconds in fixed.values())]
             for profile in CHOICES:
-                speeds = _speeds(results, of, profile, seeds, RULE)
+                speeds = _speeds(results, name, profile, seeds, RULE)
                 marked = (
-                    f"{speed[index]:.3f}{'*' * (speed[index] < _least(profile, of, fixed, start)[index])}"
+                    f"{speed[index]:.3f}{'*' * (speed[index] < _least(profile, name, fixed, start)[index])}"
                     for start, speed in zip(SIZES, speeds, strict=True)
                 )
                 cells.append(" / ".join(marked))
-            yield f"| {of} | {' | '.join(cells)} |"
-    gains = [log(_by_kind(results, of, seeds)) for of in TRACES]
+            yield f"| {name} | {' | '.join(cells)} |"
+    gains = [log(_by_kind(results, name, seeds)) for name in TRACES]
     yield ""
     yield (
         f"The best fixed sizes, one for short and one for long rounds, would be {exp(fmean(gains)) - 1:.1%} faster than the best one size "
@@ -198,9 +198,9 @@ def _table(results: Results, seeds: Sequence[int]) -> Iterator[str]:
     yield from ("", f"Engines changed {changes:.1f} times in a job, on average.")
 
 
-def _by_kind(results: Results, of: str, seeds: Sequence[int]) -> float:
+def _by_kind(results: Results, name: str, seeds: Sequence[int]) -> float:
     """Returns the speed of the best fixed pair of sizes, for short and for long rounds, by that of the best single size, with free changes."""
-    seconds = {size: [results[Run(of, seed, size)] for seed in seeds] for size in SIZES}
+    seconds = {size: [results[Run(name, seed, size)] for seed in seeds] for size in SIZES}
     pairs = {
         (short, long): fmean(
             a["seconds"] - a["long"] + b["long"] for a, b in zip(seconds[short], seconds[long], strict=True)
@@ -221,7 +221,7 @@ def _ablation(results: Results, seeds: Sequence[int]) -> Iterator[str]:
     for variant in VARIANTS:
         means = []
         for profile in ABLATED:
-            speeds = [speed for of in TRACES for speed, _ in _speeds(results, of, profile, seeds, variant)]
+            speeds = [speed for name in TRACES for speed, _ in _speeds(results, name, profile, seeds, variant)]
             means.append(exp(fmean(map(log, speeds))))
         yield f"| {variant} | {' | '.join(f'{value:.3f}' for value in (*means, exp(fmean(map(log, means)))))} |"
 

@@ -15,12 +15,6 @@ from pathlib import Path
 from tests.support.linting import Offence, files, report
 
 _LINTED = ("crds", "operator", "runtime", "bench", "e2e", "tests/support")
-# Not swept yet.
-_EXEMPT = (
-    "bench/elastic/traces.py",
-    "runtime/longboat_runtime/rollout/parallelism.py",
-    "runtime/longboat_runtime/rollout/round_seconds.py",
-)
 
 # Openers of fragments, which neither name a thing nor say what is done.
 _FRAGMENTS = (
@@ -87,7 +81,7 @@ def _refused_opener(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str | N
 
 def main(paths: list[Path]) -> int:
     """Prints the offences in these files, by default in all that are linted; returns the exit status."""
-    return report(paths or files(_LINTED, _EXEMPT), offences)
+    return report(paths or files(_LINTED), offences)
 
 
 if __name__ == "__main__":

@@ -65,11 +65,11 @@ class Bounds:
     start: int
 
     def within(self, least: int | None, most: int | None) -> Bounds:
-        """Those from `least` to `most`, where given."""
+        """Keeps the sizes from `least` to `most`, where given."""
         return replace(self, sizes=tuple(s for s in self.sizes if (least or s) <= s <= (most or s)) or (self.start,))
 
     def nearest(self, size: int) -> int:
-        """The size itself, or the one that is least far from it."""
+        """Returns the size itself, or the one that is least far from it."""
         return min(self.sizes, key=lambda other: (abs(other - size), other))
 
 
@@ -132,8 +132,8 @@ class ParallelismPlan:
     quiet: int = 0
     costs: Mapping[int, float] = field(default_factory=dict)
 
-    def after_round(self, body: RoundMeasured, rules: PlanRules, left: int) -> ParallelismPlan:
-        """Returns the plan after a round that `left` others follow. Driver and simulator both call this.
+    def after_round(self, body: RoundMeasured, rules: PlanRules, rounds_left: int) -> ParallelismPlan:
+        """Returns the plan after a round that `rounds_left` others follow. Driver and simulator both call this.
 
         After each round, every other size is credited with the seconds that it would have saved; a sum never falls below 0 (a cumulative
         sum test: Page 1954, Continuous inspection schemes). Engines change to a size once its sum exceeds the cost of the change (ski
@@ -165,7 +165,7 @@ class ParallelismPlan:
             much = body.preemptions > TRIAL_PREEMPTIONS * work.responses.samples
             quiet = 0 if body.preemptions else self.quiet + 1
             plan = replace(plan, preempted=self.preempted + 1 if much else 0, quiet=quiet)
-        return plan._decided(this, work.seconds, sizes, rules.profile, left) if left > 0 else plan
+        return plan._decided(this, work.seconds, sizes, rules.profile, rounds_left) if rounds_left > 0 else plan
 
     def _learned(self, this: SimilarRounds, prices: Mapping[int, float], profiled: bool) -> ParallelismPlan:
         nearest = _nearest([rounds for rounds in self.similar if rounds.size == this.size], this)
@@ -179,10 +179,10 @@ class ParallelismPlan:
         return replace(self, similar=similar, savings=savings)
 
     def _decided(
-        self, this: SimilarRounds, seconds: float, sizes: Sequence[int], profile: Profile | None, left: int
+        self, this: SimilarRounds, seconds: float, sizes: Sequence[int], profile: Profile | None, rounds_left: int
     ) -> ParallelismPlan:
-        known = {**(profile.change_seconds if profile else {}), **self.costs}
-        costs = {size: known.get(size, max(known.values(), default=0.0)) for size in sizes}
+        measured = {**(profile.change_seconds if profile else {}), **self.costs}
+        costs = {size: measured.get(size, max(measured.values(), default=0.0)) for size in sizes}
         worthwhile = {size: saved for size, saved in self.savings.items() if saved > costs[size] + EVIDENCE * seconds}
         if worthwhile:
             size = max(worthwhile, key=worthwhile.__getitem__)
@@ -193,7 +193,7 @@ class ParallelismPlan:
         smaller = [size for size in sizes if size < self.size] if self.quiet >= TRIAL_ROUNDS else []
         tried = {rounds.size for rounds in self.similar if rounds.is_similar(this)}
         for size in {*larger[:1], *smaller[-1:]} - tried:
-            if costs[size] + costs[self.size] <= TRIAL_COST * left * seconds:
+            if costs[size] + costs[self.size] <= TRIAL_COST * rounds_left * seconds:
                 preemptions = "many" if larger else "no"
                 return self._changed(
                     size,
@@ -246,9 +246,9 @@ def _prices(body: RoundMeasured, work: RoundWork, rules: PlanRules, sizes: Colle
         return {}
     if rules.profile is None:
         return dict.fromkeys(sizes, float(body.generated_tokens))
-    devices, asked = body.engines * body.tensor_parallel, work_of(work, rules.limits.max_tokens)
+    devices, round_work = body.engines * body.tensor_parallel, work_of(work, rules.limits.max_tokens)
     return {
-        size: round_seconds(model, max(1, devices // size), rules.limits.max_sequences, asked)
+        size: round_seconds(model, max(1, devices // size), rules.limits.max_sequences, round_work)
         for size, model in rules.profile.throughput.items()
         if size in sizes
     }

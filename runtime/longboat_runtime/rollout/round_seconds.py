@@ -95,35 +95,37 @@ def _ends(model: EngineModel, max_sequences: int, prompt: int, lengths: Sequence
     """
     capacity = max(model.kv_tokens, 1)
     waiting = deque((prompt, length) for length in lengths)  # tokens in context, tokens to come
-    seconds, steps, held, stamp = 0.0, 0, 0, 0
+    seconds, steps, cached, stamp = 0.0, 0, 0, 0
     ends: list[tuple[int, int]] = []  # step of the end, stamp
     running: dict[int, tuple[int, int]] = {}  # by stamp, in order: tokens in context at step 0, step of the end
     while waiting or running:
         while (
-            waiting and len(running) < max_sequences and (held + waiting[0][0] + len(running) < capacity or not running)
+            waiting
+            and len(running) < max_sequences
+            and (cached + waiting[0][0] + len(running) < capacity or not running)
         ):
             context, rest = waiting.popleft()
             seconds += model.prefill_seconds * context
             running[stamp] = context - steps, steps + rest
             heappush(ends, (steps + rest, stamp))
-            held, stamp = held + context, stamp + 1
+            cached, stamp = cached + context, stamp + 1
         while ends[0][1] not in running:
             heappop(ends)
         count = len(running)
         until_end = ends[0][0] - steps
-        until_full = (capacity - held) // count if count > 1 else until_end
+        until_full = (capacity - cached) // count if count > 1 else until_end
         ahead = max(0, min(until_end, until_full))
         if ahead:
             # A step's time is linear in the tokens: all of them take as long as if each had those of the middle.
-            seconds += ahead * model.step_seconds(count, held + count * (ahead - 1) / 2)
-            steps, held = steps + ahead, held + count * ahead
+            seconds += ahead * model.step_seconds(count, cached + count * (ahead - 1) / 2)
+            steps, cached = steps + ahead, cached + count * ahead
         if ahead == until_end:
             while ends and ends[0][0] <= steps:
                 _, ended = heappop(ends)
                 if ended in running:
-                    held -= running.pop(ended)[0] + steps
+                    cached -= running.pop(ended)[0] + steps
                     yield seconds
         else:
             _, (base, end) = running.popitem()
-            held -= base + steps
+            cached -= base + steps
             waiting.appendleft((base + steps, end - steps))
