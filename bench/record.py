@@ -91,7 +91,10 @@ def machine() -> dict[str, Any]:
 
 
 def loop_seconds(additions: int = 10**6) -> float:
-    """Measures the CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
+    """Measures the CPU seconds of a loop of additions.
+
+    They tell how fast the machine's Python is, to compare figures of different machines and hours by.
+    """
     began, total = time.process_time(), 0
     for number in range(additions):
         total += number

@@ -56,7 +56,7 @@ def write_data(folder: Path, datasets: Mapping[str, Iterable[range]]) -> None:
 
 
 def spec(runtime: str, dataset: str, rounds: Mapping[str, Any], **rollout: Any) -> dict[str, Any]:
-    """Makes an RLJob's spec, whose rollout pods have two devices; the rest goes into `spec.rounds` and `spec.rollout`."""
+    """Makes an RLJob's spec, whose rollout pods have two devices; `rounds` and `rollout` go into its fields of these names."""
     data = "/data/countdown"
     return {
         "runtimeRef": {"name": runtime},

@@ -51,7 +51,10 @@ MEMORY_LIMITS = {
 
 
 def claims(namespace: str, data: Path) -> list[dict[str, Any]]:
-    """Lists the claims that the template's pods mount in `namespace`; `data` is a directory any user may write."""
+    """Returns the claims that the template's pods mount in `namespace`, and their volumes.
+
+    Makes `data` and a cache beside it, which any user may write.
+    """
     cache = data.parent / f"{data.name}-cache"
     for folder in (data, cache):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,7 @@ def claims(namespace: str, data: Path) -> list[dict[str, Any]]:
 
 
 def template(image: str, name: str = "host") -> dict[str, Any]:
-    """Makes a ClusterRLRuntime."""
+    """Returns a ClusterRLRuntime for pods of this image."""
     roles = {role: {"template": {"spec": _pod_spec(role)}} for role in CONTAINERS}
     return {
         "apiVersion": "longboat.dev/v1alpha1",

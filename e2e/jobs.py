@@ -78,7 +78,7 @@ class Job:
         return {pod["metadata"]["name"]: pod for pod in listed.get("items", [])}
 
     def pod_uids(self, *roles: str) -> dict[str, str]:
-        """Returns the uid by pod name, of some roles (default all)."""
+        """Returns the uids of the pods of some roles (default all), by pod name."""
         pods = self.pods().items()
         return {
             n: p["metadata"]["uid"]

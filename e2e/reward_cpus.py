@@ -56,7 +56,7 @@ def write_data(folder: Path, heavy: str) -> None:
 
 
 def load(folder: Path, heavy: str) -> None:
-    """Lets the grades of another pool compute from now on."""
+    """Makes the grades of pool `heavy`, and of no other, compute from now on."""
     part = folder / "heavy.part"
     part.write_text(heavy)
     part.chmod(0o644)
@@ -129,7 +129,7 @@ class Watched:
         self._groups: dict[str, str] = {}
 
     def see(self, event: dict[str, Any]) -> None:
-        """Takes one event of a watch, in the order of the API server's writes."""
+        """Takes in one event of a watch; events come in the order of the API server's writes."""
         pod = event["object"]
         uid = pod["metadata"]["uid"]
         if event["type"] == "DELETED":

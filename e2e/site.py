@@ -28,7 +28,7 @@ class Site:
         return name
 
     def apply_runtime_without(self, name: str, *roles: str) -> str:
-        """Applies a template as `apply_runtime` does: no node takes the pods of these roles, which would only take CPUs."""
+        """Applies a runtime template with which no node takes the pods of these roles: they would only take CPUs. Returns its name."""
 
         def strand(specs: dict[str, Any]) -> None:
             for role in roles:
@@ -43,7 +43,7 @@ def data_folder(cluster: Cluster, namespace: str) -> Path:
 
 
 def prepare(cluster: Cluster, namespace: str) -> Site:
-    """Brings everything an RLJob needs that is not the job's own. What is there already stays."""
+    """Provides everything an RLJob needs that is not the job's own. What is there already stays."""
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)

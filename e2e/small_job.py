@@ -29,7 +29,7 @@ PARITY = ["python3", "-c", "import sys; print(len(open(sys.argv[1]).read()) % 2)
 
 
 def write_data(folder: Path) -> None:
-    """Writes a model, another one that is a mixture of experts, dataset and reward function, readable by every user."""
+    """Writes a model, another one that is a mixture of experts, datasets and a reward function, readable by every user."""
     from tests.support.tiny_model import build_tiny_experts, build_tiny_model
 
     build_tiny_model(folder / "model", max_length=64)

@@ -33,7 +33,7 @@ def apply(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
 
 
 def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> list[dict[str, Any]]:
-    """Makes a claim `name` in `namespace` that shows `folder` of this machine, and the volume behind it.
+    """Returns a claim `name` in `namespace` that shows `folder` of this machine, and the volume behind it.
 
     Pod Security `restricted` forbids hostPath in pods and allows claims.
     """
@@ -62,7 +62,10 @@ def folder(cluster: Cluster, namespace: str, claim: str) -> Path:
 
 
 def in_memory(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> list[dict[str, Any]]:
-    """Makes a claim `name` in `namespace` that really holds no more than `mebibytes`; it goes with the cluster."""
+    """Mounts memory for a volume that really holds no more than `mebibytes`; returns it and its claim `name` in `namespace`.
+
+    It goes with the cluster.
+    """
     folder = cluster.layout.root / "small-volumes" / f"{namespace}-{name}"
     folder.mkdir(parents=True, exist_ok=True)
     _mount(cluster, f"size={mebibytes}m,mode=0777", folder)
@@ -75,7 +78,7 @@ def enlarge(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> None
 
 
 def _mount(cluster: Cluster, options: str, folder: Path) -> None:
-    """Mounts a file system as the cluster's processes see it: nothing appears on the machine itself."""
+    """Mounts a file system in memory that only the cluster's processes see: nothing appears on the machine itself."""
     enter = ["nsenter", "--target", str(cluster.namespaces.pid), "--mount", "--"]
     run([*enter, "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder])
 

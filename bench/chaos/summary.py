@@ -34,7 +34,7 @@ def by_kind(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def by_policy(lines: Iterable[Line]) -> dict[str, dict[str, int]]:
-    """Counts for each policy the faults that hit its jobs, by outcome, and the totals of what the audits of its jobs found."""
+    """Counts, for each policy, the faults that hit its jobs, by outcome, and sums up what the audits of its jobs found."""
     policies: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in lines:
         if line["kind"] == "fault":
@@ -51,7 +51,7 @@ def by_policy(lines: Iterable[Line]) -> dict[str, dict[str, int]]:
 
 
 def table(lines: list[Line]) -> str:
-    """Writes the page, as Markdown."""
+    """Returns the page, as Markdown."""
     runs = [line for line in lines if line["kind"] == "run"]
     faults = sum(line["kind"] == "fault" for line in lines)
     machine = runs[0]["machine"]
@@ -81,7 +81,7 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], path: Path) -> None:
-    """Draws the seconds to recover, a dot for each fault and job; a cross where it did not."""
+    """Draws the seconds to recover, a dot for each fault and job; a cross where the job did not."""
     kinds = by_kind(lines)
     policies = sorted({job["policy"] for jobs in kinds.values() for job in jobs})
     with picture(path, columns=1, width=8, height=0.4 * len(kinds) + 1.2) as (_, panels):

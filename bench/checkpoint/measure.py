@@ -97,9 +97,9 @@ class Times:
     bytes: int = 0
 
     def checkpoints(self) -> list[dict[str, float]]:
-        """Measures each checkpoint that steps followed: seconds of its copy and of its write, and for how long it held up steps.
+        """Returns, for each checkpoint that steps followed, the seconds of its copy and of its write, and those for which it held up steps.
 
-        That is the time between steps, from its own to the end of its write, beyond what there is between two others.
+        The last are the time between steps, from its own to the end of its write, beyond what there is between two others.
         """
         usual = median(self._gap(step) for step in self._undisturbed())
         last = max(self.trained)
@@ -126,7 +126,7 @@ class Times:
         }
 
     def _undisturbed(self) -> list[int]:
-        """Returns the steps without a write during them or before the next one; the first is longer than the others."""
+        """Returns the steps without a write during them or before the next one, except the first, which is longer than the others."""
         last = max(self.trained)
         return [
             step

@@ -18,7 +18,7 @@ def write(raw: Path) -> None:
 
 
 def table(run: dict[str, Any], *lines: dict[str, Any]) -> str:
-    """Writes the page, as Markdown."""
+    """Returns the page, as Markdown."""
     machine, settings = run["machine"], run["settings"]
     checkpoints = [line for line in lines if line["kind"] == "checkpoint"]
     (steps,) = (line for line in lines if line["kind"] == "steps")

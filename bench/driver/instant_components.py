@@ -67,7 +67,7 @@ class Fleet:
         self._running.update({request.id: request for request in requests})
 
     def tokens(self, request: SampleRequest) -> int:
-        """Returns how long its response is."""
+        """Returns how many tokens the response to a request has."""
         return 1 + request.seed % 512
 
     def _answer(self) -> None:

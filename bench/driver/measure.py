@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Measures sizes in turns. Appends to `path`."""
+    """Measures policies and sizes in turn. Appends to `path`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     recorder = Recorder(path, **dict(vars(arguments).items()))
     for repeat in range(arguments.repeats):
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(policy: str, in_flight: int, steps: int) -> RLJobSpec:
-    """Makes a job whose first round has `in_flight` samples in flight."""
+    """Makes a job whose first round has about `in_flight` samples in flight."""
     rounds = POLICIES[policy]
     prompts = int(in_flight / GROUP / rounds.get("promptOvercommit", 1.0))
     spec = {
@@ -137,7 +137,7 @@ class Instant:
 
 
 def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
-    """Measures CPU microseconds per event: folding it alone, and folding it with the policy's decisions that follow (events from outside)."""
+    """Measures CPU microseconds per event: of folding it alone, and, for events from outside, of folding it and deciding what follows."""
     instant = Instant(spec)
     began = time.process_time()
     instant.run()
@@ -151,7 +151,7 @@ def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
 
 
 def loop_costs(spec: RLJobSpec) -> dict[str, float]:
-    """Measures CPU microseconds per trained sample through the driver's whole loop, its log on a disk included."""
+    """Measures the CPU microseconds per trained sample through the driver's whole loop, its log on a disk included."""
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
         job = Job("bench", spec, Path(folder), 1)
         reporter = Reporter(job, LocalBroker(1), Reports([], time.time), StageClock(time.monotonic), time.time)

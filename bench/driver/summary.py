@@ -40,7 +40,7 @@ def medians(lines: list[dict[str, Any]]) -> Medians:
 
 
 def table(run: dict[str, Any], results: Medians) -> str:
-    """Writes the page, as Markdown."""
+    """Returns the page, as Markdown."""
     machine = run["machine"]
     text = [
         "# What the driver costs",

@@ -86,7 +86,7 @@ def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
 def _bar(
     what: str, least: float, slower: Mapping[int, float], faster: Mapping[int, float], above: float | None = None
 ) -> Bar:
-    """Compares the seconds of the first with those of the second by the mean ratio, paired by seed; the interval's lower end has to be beyond `above`."""
+    """Compares `slower` with `faster`, seconds by seed, by their mean ratio; the interval's lower end has to exceed `above`, if given."""
     ratio = paired(slower, faster)
     if ratio is None:
         return Bar(what, least, None, "blocks are missing")
@@ -95,7 +95,7 @@ def _bar(
 
 
 def paired(slower: Mapping[int, float], faster: Mapping[int, float]) -> Estimate | None:
-    """Computes the geometric mean over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
+    """Computes the geometric mean ratio over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
     seeds = sorted(slower.keys() & faster.keys())
     if len(seeds) < 2:
         return None

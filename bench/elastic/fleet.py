@@ -42,7 +42,7 @@ class EngineProcess:
         self._pipe.recv()
 
     def attach(self, fleet: PacedFleet) -> None:
-        """Sends messages to this fleet, of a job on this loop, from now on."""
+        """Lets the engine's messages go to this fleet, of a job on this loop, from now on."""
         first, self._fleet = self._fleet is None, fleet
         self._loop = asyncio.get_running_loop()
         self._loads = asyncio.Queue()

@@ -25,7 +25,7 @@ class Oracle:
 
 
 def oracle(situations: Sequence[Situation], seconds: Mapping[int, Sequence[Sequence[float]]], change: float) -> Oracle:
-    """Finds the choice that takes least time over all seeds together.
+    """Finds the choice that takes the least time over all seeds together.
 
     It has one size for each situation, and is charged `change` seconds for each change.
 

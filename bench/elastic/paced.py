@@ -41,7 +41,7 @@ class PacedEngine:
 
 
 def engine_config(engine: PacedEngine) -> EngineConfig:
-    """Makes the config of the tiny model, on one CPU."""
+    """Makes the config of an engine with the tiny model, on one CPU."""
     return EngineConfig(engine.name, str(engine.model), "float32", max_length=engine.longest, enforce_eager=True)
 
 
@@ -108,7 +108,7 @@ class Pace:
         self.stated = self._roofline.step_seconds(self._devices, max(1, decoded), tokens, computed)
 
     def rested(self) -> None:
-        """Takes note that there was nothing to do until now."""
+        """Notes that there was nothing to do until now."""
         self._end = None
 
     def step(self, step: Any) -> Any:
@@ -224,7 +224,7 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             super()._submit(requests, begun)
 
         def serve_version(self, version: int) -> None:
-            """Serves new weights in name: nothing that runs or is cached outlives a round."""
+            """Serves new weights in name only: nothing that runs or is cached outlives a round."""
 
             def serve() -> None:
                 self._vllm.set_weight_version(str(version))

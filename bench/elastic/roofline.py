@@ -30,7 +30,7 @@ class Roofline:
     all_reduce: float
 
     def kv_tokens(self, devices: int) -> int:
-        """Counts the tokens in the KV cache of an engine: weights are split over its devices, of each of which a tenth is kept in reserve."""
+        """Returns how many tokens an engine's KV cache holds: weights are split over its devices, a tenth of each of which is a reserve."""
         return int((devices * self.memory * (1 - 1 / RESERVE) - self.weights) / self.kv_token)
 
     def step_seconds(self, devices: int, sequences: int, tokens: float, computed: int = 0) -> float:

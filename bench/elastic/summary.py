@@ -152,12 +152,12 @@ def _arms(result: Result, simulated: Simulated, blocks: Any) -> list[str]:
 
 
 def runs_of(sizes: Sequence[int]) -> str:
-    """Writes `1 x20, 4 x10` for twenty rounds with one device, and then ten with four."""
+    """Formats sizes: `1 x20, 4 x10` for twenty rounds with one device, and then ten with four."""
     return ", ".join(f"{size} x{len([*run])}" for size, run in groupby(sizes))
 
 
 def _situations(result: Result, blocks: Any, phases: trace.Phases) -> list[str]:
-    """Writes the mean seconds and preemptions of a round, by phase, kind and fixed size."""
+    """Returns the table of a round's mean seconds and preemptions, by phase, kind and fixed size."""
     sizes = [arm for arm in FIXED if arm in result.seconds]
     text = [
         "Seconds (preemptions) of a round in fixed shape, means over rounds and seeds, and the oracle's choice:",
@@ -186,7 +186,7 @@ def _situations(result: Result, blocks: Any, phases: trace.Phases) -> list[str]:
 
 
 def _fit(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Writes the table of the published cells."""
+    """Returns the table of the published cells; nothing if the run left them out."""
     if not lines:
         return []
     text = [
@@ -242,7 +242,7 @@ def _reasons(blocks: Any) -> list[str]:
 
 
 def plot(result: Result, blocks: Any, path: Path) -> None:
-    """Draws, for each arm in its first seed, seconds of every round, coloured by the devices of an engine; long rounds are dark at the foot."""
+    """Draws the seconds of every round in each arm's first seed, coloured by an engine's devices; long rounds have a dot at the foot."""
     arms = [arm for arm in ARMS if arm in result.seconds]
     with picture(path, rows=len(arms), columns=1, width=11, height=1.3) as (_, axes):
         for arm, (axis,) in zip(arms, axes, strict=True):

@@ -146,7 +146,7 @@ Results = Mapping[Run, Mapping[str, Any]]
 
 
 def _seconds(results: Results, run: Run, seeds: Sequence[int]) -> float:
-    """Returns the geometric mean over seeds."""
+    """Returns the geometric mean of a job's seconds over seeds."""
     return exp(fmean(log(results[replace(run, seed=seed)]["seconds"]) for seed in seeds))
 
 

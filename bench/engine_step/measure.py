@@ -96,7 +96,10 @@ def _rounds(spec: RLJobSpec) -> alone.Rounds:
 
 
 async def _in_job(spec: RLJobSpec, folder: Path, *, profile: bool) -> tuple[list[Step], dict[str, Any]]:
-    """Times the engines' steps in a whole job, without its first rounds; also what its stages and processes took, and where they spent it."""
+    """Times the engines' steps in a whole job, after a short one that warms up.
+
+    Returns them with what the job's stages and processes took, and where they spent it.
+    """
     from bench.rounds.block import run_block
     from bench.rounds.components import task_components
 

@@ -26,7 +26,10 @@ _NAMES = {
 
 
 def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
-    """Reads the user and system seconds of each process below `root`, it included; what ended children used counts for a parent other than `root`."""
+    """Reads the user and system seconds of `root` and of each process below it.
+
+    What ended children used counts for a parent other than `root`.
+    """
     parents, usage = {}, {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -26,7 +26,7 @@ def write(raw: Path) -> None:
 
 
 def functions(run: dict[str, Any], *arms: dict[str, Any]) -> str:
-    """Writes where the processes of the job spent their time, as Markdown."""
+    """Returns tables, as Markdown, of where the processes of the job spent their time."""
     counts: dict[str, Counter[str]] = {}
     for arm in arms:
         for name, counted in arm.get("functions", {}).items():
@@ -41,7 +41,7 @@ def functions(run: dict[str, Any], *arms: dict[str, Any]) -> str:
 
 
 def table(run: dict[str, Any], *arms: dict[str, Any]) -> str:
-    """Writes the page, as Markdown."""
+    """Returns the page, as Markdown."""
     machine, settings = run["machine"], run["settings"]
     jobs = [arm for arm in arms if arm["arm"] == "job"]
     text = [

@@ -14,7 +14,7 @@ Step = tuple[int, int, float, float]
 
 
 def note_steps(engine: Any) -> list[Step]:
-    """Makes the engine, one that runs in this process, add each step to the list from now on."""
+    """Makes the engine, one that runs in this process, add each step from now on to the list that is returned."""
     steps: list[Step] = []
     batch = [0, 0]
     counters, step = engine._counters, engine._step

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Measures tasks and isolations in turns. Appends to `path`."""
+    """Measures tasks and isolations in turn. Appends to `path`."""
     settings = {**vars(arguments), "verl": arguments.verl is not None}
     recorder = Recorder(path, **settings)
     tasks = [task for task in arguments.tasks if arguments.verl is not None or not TASKS[task].verl]
@@ -114,7 +114,7 @@ def _environment(verl: Path | None) -> dict[str, str]:
 async def _graded(
     task: str, isolation: str, samples: Sequence[RewardSample], scores: Sequence[float | None], arguments: Any
 ) -> dict[str, Any]:
-    """Measures the milliseconds of CPU a grade by process, and whether the scores are those of the bare loop."""
+    """Measures the CPU milliseconds of a grade, by process, and counts the scores that differ from those of the bare loop."""
     reward = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}
     with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         socket = Path(directory) / "graders.sock"

@@ -41,7 +41,7 @@ def quickstart(rng: random.Random) -> RewardSample:
 
 
 def gsm8k(rng: random.Random) -> RewardSample:
-    """Makes a word problem in steps, with the answer behind four number signs, mostly."""
+    """Makes a word problem's solution in steps, mostly with the answer behind four number signs."""
     name, thing = rng.choice(["Natalia", "Weng", "Betty", "Julie"]), rng.choice(["clips", "apples", "pages", "marbles"])
     first, times, price = rng.randint(12, 990), rng.randint(2, 9), rng.randint(2, 20)
     total = (first + first * times) * price

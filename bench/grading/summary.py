@@ -21,7 +21,7 @@ def write(raw: Path) -> None:
 
 
 def table(recorded: list[list[dict[str, Any]]]) -> str:
-    """Writes the page, as Markdown, from runs that each begin with their `run` line."""
+    """Returns the page, as Markdown, from runs that each begin with their `run` line."""
     last = {
         (line["task"], line["isolation"]): lines for lines in recorded for line in lines if line["kind"] == "graded"
     }

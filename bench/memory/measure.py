@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(size: str, model: Path, arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Measures in each rank, a process of its own. Bytes and seconds."""
+    """Returns what each rank, a process of its own, has measured, in bytes and seconds."""
     address = process_group.serve("127.0.0.1")
     rank_arguments = (
         arguments.ranks,
@@ -165,7 +165,7 @@ def _measured(device: str) -> Iterator[dict[str, float]]:
 
 @contextmanager
 def _host_memory() -> Iterator[Callable[[], int]]:
-    """Yields what returns the most private memory of this process in the block, beyond that at its start."""
+    """Yields a function that returns the most private memory of this process in the block, beyond that at its start."""
     before = most = _private_memory()
     ended = threading.Event()
 
@@ -201,7 +201,7 @@ def _units(model: torch.nn.Module) -> list[int]:
 
 
 def _samples(count: int, tokens: int, vocabulary: int) -> list[GeneratedSample]:
-    """Makes samples of which one fills a bin."""
+    """Makes samples, each of which fills a bin."""
     random = np.random.default_rng(0)
     prompts = (random.integers(0, vocabulary, PROMPT_TOKENS).astype(np.int32) for _ in range(count))
     return [

@@ -18,7 +18,7 @@ def write(raw: Path) -> None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Writes the page, as Markdown. With several ranks, it has the largest figure of any."""
+    """Returns the page, as Markdown. With several ranks, it has the largest figure of any."""
     text = [
         "# Time and memory of trainer ranks",
         "",

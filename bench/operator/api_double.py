@@ -70,7 +70,7 @@ class ApiDouble:
         force: bool = True,
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Applies an object as a server-side apply: a status guarded by its version, anything else as a replacement."""
+        """Applies an object, as server-side apply does: a status guarded by its version, anything else as a replacement."""
         await self._receive_request()
         key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
         stored = self._objects[key]
@@ -93,13 +93,13 @@ class ApiDouble:
         return _copy(stored)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Object, *_: Any, **__: Any) -> Any:
-        """Replaces keys of the first level, as PATCH does."""
+        """Replaces keys of the first level, where a PATCH would merge what is below them."""
         await self._receive_request()
         key = _key(resource, namespace, name)
         return self._store(key, {**self._objects[key], **body})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
-        """Deletes the object, as DELETE does; nothing lingers."""
+        """Deletes the object at once, where a DELETE may let it linger."""
         await self._receive_request()
         gone = self._objects.pop(_key(resource, namespace, name), None)
         if gone is None:
@@ -110,7 +110,7 @@ class ApiDouble:
         return {"kind": "Status"}
 
     async def list_pages(self, resource: Resource, namespace: str, **_: Any) -> AsyncIterator[Page]:
-        """Lists nothing: the operator lists warnings about pods, of which there are none."""
+        """Yields one empty page: the operator lists warnings about pods, of which there are none."""
         await self._receive_request()
         yield Page([], "1")
 

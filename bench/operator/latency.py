@@ -34,7 +34,7 @@ POLL_SECONDS = 0.2
 def latency(jobs: int, demands: int, period_seconds: float, running: str | None = None) -> dict[str, Any]:
     """Measures `demands` of so many jobs, one every `period_seconds`: seconds until each was read as answered, and the operator's CPU.
 
-    On a test cluster of its own, else on the one named `running`.
+    On the test cluster named `running`, else on one of its own.
     No node takes the jobs' pods, so nothing but the API server and the operator has a part in it.
     """
     names = [f"job-{number}" for number in range(jobs)]

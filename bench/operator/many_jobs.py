@@ -124,7 +124,7 @@ async def _measure(
 
 
 def _loop_ms(seconds: float) -> float:
-    """Measures the milliseconds of a million additions."""
+    """Converts the seconds of SPEED_ADDITIONS additions to the milliseconds of a million."""
     return 1e3 * seconds * 10**6 / SPEED_ADDITIONS
 
 

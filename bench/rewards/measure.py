@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -> None:
-    """Measures blocks of the arms, in an order that turns round, so that none always comes first."""
+    """Measures blocks of the arms, in an order that is reversed from seed to seed, so that none always comes first."""
     for seed in range(arguments.blocks):
         trace = Trace(seed, 1 + 2 * arguments.swap, arguments.swap, WORK)
         for arm in ARMS if seed % 2 == 0 else tuple(reversed(ARMS)):

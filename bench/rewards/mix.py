@@ -148,6 +148,6 @@ def _clipped(seconds: float) -> float:
 
 
 def _between(bounds: tuple[float, float], share: float) -> float:
-    """Returns the value at this share of the way, of logarithms."""
+    """Returns the value at this share of the way between the bounds, on a logarithmic scale."""
     low, high = bounds
     return low * (high / low) ** share

@@ -132,7 +132,7 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
     share = decision.share - CONVERSION
 
     def last(names: Collection[str], reached: Callable[[PodSeen], bool]) -> float | None:
-        """Returns the seconds from the decision until the last of these pods had reached it; None unless all did."""
+        """Returns the seconds from the decision until all of these pods had `reached` it; None if one never did, or without pods."""
         first: dict[str, float] = {}
         for pod in during:
             if pod.pod in names and reached(pod):

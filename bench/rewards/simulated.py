@@ -25,7 +25,10 @@ NOTICED = 0.1
 
 @dataclass
 class Counts:
-    """Counts grades with a learned limit, those that are correct with the hard one, and how many of either it kills or would have killed."""
+    """Counts grades with a learned limit, and those of them that are correct with the hard one.
+
+    `limited_wrong` and `killed` are how many of the latter the learned limit kills or would have killed.
+    """
 
     limited: int = 0
     limited_wrong: int = 0
@@ -80,7 +83,7 @@ class SimulatedGrading:
         return self
 
     def round(self, number: int, epoch: int, rows: list[int]) -> None:
-        """Grades a round; the samples of a group are graded in any order."""
+        """Grades a round, whose grades become known in random order."""
         self.timeouts.fold(events.RoundOpened(number, RoundKind.SHORT, number - 1))
         samples = [SampleId(epoch, row, number, index) for row in rows for index in range(GROUP)]
         responses = self.mix.responses([sample.row for sample in samples], number)

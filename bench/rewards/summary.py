@@ -34,7 +34,7 @@ def write(raw: Path) -> None:
 
 
 def page(recorded: Sequence[list[Line]]) -> str:
-    """Writes the page, as Markdown, from runs that each begin with their `run` line, oldest first."""
+    """Returns the page, as Markdown, from runs that each begin with their `run` line, oldest first."""
     text = ["# Grading"]
     for kinds, section in (({"round", "simulated"}, _timeouts), ({"block"}, _cpus), ({"moves"}, _moves)):
         if lines := _newest(recorded, kinds):
@@ -43,7 +43,7 @@ def page(recorded: Sequence[list[Line]]) -> str:
 
 
 def _newest(recorded: Sequence[list[Line]], kinds: Collection[str]) -> list[Line]:
-    """Finds the `run` line of the newest run with lines of these kinds, and those."""
+    """Returns the `run` line of the newest run with lines of these kinds, and those lines; nothing without such a run."""
     for run in reversed(recorded):
         if lines := [line for line in run if line["kind"] in kinds]:
             return [run[0], *lines]
@@ -128,7 +128,7 @@ def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
 
 
 def _saved(rounds: Sequence[Line], name: str) -> float:
-    """Returns how many times as much the hard limit takes."""
+    """Returns how many times as much the hard limit takes as learned ones."""
     hard, learned = (sum(line[name] for line in rounds if line["arm"] == arm) for arm in ARMS)
     return float(hard / learned)
 

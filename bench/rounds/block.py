@@ -46,7 +46,7 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
 
 
 def steps(records: list[Record]) -> dict[str, list[float]]:
-    """Reads of each step: seconds in all, with rollout, with training and publication, and whether its round was long."""
+    """Reads, for each step, its seconds in all, those of rollout, those of training and publication, and whether its round was long."""
     made = [record.metrics for record in records if record.step]
     return {
         "step": [metrics["timing_s/step"] - sum(metrics.get(name, 0.0) for name in _APART) for metrics in made],
@@ -86,12 +86,12 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
 
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Returns the tokens of responses that ended on their own."""
+    """Returns the number of tokens of each response that ended on its own."""
     return {sample: count for sample, count in _generated(block) if count >= 0}
 
 
 def stopped(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Returns the tokens of responses that were stopped."""
+    """Returns the number of tokens of each response that was stopped."""
     return {sample: -1 - count for sample, count in _generated(block) if count < 0}
 
 
@@ -105,7 +105,7 @@ def _generated(block: dict[str, Any]) -> list[tuple[SampleId, int]]:
 
 
 def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
-    """Returns the tokens of trained responses, by prompt."""
+    """Returns the numbers of tokens of trained responses, by prompt."""
     return {
         PromptId(epoch, row): [tokens[index] for index in indices]
         for epoch, row, _, tokens, indices in block["groups"]
@@ -114,5 +114,5 @@ def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
 
 
 def generated_tokens(block: dict[str, Any]) -> int:
-    """Counts all response tokens, stopped ones included."""
+    """Counts all response tokens, those of stopped responses included."""
     return sum(ended(block).values()) + sum(stopped(block).values())

@@ -66,7 +66,10 @@ def measured(blocks: Blocks, arm: str) -> Measured:
 
 
 def longer(blocks: Blocks, arm: str, other: str) -> Estimate | None:
-    """Estimates the mean trained length of the other arm less the arm's, by the baseline's, on the prompts that all three trained; None without any."""
+    """Estimates the mean trained length of the other arm less the arm's, as a share of the baseline's.
+
+    It is that on the prompts that all three trained; None without any.
+    """
     pairs = []
     for seed in sorted({seed for _, seed in blocks}):
         keys = [(name, seed) for name in (arm, other, BASELINE)]
@@ -138,7 +141,10 @@ class Distribution:
 
 
 def distribution(blocks: Blocks, prompts: int) -> Distribution:
-    """Describes the trained lengths of the baseline, whose rounds have `prompts` prompts each, in the order they were drawn; `longest_by_median` is a median over rounds."""
+    """Describes the trained lengths of the baseline.
+
+    Its rounds have `prompts` prompts each, in the order they were drawn; `longest_by_median` is a median over rounds.
+    """
     rounds = []
     for (name, _), block in blocks.items():
         if name == BASELINE:

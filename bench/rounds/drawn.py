@@ -26,7 +26,7 @@ ROWS = 4096
 
 
 def distribution(seed: int) -> TwoLevel:
-    """Returns the lengths of one seed, the same for every arm."""
+    """Returns the distribution of lengths of one seed, the same for every arm."""
     return TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST, seed)
 
 

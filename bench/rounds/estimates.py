@@ -23,7 +23,7 @@ class Estimate:
     count: int
 
     def text(self, form: str = ".3f", shown: Callable[[float], float] = float) -> str:
-        """Writes the value and the ends, each as `shown` makes it."""
+        """Formats the value and the ends of the interval, each as `shown` makes it."""
         value, low, high = (format(shown(end), form) for end in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
@@ -34,7 +34,7 @@ class Estimate:
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """Estimates the sum of the first by the sum of the second; pairs are resampled."""
+    """Estimates the sum of the first values divided by that of the second ones; pairs are resampled."""
     first, second = np.array(pairs, dtype=np.float64).T
     drawn = _draws(len(pairs))
     ratios = first[drawn].sum(1) / second[drawn].sum(1)

@@ -38,9 +38,9 @@ class Predicted:
 
 
 class Predictor:
-    """Predicts the arms of one task. Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
+    """Predicts the arms of one task. `overhead` is what a synchronous round takes beyond the simulated one.
 
-    `overhead` is what a synchronous round takes beyond the simulated one.
+    Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
 
     The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are the baseline's,
     so of the baseline nothing but its mean is predicted; where an arm overlaps, its trainer too takes what it took. Drawn lengths are

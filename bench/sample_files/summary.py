@@ -19,7 +19,7 @@ def write(raw: Path) -> None:
 
 
 def table(run: dict[str, Any], *lines: dict[str, Any]) -> str:
-    """Writes the page, as Markdown. The same steps are compared: those of a repeat have the same tokens in every setting."""
+    """Returns the page, as Markdown. The same steps are compared: those of a repeat have the same tokens in every setting."""
     machine, settings = run["machine"], run["settings"]
     steps = {(line["case"], line["every"], line["repeat"], line["number"]): line["seconds"]["step"] for line in lines}
     text = [

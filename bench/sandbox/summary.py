@@ -22,7 +22,7 @@ def write(raw: Path) -> None:
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """Lists what of the bar a run misses.
+    """Lists in what a run misses the bar.
 
     Each variant has to do harm without the sandbox and none in it, and the next sample's grade has to come in time.
     """
@@ -45,7 +45,7 @@ def missed(lines: list[Line]) -> list[str]:
 
 
 def table(lines: list[Line]) -> str:
-    """Writes the page, as Markdown."""
+    """Returns the page, as Markdown."""
     run, tried = lines[0], _of_kind(lines, "tried")
     unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}
     groups = {line["group"]: [each for each in tried if each["group"] == line["group"]] for line in tried}

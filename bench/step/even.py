@@ -29,5 +29,5 @@ def rows(count: int, seed: int) -> list[dict[str, str]]:
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-    """Returns the share of lower-case letters in a completion, for both systems (TRL's signature)."""
+    """Returns the share of lower-case letters in each completion, for both systems (TRL's signature)."""
     return [sum(character in string.ascii_lowercase for character in text) / max(1, len(text)) for text in completions]

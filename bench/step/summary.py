@@ -56,7 +56,7 @@ def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, floa
 
 
 def faster(lines: list[dict[str, Any]], case: str) -> dict[str, list[float]]:
-    """Returns how many times faster than TRL the whole step (`step`) and what isn't generation (`rest`) are, in each repeat, by its medians."""
+    """Returns how many times faster than TRL a step is, whole (`step`) and without generation (`rest`), by the medians of each repeat."""
     repeats = sorted({line["repeat"] for line in lines if _is_step(line, case)})
     by_repeat = [
         medians([line for line in lines if _is_step(line, case) and line["repeat"] == repeat]) for repeat in repeats
@@ -66,7 +66,7 @@ def faster(lines: list[dict[str, Any]], case: str) -> dict[str, list[float]]:
 
 
 def lower_bound(ratios: list[float]) -> float | None:
-    """Computes the lower 95 % bound of the mean ratio over repeats, on a logarithmic scale by Student's t; None for fewer than two repeats."""
+    """Computes the lower 95 % bound of the mean ratio over repeats, on a logarithmic scale by Student's t; None for fewer than two."""
     if len(ratios) < 2:
         return None
     logs = [math.log(ratio) for ratio in ratios]
@@ -75,7 +75,7 @@ def lower_bound(ratios: list[float]) -> float | None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Writes the page, as Markdown."""
+    """Returns the page, as Markdown."""
     run, results = lines[0], medians(lines)
     cases = list(dict.fromkeys(case for case, _ in results))
     versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
@@ -142,7 +142,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def _setting(lines: list[dict[str, Any]], case: str) -> str:
-    """Writes two cells, engines and the trainer's layers, of the setting that was the best in trials."""
+    """Returns two cells, engines and the trainer's layers, of the setting that was the best in trials."""
     setting = next(line["setting"] for line in lines if _is_step(line, case) and line["system"] == "longboat")
     engines = f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
     return f"{engines} | {'compiled' if setting.get('compile_layers', False) else 'not compiled'}"

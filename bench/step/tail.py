@@ -32,7 +32,7 @@ _reward = _quickstart("reward").reward
 
 
 def build_model(size: str, directory: Path) -> None:
-    """Builds the quickstart's base, which takes half a minute to three minutes."""
+    """Builds the quickstart's base of this size, which takes half a minute to three minutes."""
     import torch
 
     base = _quickstart("build_base")

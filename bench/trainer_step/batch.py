@@ -43,7 +43,7 @@ def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
 def trl_update(
     trainer: Any, optimizer: torch.optim.Optimizer, parts: Sequence[dict[str, Any]]
 ) -> Callable[[int], None]:
-    """Returns a step that makes one update by GRPOTrainer's loss of micro-batches."""
+    """Returns a step that makes one update, with GRPOTrainer's loss of each micro-batch."""
 
     def step(_: int) -> None:
         for part in parts:

@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Namespace) -> None:
-    """Measures all arms, in turns; the device has to have room for them all."""
+    """Measures all arms in turn; the device has to have room for them all."""
     model = build_model(size, folder / size)
     samples = responses(arguments.samples, arguments.longest, VOCABULARY.get(size, 151936))
     lengths = [sample.size.tokens for sample in samples]
@@ -167,7 +167,7 @@ def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def trl_step(model: Path, samples: list[GeneratedSample], micro_batch: int, folder: Path) -> Callable[[int], None]:
-    """Returns a step that does what GRPOTrainer does with a generated batch: loss, backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step of GRPOTrainer with a generated batch: loss and backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

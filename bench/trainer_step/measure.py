@@ -92,7 +92,10 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
 
 
 def batch(case: Case) -> list[GeneratedSample]:
-    """Makes samples of random tokens; lengths as in bench/step: even ones end by chance (1 in 400 tokens), others are log-normal with median 17."""
+    """Makes samples of random tokens, with lengths as in bench/step.
+
+    Even ones end by chance (1 in 400 tokens), others are log-normal with median 17.
+    """
     random = np.random.default_rng(0)
     longest = case.module.MAX_TOKENS
     draw = {"even": lambda: random.geometric(1 / 400), "tail": lambda: np.exp(random.normal(np.log(17), 0.9))}
@@ -138,7 +141,7 @@ def _longboat_step(
 def trl_step(
     case: Case, model: Path, samples: list[GeneratedSample], micro_batch: int, steps: int
 ) -> Callable[[int], None]:
-    """Returns a step that does what GRPOTrainer does with a generated batch: loss, backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step of GRPOTrainer with a generated batch: loss and backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

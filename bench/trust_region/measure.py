@@ -81,7 +81,7 @@ class Measurement:
         self._untrained = untrained["reward"]
 
     def search(self) -> Setting | None:
-        """Finds the mildest setting in which the former loss collapses often enough."""
+        """Finds the mildest setting in which the former loss collapses often enough; None if there is none."""
         for setting in SETTINGS:
             outcomes: list[bool] = []
             for seed in SEARCH_SEEDS:

@@ -73,7 +73,7 @@ def collapsed(rewards: Sequence[float], untrained: float) -> bool:
 
 
 def search_ended(outcomes: Sequence[bool]) -> bool | None:
-    """Judges which trainings of one setting have collapsed so far: True, enough did; False, too few will; None, continue."""
+    """Judges a setting by which of its trainings so far have collapsed: True, enough did; False, too few will; None, continue."""
     if sum(outcomes) >= COLLAPSES_NEEDED:
         return True
     remaining = len(SEARCH_SEEDS) - len(outcomes)

@@ -68,7 +68,7 @@ class Sampler:
         ]
 
     def _forward(self, ids: Tensor, cache: Tensor, start: int) -> Tensor:
-        """Computes the logits (rows, vocabulary) behind the last of `ids` (rows, T), which are at `start`; fills the cache."""
+        """Computes the logits (rows, vocabulary) after the last of `ids` (rows, T), which begin at `start`; fills the cache."""
         config, weights = self._config, self._weights
         rows, count = ids.shape
         end = start + count

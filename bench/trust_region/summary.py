@@ -107,7 +107,7 @@ def _at(lines: Lines, setting: Setting) -> Lines:
 
 
 def _table(lines: Lines) -> list[str]:
-    """Writes one row for each arm."""
+    """Returns a table with one row for each arm."""
     text = [
         "| loss | collapsed | of seeds | right held-out answers of those that held, % | clipped, % | masked, % |",
         "|---|---|---|---|---|---|",
@@ -123,7 +123,7 @@ def _table(lines: Lines) -> list[str]:
 
 
 def chosen(lines: Lines) -> str:
-    """Returns the candidate that `best` takes from the trainings of phase `select`; a collapsed one has no correct answers."""
+    """Returns the candidate that `best` takes from the trainings of phase `select`; a collapsed training has no correct answers."""
     arms = {line["arm"] for line in lines}
     own = {arm: [line for line in lines if line["arm"] == arm] for arm in CANDIDATES if arm in arms}
     return best(
@@ -191,7 +191,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
-    """Draws the reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
+    """Draws each training's reward over its steps: of the former loss and the default in the hard setting, of both arms in the usual."""
     panels = [
         ("the former loss", [line for line in _of_phase(trainings, "confirm") if line["arm"] == BEFORE]),
         ("the default", [line for line in _of_phase(trainings, "confirm") if line["arm"] == DEFAULT]),

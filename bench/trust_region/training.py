@@ -125,7 +125,10 @@ class Bench:
         return {**steps, "collapsed": False, "failed": "", "held_out": self.examine(versions[-1], each).right}
 
     def examine(self, weights: Mapping[str, Tensor] | None, each: int) -> Examination:
-        """Examines `each` answers to every held-out prompt by `weights` (None: of the beginning), always with the same random numbers."""
+        """Draws and grades `each` answers to every held-out prompt by `weights` (None: those of the beginning).
+
+        The random numbers are always the same.
+        """
         if weights is None:
             self._rank.restore(self._beginning)
             weights = self._weights()
@@ -155,7 +158,7 @@ class Bench:
         each: int,
         seed: tuple[int, int],
     ) -> list[Answer]:
-        """Draws `each` answers to every row, in order."""
+        """Draws and grades `each` answers to every row, in order."""
         longest = self._spec.rollout.sampling.max_tokens
         generator = torch.Generator().manual_seed(seed[0] << 32 | seed[1])
         places = [(row, index) for row in rows for index in range(each)]

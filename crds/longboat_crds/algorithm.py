@@ -73,56 +73,63 @@ class AlgorithmSpec(ApiModel):
     """Loss and advantages. An unset knob takes the preset's value."""
 
     name: AlgorithmName = AlgorithmName.GRPO
-    group_size: int = Field(8, ge=1, le=1024, description="Samples for each prompt.")
-    advantage_baseline: AdvantageBaseline | None = Field(None, description="Default: the preset's.")
-    advantage_scale: AdvantageScale | None = Field(None, description="Default: the preset's.")
+    group_size: int = Field(default=8, ge=1, le=1024, description="Samples for each prompt.")
+    advantage_baseline: AdvantageBaseline | None = Field(default=None, description="Default: the preset's.")
+    advantage_scale: AdvantageScale | None = Field(default=None, description="Default: the preset's.")
     clip_low: float | None = Field(
-        None, gt=0.0, lt=1.0, description="Lower clip of the probability ratio is 1 - clipLow. Default: the preset's."
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="Lower clip of the probability ratio is 1 - clipLow. Default: the preset's.",
     )
     clip_high: float | None = Field(
-        None, gt=0.0, le=10.0, description="Upper clip of the probability ratio is 1 + clipHigh. Default: the preset's."
+        default=None,
+        gt=0.0,
+        le=10.0,
+        description="Upper clip of the probability ratio is 1 + clipHigh. Default: the preset's.",
     )
-    aggregation: Aggregation | None = Field(None, description="Default: the preset's.")
+    aggregation: Aggregation | None = Field(default=None, description="Default: the preset's.")
     kl_coefficient: float = Field(
-        0.0,
+        default=0.0,
         ge=0.0,
         le=1000.0,
         description="Weight of the KL penalty against the starting model (k3 estimator); 0 leaves it out.",
     )
     clip_against: ClipAgainst | None = Field(
-        None,
+        default=None,
         description="Default: Proximal with rounds.policy Synchronous and TailBatching, Behaviour with ContinueUnfinished and "
         "BoundedAsync.",
     )
     dual_clip: float | None = Field(
-        None,
+        default=None,
         gt=1.0,
         le=1000.0,
         description="Where the advantage is negative, a token's loss is at most this times the advantage's magnitude, however likely the "
         "token has become (dual clip). Default: no limit.",
     )
     importance_cap: float | None = Field(
-        None,
+        default=None,
         ge=0.0,
         le=1000.0,
         description="With clipAgainst Proximal: cap of the truncated importance weight, which is the trainer's probability of a token "
         f"over the engine's; 0 switches the correction off. Default: {IMPORTANCE_CAP:g}, or what importanceMask lets through.",
     )
     importance_mask: RatioBounds | None = Field(
-        None,
+        default=None,
         description="Leave out of the loss every token for which the ratio of the trainer's probability to the engine's is outside "
         "these bounds (masked importance sampling). Default: none.",
     )
     sequence_mask: RatioBounds | None = Field(
-        None,
+        default=None,
         description="Leave out of the loss every response for which the ratio of the trainer's probability to the engine's is "
         "outside these bounds. Few long responses pass: see docs/rounds.md. Default: none.",
     )
     drop_zero_variance: bool | None = Field(
-        None, description="Drop groups whose rewards are all equal (DAPO's dynamic sampling). Default: the preset's."
+        default=None,
+        description="Drop groups whose rewards are all equal (DAPO's dynamic sampling). Default: the preset's.",
     )
     mask_truncated: bool | None = Field(
-        None,
+        default=None,
         description="Leave samples cut off by maxTokens out of the loss (DAPO's overlong filter). Default: the preset's.",
     )
 
@@ -211,7 +218,7 @@ def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
 def resolve_loss(spec: AlgorithmSpec, *, off_policy: bool) -> ResolvedLoss:
     """Resolves the knobs as `resolve` does, and those whose default depends on whether the policy trains on tokens of older weights.
 
-    `off_policy` says so (`rounds.OFF_POLICY`).
+    `off_policy` says whether it does (`rounds.OFF_POLICY`).
     """
     knobs = resolve(spec)
     against = spec.clip_against or (ClipAgainst.BEHAVIOUR if off_policy else ClipAgainst.PROXIMAL)

@@ -63,7 +63,7 @@ Opaque = Annotated[dict[str, Any], Field(json_schema_extra={PRESERVE_UNKNOWN: Tr
 
 
 def list_map(key: str) -> dict[str, Any]:
-    """Returns the extra schema of a list whose items are told apart by `key`: no two items may have the same."""
+    """Returns the extra schema of a list whose items are told apart by `key`: no two items may share it."""
     return {LIST_TYPE: "map", LIST_MAP_KEYS: [key]}
 
 
@@ -88,7 +88,7 @@ class ApiModel(FieldsModel):
     @model_validator(mode="before")
     @classmethod
     def _null_means_unset(cls, value: Any) -> Any:
-        """Takes a null for a field that isn't given, like the API server."""
+        """Drops nulls: a null means that the field isn't given, as for the API server."""
         if isinstance(value, dict) and None in value.values():
             return {k: v for k, v in value.items() if v is not None}
         return value

@@ -27,9 +27,11 @@ class ReclaimPolicy(StrEnum):
 class VolumeSpec(ApiModel):
     """The claim that the operator creates for the job (`NAME-checkpoint`)."""
 
-    size: Quantity = Field("10Gi", description="Size of the claim.")
+    size: Quantity = Field(default="10Gi", description="Size of the claim.")
     storage_class_name: str | None = Field(
-        None, max_length=253, description="Default: the cluster's default class; an empty string asks for no class."
+        default=None,
+        max_length=253,
+        description="Default: the cluster's default class; an empty string asks for no class.",
     )
     access_mode: AccessMode = AccessMode.READ_WRITE_MANY
 
@@ -38,7 +40,7 @@ class ResumeFrom(ApiModel):
     """Checkpoints of another job's claim, taken as the start of this one."""
 
     claim_name: ReferenceName = Field(description="The claim; it is mounted read-only.")
-    step: int | None = Field(None, ge=0, le=10_000_000, description="Default: the newest complete one.")
+    step: int | None = Field(default=None, ge=0, le=10_000_000, description="Default: the newest complete one.")
 
 
 class CheckpointSpec(ApiModel):
@@ -63,29 +65,29 @@ class CheckpointSpec(ApiModel):
     )
 
     every_steps: Annotated[int, Changeable.ANY_TIME] = Field(
-        10,
+        default=10,
         ge=1,
         le=10_000_000,
         description="Steps from one checkpoint to the next; an edit takes effect from the current step on.",
     )
     keep: Annotated[int, Changeable.ANY_TIME] = Field(
-        2,
+        default=2,
         ge=1,
         le=1000,
         description="How many of the newest checkpoints to keep; an edit takes effect when the next one is saved.",
     )
     grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
-        120,
+        default=120,
         description="How long a suspension waits for a final checkpoint: allow for two writes, since one may be under way already.",
     )
     reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
     claim_name: ReferenceName | None = Field(
-        None,
+        default=None,
         description="An existing claim to use instead of `volume`; the operator never deletes it. If it is ReadWriteOnce, driver "
         "and trainer pods share a node.",
     )
     resume_from: ResumeFrom | None = None
     export: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
-        True, description="Write a Hugging Face directory (`export/`) when the job ends."
+        default=True, description="Write a Hugging Face directory (`export/`) when the job ends."
     )

@@ -2,6 +2,7 @@
 
 Python evaluates on the JSON form with defaults filled in and unset fields left out, which is what the API server sees.
 As in CEL, reading a field that is not there is an error: guard it with `present` or `if_present`.
+Each function returns an expression; its docstring says what that expression means.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ class Expression:
 
 
 def field(path: str, variable: str = "self") -> Expression:
-    """Returns the value at a dotted path."""
+    """Reads the value at a dotted path below a variable."""
     keys = path.split(".")
 
     def read(scope: Scope) -> Any:
@@ -35,7 +36,7 @@ def field(path: str, variable: str = "self") -> Expression:
 
 
 def present(path: str, variable: str = "self") -> Expression:
-    """Holds where there is a value at the path; not where an object on the way to it is not there."""
+    """Holds where there is a value at the path; an object on the way to it may be missing, too."""
     keys = path.split(".")
     steps = [".".join([variable, *keys[: n + 1]]) for n in range(len(keys))]
 
@@ -51,7 +52,7 @@ def present(path: str, variable: str = "self") -> Expression:
 
 
 def constant(value: Any) -> Expression:
-    """Writes a string, number, boolean, or a list of them in CEL."""
+    """Stands for a string, number, boolean, or a list of them."""
     return Expression(_literal(value), lambda _: value)
 
 
@@ -108,7 +109,7 @@ def size(items: Expression) -> Expression:
 
 
 def negation(operand: Expression) -> Expression:
-    """Holds where the operand does not."""
+    """Holds where the operand doesn't."""
     return Expression(f"!{operand.cel}", lambda s: not operand.evaluate(s))
 
 
@@ -119,7 +120,7 @@ def both(*operands: Expression) -> Expression:
 
 
 def either(*operands: Expression) -> Expression:
-    """Holds where one operand holds; a later one is read only if those before it do not."""
+    """Holds where at least one operand holds; a later one is read only if those before it do not."""
     cel = " || ".join(o.cel for o in operands)
     return Expression(f"({cel})", lambda s: any(o.evaluate(s) for o in operands))
 
@@ -167,7 +168,7 @@ def some(path: str, variable: str, body: Expression) -> Expression:
 
 
 def total(path: str, name: str) -> Expression:
-    """Sums the numbers `name` of the items of the list at the path."""
+    """Sums the field `name` of the items of the list at the path."""
     items = field(path)
     return Expression(f"{items.cel}.map(i, i.{name}).sum()", lambda s: sum(item[name] for item in items.evaluate(s)))
 

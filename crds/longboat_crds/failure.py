@@ -26,16 +26,18 @@ class FailurePolicySpec(ApiModel):
         ),
     )
 
-    max_driver_restarts: Restarts = Field(5, description="More incidents of the driver fail the job.")
+    max_driver_restarts: Restarts = Field(default=5, description="More incidents of the driver fail the job.")
     max_rollout_restarts: Restarts = Field(
-        10,
+        default=10,
         description="More incidents of rollout pods fail the job; so do more deaths of engines in pods that stay up, which are counted "
         "separately.",
     )
-    max_reward_restarts: Restarts = Field(10, description="More incidents of reward pods fail the job.")
-    max_trainer_restarts: Restarts = Field(5, description="More incidents of trainer pods fail the job.")
+    max_reward_restarts: Restarts = Field(default=10, description="More incidents of reward pods fail the job.")
+    max_trainer_restarts: Restarts = Field(default=5, description="More incidents of trainer pods fail the job.")
     backoff_seconds: Seconds = Field(
-        10, description="Wait before the first replacement of a pod; it doubles each time."
+        default=10, description="Wait before the first replacement of a pod; it doubles each time."
     )
-    max_backoff_seconds: Seconds = Field(300, description="Longest wait before a replacement.")
-    start_deadline_seconds: Seconds = Field(1800, ge=1, description="The job fails if its roles are not ready by then.")
+    max_backoff_seconds: Seconds = Field(default=300, description="Longest wait before a replacement.")
+    start_deadline_seconds: Seconds = Field(
+        default=1800, ge=1, description="The job fails if its roles are not ready by then."
+    )

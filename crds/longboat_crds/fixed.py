@@ -95,7 +95,7 @@ def _unchanged(paths: Iterable[str], unless: str, message: str) -> list[dict[str
 
 
 def _same(path: str) -> str:
-    """Writes in CEL that the value at a path of `spec` is unchanged, or is still unset."""
+    """Returns the CEL text that requires the value at a path of `spec` to be unchanged, or to be still unset."""
     new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
     if _always_present(path):
         return f"{new} == {old}"

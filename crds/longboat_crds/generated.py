@@ -48,7 +48,7 @@ def generated() -> Mapping[str, str]:
 
 
 def _editor_schema(kind: str) -> str:
-    """Writes the JSON Schema of what people write, for editors that check YAML."""
+    """Returns the JSON Schema of what people write, for editors that check YAML."""
     schema = without(json_schema(KINDS[kind]), "x-kubernetes-")
     schema["properties"].pop("status", None)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -57,7 +57,7 @@ def _editor_schema(kind: str) -> str:
 
 
 def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
-    """Returns an object with the chart's labels; `spec` is the text of its spec."""
+    """Returns the text of an object with the chart's labels; `spec` is that of its spec. Raises ValueError if `spec` holds `{{`."""
     if "{{" in spec:
         raise ValueError(f"{body['metadata']['name']}: its text would be taken for a template")
     head = dump({key: value for key, value in body.items() if key in ("apiVersion", "kind")})
@@ -65,5 +65,5 @@ def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
 
 
 def _template(switch: str, bodies: list[str]) -> str:
-    """Writes objects as a chart template that is rendered if `.Values.SWITCH.install` is true."""
+    """Returns the text of a chart template with these objects, which is rendered if `.Values.SWITCH.install` is true."""
     return f"{{{{- /* {_NOTE} */}}}}\n{{{{- if .Values.{switch}.install }}}}\n" + "---\n".join(bodies) + "{{- end }}\n"

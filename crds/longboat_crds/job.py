@@ -34,7 +34,7 @@ class RuntimeRef(ApiModel):
     kind: Annotated[RuntimeKind, Changeable.WITH_RENEWAL] = RuntimeKind.CLUSTER_RL_RUNTIME
     name: Annotated[ReferenceName, Changeable.WITH_RENEWAL] = Field(description="Name of the template.")
     renew_on_resume: Annotated[bool, Changeable.ANY_TIME] = Field(
-        False,
+        default=False,
         description="A suspended job takes the template's current version when it resumes, and may name another template.",
     )
 
@@ -65,7 +65,7 @@ class RLJobSpec(ApiModel):
         json_schema_extra=list_map("name"),
     )
     reward_cpu: Annotated[RewardCpuSpec | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         description="CPUs of the graders of all pools together, which move to the pools that can use them. Default: none move; graders "
         "have what the runtime template says.",
     )
@@ -76,10 +76,10 @@ class RLJobSpec(ApiModel):
     failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
     tracking: Annotated[TrackingSpec | None, Changeable.WHILE_SUSPENDED] = None
     suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
-        False, description="True saves a checkpoint and deletes all pods; false again resumes from there."
+        default=False, description="True saves a checkpoint and deletes all pods; false again resumes from there."
     )
     ttl_seconds_after_finished: Annotated[Seconds | None, Changeable.ANY_TIME] = Field(
-        None, description="Delete the job this long after it finished. Default: never."
+        default=None, description="Delete the job this long after it finished. Default: never."
     )
 
     @model_validator(mode="before")

@@ -46,7 +46,7 @@ def load_job(text: str) -> RLJob:
 
 
 def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
-    """Reads the object of any of the three kinds in a YAML (or JSON) text. Raises ApiError."""
+    """Reads an object of any of the three kinds from a YAML (or JSON) text. Raises ApiError."""
     try:
         documents = [document for document in parse(text) if document is not None]
     except yaml.YAMLError as error:
@@ -101,7 +101,7 @@ def _models(kind: Any) -> Iterator[type[ApiModel]]:
 
 
 def _problem(detail: ErrorDetails, schema: Schema) -> str:
-    """Writes one line: the field's path as the API server writes it, what is wrong, and the cure."""
+    """Describes an error in one line: the field's path as the API server writes it, what is wrong, and the cure."""
     path = _path(detail["loc"])
     context = detail.get("ctx", {})
     if "field" in context:

@@ -21,7 +21,7 @@ class ModelSpec(ApiModel):
     path: Path = Field(description="Directory with config.json, weights (safetensors) and tokenizer.")
     dtype: DType = DType.BFLOAT16
     max_length: int | None = Field(
-        None,
+        default=None,
         ge=8,
         le=16_777_216,
         description="Longest prompt plus response, in tokens. Default: the model's own max_position_embeddings.",

@@ -62,7 +62,7 @@ def policies() -> dict[str, list[dict[str, Any]]]:
 
 
 def _unchanged(field: str) -> dict[str, Any]:
-    """Requires that the operator's field has the same value as before, or is still absent."""
+    """Returns a validation: the operator's field has the same value as before, or is still absent."""
     return {
         "expression": f"object.?status.?{field} == oldObject.?status.?{field}",
         "message": f"status.{field} belongs to the operator",

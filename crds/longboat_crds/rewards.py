@@ -81,34 +81,34 @@ class SandboxSpec(ApiModel):
 
     format: TestCaseFormat = TestCaseFormat.AUTO
     file_name: str = Field(
-        "main.py",
+        default="main.py",
         max_length=64,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
         description="What the program's file is called, where the commands name it as `{file}`.",
     )
     compile_command: Command | None = Field(
-        None,
+        default=None,
         description="Command that makes the program out of `{file}`, once for each response, such as "
         '`[g++, -O2, -o, "{directory}/program", "{file}"]`. A response that cannot be compiled is wrong.',
         json_schema_extra={LIST_TYPE: "atomic"},
     )
     compile_timeout_seconds: float = Field(
-        30.0, gt=0.0, le=3600.0, description="A response that takes longer to compile counts as a timeout."
+        default=30.0, gt=0.0, le=3600.0, description="A response that takes longer to compile counts as a timeout."
     )
     run_command: Command | None = Field(
-        None,
+        default=None,
         description='Command that runs the program, such as `["{directory}/program"]` or `[node, "{file}"]`. Default: the program is '
         "Python, run by the version that the graders have, in a fork of a process that has started already.",
         json_schema_extra={LIST_TYPE: "atomic"},
     )
     credit: Credit = Credit.ALL_OR_NOTHING
     max_cases: int = Field(
-        20, ge=1, le=10_000, description="How many test cases of a row are run at most: the first ones."
+        default=20, ge=1, le=10_000, description="How many test cases of a row are run at most: the first ones."
     )
-    memory: Quantity = Field("512Mi", description="What all processes of a case may hold.")
-    processes: int = Field(64, ge=1, le=4096, description="Processes and threads of a case.")
-    file_size: Quantity = Field("64Mi", description="What a case may write, to one file and in all.")
-    output_size: Quantity = Field("4Mi", description="What a case may print, or a function may return.")
+    memory: Quantity = Field(default="512Mi", description="What all processes of a case may hold.")
+    processes: int = Field(default=64, ge=1, le=4096, description="Processes and threads of a case.")
+    file_size: Quantity = Field(default="64Mi", description="What a case may write, to one file and in all.")
+    output_size: Quantity = Field(default="4Mi", description="What a case may print, or a function may return.")
 
 
 _SCORER = equals(field("kind"), constant(RewardKind.REASONING_GYM.value))
@@ -124,10 +124,10 @@ class LearnedTimeout(ApiModel):
     test case, and a response is correct if it passes all.
     """
 
-    factor: float = Field(1.5, ge=1.0, le=100.0, description="Limit over what a problem's correct runs take.")
-    min_seconds: float = Field(2.0, gt=0.0, le=3600.0, description="No limit is lower.")
+    factor: float = Field(default=1.5, ge=1.0, le=100.0, description="Limit over what a problem's correct runs take.")
+    min_seconds: float = Field(default=2.0, gt=0.0, le=3600.0, description="No limit is lower.")
     audit_fraction: float = Field(
-        0.02,
+        default=0.02,
         gt=0.0,
         le=1.0,
         description="Share of grades that run to the hard limit all the same: by them is known how many kills are wrong.",
@@ -199,7 +199,7 @@ class RewardSpec(ApiModel):
     kind: RewardKind = RewardKind.FUNCTION
     signature: RewardSignature = RewardSignature.LONGBOAT
     function: str | None = Field(
-        None,
+        default=None,
         max_length=512,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$|^/[^:]+\.py:[A-Za-z_]\w*$",
         description="`module:function`, or `/path/file.py:function`.",
@@ -209,21 +209,22 @@ class RewardSpec(ApiModel):
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
     isolation: RewardIsolation = RewardIsolation.AUTO
     pool: PoolName | None = Field(
-        None, description="Pool of rewardPools that grades it. Required if there are several; with one pool, that one."
+        default=None,
+        description="Pool of rewardPools that grades it. Required if there are several; with one pool, that one.",
     )
-    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
-        30.0,
+        default=30.0,
         gt=0.0,
         le=3600.0,
         description="A grade that takes longer is killed and counted as a timeout; time in which it waits for a CPU doesn't count. "
         "With kind Sandbox the limit of each test case.",
     )
     learned_timeout: LearnedTimeout | None = Field(
-        None, description="Kill grades earlier, after a learned time. Default: at timeoutSeconds only."
+        default=None, description="Kill grades earlier, after a learned time. Default: at timeoutSeconds only."
     )
     timeout_score: float | None = Field(
-        None,
+        default=None,
         ge=-1e6,
         le=1e6,
         description="Score of a grade that timed out; like any score it is multiplied by weight and added to those of the other "
@@ -271,10 +272,11 @@ class PoolCpuSpec(ApiModel):
     )
 
     min: CpuQuantity | None = Field(
-        None, description="CPUs that the pool keeps, whatever others ask for. Default: 100m a pod, but at most max."
+        default=None,
+        description="CPUs that the pool keeps, whatever others ask for. Default: 100m a pod, but at most max.",
     )
     max: CpuQuantity | None = Field(
-        None, description="CPUs that the pool never has more than. Default: no bound of its own."
+        default=None, description="CPUs that the pool never has more than. Default: no bound of its own."
     )
 
 
@@ -282,14 +284,16 @@ class RewardPoolSpec(ApiModel):
     """Reward pods with graders in them, for the rewards that name the pool. One queue feeds all pods of a pool."""
 
     name: PoolName = Field(description="Name of the pool; it is a part of its pods' names.")
-    replicas: int = Field(1, ge=1, le=MAX_POOL_REPLICAS, description="Reward pods.")
-    graders_per_pod: int = Field(1, ge=1, le=256, description="Grades that run at once in one pod.")
+    replicas: int = Field(default=1, ge=1, le=MAX_POOL_REPLICAS, description="Reward pods.")
+    graders_per_pod: int = Field(default=1, ge=1, le=256, description="Grades that run at once in one pod.")
     template: ObjectName | None = Field(
-        None,
+        default=None,
         description="Entry of rewardTemplates in the runtime template (runtimeRef) that the pool's pods are made with: image, memory, "
         "network and so on. Default: none, so they are made as roles.reward says.",
     )
-    cpu: PoolCpuSpec | None = Field(None, description="Only with rewardCpu: bounds of the pool's part of its total.")
+    cpu: PoolCpuSpec | None = Field(
+        default=None, description="Only with rewardCpu: bounds of the pool's part of its total."
+    )
 
     @property
     def processes(self) -> int:
@@ -310,5 +314,8 @@ def default_pools() -> list[RewardPoolSpec]:
 
 
 def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec]:
-    """Returns the rewards that a pool grades, by their places in `rewards`: those that name it, or no pool where there is no other."""
+    """Returns the rewards that a pool grades, by their places in `rewards`.
+
+    They name it or, where it is the only pool, may name none.
+    """
     return {place: reward for place, reward in enumerate(rewards) if reward.pool in {None, pool}}

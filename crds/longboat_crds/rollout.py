@@ -43,9 +43,9 @@ class SamplingSpec(ApiModel):
     )
 
     max_tokens: int = Field(ge=1, le=16_777_216, description="Longest response, in tokens.")
-    temperature: float = Field(1.0, gt=0.0, le=2.0, description="1 draws from the model's own distribution.")
+    temperature: float = Field(default=1.0, gt=0.0, le=2.0, description="1 draws from the model's own distribution.")
     top_p: float = Field(
-        1.0,
+        default=1.0,
         gt=0.0,
         le=1.0,
         description="Draw from the likeliest tokens whose probabilities add up to this. Training draws from all tokens: only 1 is "
@@ -58,7 +58,7 @@ class SamplingSpec(ApiModel):
         json_schema_extra={LIST_TYPE: "atomic"},
     )
     repetition: RepetitionSpec | None = Field(
-        None,
+        default=None,
         description="Ends responses that repeat themselves; reward functions see `finish_reason` `repetition`. Default: they continue.",
     )
 
@@ -87,13 +87,13 @@ class ParallelismSpec(ApiModel):
         ParallelismMode.FIXED
     )
     min_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
-        None, ge=1, le=64, description="Fewest devices of an engine. Default: 1."
+        default=None, ge=1, le=64, description="Fewest devices of an engine. Default: 1."
     )
     max_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
-        None, ge=1, le=64, description="Most devices of an engine. Default: all of its pod."
+        default=None, ge=1, le=64, description="Most devices of an engine. Default: all of its pod."
     )
     profile: Annotated[Path | None, Changeable.ANY_TIME] = Field(
-        None,
+        default=None,
         description="Optional, with Adaptive: the file that `longboat profile` wrote, on a volume of the driver.",
     )
 
@@ -139,34 +139,34 @@ class RolloutSpec(ApiModel):
     )
 
     replicas: Annotated[int, Changeable.ANY_TIME] = Field(
-        1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it."
+        default=1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it."
     )
     min_replicas: Annotated[int | None, Changeable.ANY_TIME] = Field(
-        None, ge=0, le=4096, description="Fewest rollout pods that the job may be scaled to. Default: 0."
+        default=None, ge=0, le=4096, description="Fewest rollout pods that the job may be scaled to. Default: 0."
     )
     engines_per_pod: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        1, ge=1, le=64, description="Engines of one pod at the start."
+        default=1, ge=1, le=64, description="Engines of one pod at the start."
     )
     tensor_parallel: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine at the start."
+        default=1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine at the start."
     )
     parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
     sampling: SamplingSpec
     kv_cache: Annotated[Quantity | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         description="KV cache per rank, which is one device of an engine, such as `64Mi`. Default: what deviceMemory leaves, else vLLM's "
         "own.",
     )
     device_memory: Annotated[Quantity | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         description="Memory of one device that an engine may use, such as `72Gi`. A tenth is kept in reserve for activations; what the "
         "rank's weights leave of the rest is its KV cache. Default: vLLM's own rule.",
     )
     max_sequences: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        256, ge=1, le=16_384, description="Sequences an engine decodes at once."
+        default=256, ge=1, le=16_384, description="Sequences an engine decodes at once."
     )
     enforce_eager: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
-        False, description="Skip compilation and graph capture: starts sooner, decodes slower on GPUs."
+        default=False, description="Skip compilation and graph capture: starts sooner, decodes slower on GPUs."
     )
 
     @property

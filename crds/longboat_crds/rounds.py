@@ -68,7 +68,7 @@ class RoundsSpec(ApiModel):
         ge=1, le=65_536, description="Prompts trained in one step; samples = this times algorithm.groupSize."
     )
     quotas: list[DomainQuota] | None = Field(
-        None,
+        default=None,
         min_length=1,
         max_length=64,
         description="How promptsPerRound is divided among the domains of the dataset, all of which must be listed. Holds in every "
@@ -76,7 +76,7 @@ class RoundsSpec(ApiModel):
         json_schema_extra=list_map("domain"),
     )
     prompt_overcommit: float | None = Field(
-        None,
+        default=None,
         ge=1.0,
         le=4.0,
         description="With TailBatching and ContinueUnfinished: a short round runs this times promptsPerRound prompts. "
@@ -85,9 +85,9 @@ class RoundsSpec(ApiModel):
     prompt_overcommit_mode: Annotated[
         str | None,
         Removed("leave it out, and choose promptOvercommit with `longboat simulate` on a recorded job"),
-    ] = Field(None, max_length=64)
+    ] = Field(default=None, max_length=64)
     sample_overcommit: float | None = Field(
-        None,
+        default=None,
         ge=1.0,
         le=4.0,
         description="With TailBatching: a short round launches this times algorithm.groupSize responses to a prompt and keeps the "
@@ -95,7 +95,7 @@ class RoundsSpec(ApiModel):
         f"Default: {SAMPLE_OVERCOMMIT:g}.",
     )
     max_length_bias: Annotated[float | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         ge=0.0,
         le=1.0,
         description="With TailBatching: the largest Kolmogorov-Smirnov distance between trained response lengths and those of first "
@@ -103,25 +103,25 @@ class RoundsSpec(ApiModel):
         "reports it. Default: no limit.",
     )
     audit_every: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         ge=2,
         le=10_000,
         description="With TailBatching: one in this many short rounds doesn't race. Its responses, none of which is cut off, show "
         "what racing does to lengths, as a check on the estimate in status.training.lengthBias. Default: none.",
     )
     max_staleness: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=64,
         description="With BoundedAsync: how many steps the weights that drew a token may be behind those being trained; this many "
         f"rounds start ahead. Default: {MAX_STALENESS}.",
     )
     seed: Seed = Field(
-        0,
+        default=0,
         description="Seed of every sample and of the minibatches; docs/reproducibility.md says what repeats bit for bit, and when.",
     )
     stage_deadline_seconds: Annotated[Seconds, Changeable.WHILE_SUSPENDED] = Field(
-        1800,
+        default=1800,
         ge=1,
         description="A stage (generate, reward, train, publish, checkpoint) longer than this is reported with stack traces.",
     )

@@ -13,13 +13,13 @@ class SamplesSpec(ApiModel):
     """
 
     every_steps: int = Field(
-        10,
+        default=10,
         ge=1,
         le=10_000_000,
         description="Steps from one file to the next; the first and the last step have one too.",
     )
     prompts: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=65_536,
         description="How many of a step's prompts a file has, each with all of its finished responses: one that was trained, one "
@@ -27,7 +27,7 @@ class SamplesSpec(ApiModel):
         "Default: all prompts.",
     )
     keep: int = Field(
-        10,
+        default=10,
         ge=1,
         le=10_000,
         description="How many of the newest files to keep; older ones are removed when one is written.",

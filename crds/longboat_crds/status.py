@@ -67,11 +67,12 @@ class RoundSummary(FieldsModel):
     kept: Count = Field(description="Prompts trained.")
     deferred: Count = Field(description="Prompts left to a later round.")
     generated_to_kept: Line = Field(description="Response tokens generated for each one trained.")
-    tensor_parallel: Count | None = Field(None, description="Devices of an engine.")
+    tensor_parallel: Count | None = Field(default=None, description="Devices of an engine.")
     preemptions: Count | None = Field(
-        None, description="How often an engine had no KV cache for a running sequence and computed it again later."
+        default=None,
+        description="How often an engine had no KV cache for a running sequence and computed it again later.",
     )
-    kv_usage: Line | None = Field(None, description="Most of its KV cache that an engine had in use, 0 to 1.")
+    kv_usage: Line | None = Field(default=None, description="Most of its KV cache that an engine had in use, 0 to 1.")
 
 
 class ReshapeSummary(FieldsModel):
@@ -81,10 +82,10 @@ class ReshapeSummary(FieldsModel):
     tensor_parallel: Count = Field(description="Devices of an engine since then.")
     reason: Line = Field(description="Why.")
     seconds: Line = Field(description="How long it took.")
-    failure: Line | None = Field(None, description="Why engines have the shape that they had before.")
-    kind: Line | None = Field(None, description=_RETIRED)
-    gain_expected: Line | None = Field(None, description=_RETIRED)
-    gain_measured: Line | None = Field(None, description=_RETIRED)
+    failure: Line | None = Field(default=None, description="Why engines have the shape that they had before.")
+    kind: Line | None = Field(default=None, description=_RETIRED)
+    gain_expected: Line | None = Field(default=None, description=_RETIRED)
+    gain_measured: Line | None = Field(default=None, description=_RETIRED)
 
 
 class DomainTraining(FieldsModel):
@@ -92,14 +93,16 @@ class DomainTraining(FieldsModel):
 
     domain: Line = Field(description="Its name.")
     waiting: Count = Field(description="Prompts that wait for a later round.")
-    length_bias: Line | None = Field(None, description="As status.training.lengthBias, for this domain alone.")
+    length_bias: Line | None = Field(default=None, description="As status.training.lengthBias, for this domain alone.")
 
 
 class TrackingStatus(FieldsModel):
     """Where the trackers of spec.tracking show the job: the run's address, or its directory if it is offline."""
 
-    weights_and_biases: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in Weights & Biases.")
-    mlflow: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in MLflow.")
+    weights_and_biases: str | None = Field(
+        default=None, max_length=PLACE_LENGTH, description="The run in Weights & Biases."
+    )
+    mlflow: str | None = Field(default=None, max_length=PLACE_LENGTH, description="The run in MLflow.")
 
 
 class LearnedLimit(FieldsModel):
@@ -121,9 +124,9 @@ class RewardGrading(FieldsModel):
     isolation: Line = Field(
         description="rewards[].isolation as it is in force: `PerGrade` once Auto has fallen back to it."
     )
-    reason: Line | None = Field(None, description="Why isolation Auto has fallen back to PerGrade.")
+    reason: Line | None = Field(default=None, description="Why isolation Auto has fallen back to PerGrade.")
     learned_limits: list[LearnedLimit] | None = Field(
-        None,
+        default=None,
         max_length=MOST_LEARNED_LIMITS,
         description="With learnedTimeout: the learned limits of the domains with most grades.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
@@ -135,71 +138,73 @@ class Training(ApiModel):
 
     incarnation: Count = Field(description="Incarnation number of the driver that wrote this.")
     state: TrainingState
-    step: Count = Field(0, description="Optimizer steps committed.")
-    steps: Count = Field(0, description="Optimizer steps of the whole job.")
-    round_kind: Line = Field("Short", description="`Short` or `Long`.")
-    stage: Line | None = Field(None, description="What the driver is doing, such as `generate` or `train`.")
-    reward: Line | None = Field(None, description="Mean reward of the last step.")
-    accuracy: Line | None = Field(None, description="Share of full scores (1 or more) in the last held-out evaluation.")
-    tokens_per_second: Count | None = Field(
-        None, description="Tokens (prompts and responses) trained in the last step, divided by its time."
+    step: Count = Field(default=0, description="Optimizer steps committed.")
+    steps: Count = Field(default=0, description="Optimizer steps of the whole job.")
+    round_kind: Line = Field(default="Short", description="`Short` or `Long`.")
+    stage: Line | None = Field(default=None, description="What the driver is doing, such as `generate` or `train`.")
+    reward: Line | None = Field(default=None, description="Mean reward of the last step.")
+    accuracy: Line | None = Field(
+        default=None, description="Share of full scores (1 or more) in the last held-out evaluation."
     )
-    step_seconds: Line | None = Field(None, description="Time of the last step.")
-    weight_version: Count | None = Field(None, description="Optimizer step whose weights the engines serve.")
+    tokens_per_second: Count | None = Field(
+        default=None, description="Tokens (prompts and responses) trained in the last step, divided by its time."
+    )
+    step_seconds: Line | None = Field(default=None, description="Time of the last step.")
+    weight_version: Count | None = Field(default=None, description="Optimizer step whose weights the engines serve.")
     parity: Line | None = Field(
-        None, description="Largest log-prob difference between engine and trainer at the last publication."
+        default=None, description="Largest log-prob difference between engine and trainer at the last publication."
     )
     queue: Line | None = Field(
-        None, description="Prompts that wait for a later round, and how many rounds ago the oldest last ran."
+        default=None, description="Prompts that wait for a later round, and how many rounds ago the oldest last ran."
     )
     attention: Line | None = Field(
-        None, description="How samples share a forward pass of the trainer's model: packed, or padded and why."
+        default=None, description="How samples share a forward pass of the trainer's model: packed, or padded and why."
     )
     skipped_prompts: Count | None = Field(
-        None,
+        default=None,
         description="With dataset.tooLongPrompts Skip: rows of the dataset that are too long; in a generated one, those met so far.",
     )
     length_bias: Line | None = Field(
-        None,
+        default=None,
         description="With TailBatching: trained response lengths against those of first launches, over the last periods of short "
         "and long rounds: ratio of means and Kolmogorov-Smirnov distance, each with a 95 % interval.",
     )
     audit_rounds: Line | None = Field(
-        None,
+        default=None,
         description="With rounds.auditEvery: trained response lengths against those of audit rounds, which have other prompts, in "
         "the form of lengthBias; the prompts counted are those of audit rounds.",
     )
     rewards: list[RewardGrading] | None = Field(
-        None,
+        default=None,
         max_length=16,
         description="How each reward grades: how its grades are kept apart, and the limits learned for them.",
         json_schema_extra=list_map("name"),
     )
     domains: list[DomainTraining] | None = Field(
-        None,
+        default=None,
         max_length=64,
         description="With rounds.quotas: progress of each domain.",
         json_schema_extra=list_map("domain"),
     )
     recent_rounds: list[RoundSummary] | None = Field(
-        None,
+        default=None,
         max_length=RECENT_ROUNDS,
         description="The last rounds, oldest first.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    tensor_parallel: Count | None = Field(None, description="Devices of an engine.")
+    tensor_parallel: Count | None = Field(default=None, description="Devices of an engine.")
     reshapes: list[ReshapeSummary] | None = Field(
-        None,
+        default=None,
         max_length=RECENT_RESHAPES,
         description="With rollout.parallelism: the last changes of engines, oldest first.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     tracking: TrackingStatus | None = None
-    updated: Timestamp | None = Field(None, description="When this was written.")
+    updated: Timestamp | None = Field(default=None, description="When this was written.")
     # The API server rejects a whole status for one unknown field.
-    prompt_overcommit: Line | None = Field(None, description=_RETIRED)
+    prompt_overcommit: Line | None = Field(default=None, description=_RETIRED)
     cpu_moves: list[Opaque] | None = Field(
-        None,
+        default=None,
         max_length=RECENT_CPU_MOVES,
         description=_RETIRED,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
@@ -217,18 +222,18 @@ class RolloutDemand(FieldsModel):
     )
     replicas: Count = Field(description="Rollout pods that it could use.")
     give_first: list[Line] | None = Field(
-        None,
+        default=None,
         max_length=MAX_PODS,
         description="Pods that it would do without first, in this order.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     drained: list[Line] | None = Field(
-        None,
+        default=None,
         max_length=MAX_PODS,
         description="Pods in which nothing runs any more, and nothing will: they may be deleted.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    reason: Line | None = Field(None, description="Why, for people.")
+    reason: Line | None = Field(default=None, description="Why, for people.")
 
 
 class PoolCpuDemand(FieldsModel):
@@ -236,7 +241,7 @@ class PoolCpuDemand(FieldsModel):
 
     name: Line = Field(description="Its name.")
     cpu: CpuQuantity = Field(description="CPUs that all its pods together could use.")
-    reason: Line | None = Field(None, description="Why, for people.")
+    reason: Line | None = Field(default=None, description="Why, for people.")
 
 
 class RewardDemand(ApiModel):
@@ -249,22 +254,22 @@ class RewardDemand(ApiModel):
         description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
     )
     pools: list[PoolCpuDemand] | None = Field(
-        None,
+        default=None,
         max_length=MAX_POOLS,
         description="Each pool; one that isn't named asks for no more than it has.",
         json_schema_extra=list_map("name"),
     )
-    reason: Line | None = Field(None, description="Why, for people.")
+    reason: Line | None = Field(default=None, description="Why, for people.")
 
 
 class Demand(FieldsModel):
     """What the driver could use now."""
 
     incarnation_request: str | None = Field(
-        None, max_length=64, description="Token with which a starting driver asks for its number."
+        default=None, max_length=64, description="Token with which a starting driver asks for its number."
     )
     previous_failure: str | None = Field(
-        None,
+        default=None,
         max_length=FAILURE_LENGTH,
         description="How the previous start failed, if its container kept running.",
     )
@@ -277,18 +282,20 @@ class CheckpointStatus(FieldsModel):
 
     incarnation: Count = Field(description="Incarnation of the driver that saved it.")
     step: Count = Field(description="Optimizer steps it contains.")
-    path: str | None = Field(None, max_length=1024, description="Its directory in the claim.")
-    export: str | None = Field(None, max_length=1024, description="Directory of the exported model, once there is one.")
-    time: Timestamp | None = Field(None, description="When it was completed.")
+    path: str | None = Field(default=None, max_length=1024, description="Its directory in the claim.")
+    export: str | None = Field(
+        default=None, max_length=1024, description="Directory of the exported model, once there is one."
+    )
+    time: Timestamp | None = Field(default=None, description="When it was completed.")
 
 
 class Problem(FieldsModel):
     """What the driver wants a person to know; the operator turns it into a condition."""
 
     reason: ReasonText = Field(description="One word for machines (docs/conditions.md).")
-    field: Line | None = Field(None, description="Path of the spec field to change.")
+    field: Line | None = Field(default=None, description="Path of the spec field to change.")
     message: Message = Field(description="What is wrong, and the cure.")
-    fatal: bool = Field(False, description="No restart can cure it: the job fails.")
+    fatal: bool = Field(default=False, description="No restart can cure it: the job fails.")
 
 
 class Incarnation(FieldsModel):
@@ -309,11 +316,11 @@ class RolloutGrant(FieldsModel):
     """Rollout pods that the job gets."""
 
     answers: Count | None = Field(
-        None, description="Number of the demand that it answers; none while no driver has asked."
+        default=None, description="Number of the demand that it answers; none while no driver has asked."
     )
     replicas: Count = Field(description="Rollout pods that the job may have, without those that leave.")
     leaving: list[LeavingPod] | None = Field(
-        None,
+        default=None,
         max_length=MAX_PODS,
         description="Pods to drain.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
@@ -331,10 +338,10 @@ class RewardGrant(ApiModel):
     """CPUs that reward pools may have in the end."""
 
     answers: Count | None = Field(
-        None, description="Number of the demand that it answers; none while the current driver has not asked."
+        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
     )
     pools: list[PoolCpu] | None = Field(
-        None, max_length=MAX_POOLS, description="Each pool.", json_schema_extra=list_map("name")
+        default=None, max_length=MAX_POOLS, description="Each pool.", json_schema_extra=list_map("name")
     )
 
 
@@ -349,7 +356,7 @@ class Allocation(FieldsModel):
     """What the operator has granted, and what the job has."""
 
     incarnation: Incarnation | None = None
-    rollout_replicas: Count | None = Field(None, description="Rollout pods.")
+    rollout_replicas: Count | None = Field(default=None, description="Rollout pods.")
     grant: Grant | None = None
 
 
@@ -357,31 +364,33 @@ class Reported(FieldsModel):
     """What Events have told already, so that each of these is told once, whichever operator looks."""
 
     reshapes: list[Annotated[str, Field(max_length=16)]] | None = Field(
-        None,
+        default=None,
         max_length=RECENT_RESHAPES,
         description="Digests of the entries of training.reshapes.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     demand_limited: bool | None = Field(
-        None, description="That the job got more or fewer rollout pods than its driver asked for."
+        default=None, description="That the job got more or fewer rollout pods than its driver asked for."
     )
 
 
 class PodRecord(FieldsModel):
     """What is known about the newest pod of one place, so that nothing is counted twice."""
 
-    pool: Line | None = Field(None, description="The pool that a reward pod belongs to.")
+    pool: Line | None = Field(default=None, description="The pool that a reward pod belongs to.")
     index: Count = Field(description="The pod's number within its role; of a reward pod, within its pool.")
     attempt: Count = Field(description="The pod's number within its place; its name ends in it.")
-    restarts: Count = Field(0, description="Restarts of its containers that have been counted.")
-    losses: Count = Field(0, description="Pods of this place lost since the last new step; sets the back-off.")
-    lost_time: Timestamp | None = Field(None, description="When its loss was noticed; it is to be replaced.")
-    node: Line | None = Field(None, description="The node it was last seen on.")
-    was_ready: bool = Field(False, description="Whether it has been ready.")
+    restarts: Count = Field(default=0, description="Restarts of its containers that have been counted.")
+    losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
+    lost_time: Timestamp | None = Field(default=None, description="When its loss was noticed; it is to be replaced.")
+    node: Line | None = Field(default=None, description="The node it was last seen on.")
+    was_ready: bool = Field(default=False, description="Whether it has been ready.")
     incident: Timestamp | None = Field(
-        None, description="The incident, one of the role's, that its last counted failure belongs to."
+        default=None, description="The incident, one of the role's, that its last counted failure belongs to."
     )
-    failed: Line | None = Field(None, description="What failed in that incident: a container, or `pod` for the whole.")
+    failed: Line | None = Field(
+        default=None, description="What failed in that incident: a container, or `pod` for the whole."
+    )
 
 
 class PoolStatus(FieldsModel):
@@ -389,7 +398,7 @@ class PoolStatus(FieldsModel):
 
     name: Line = Field(description="Its name.")
     ready_text: Line = Field(description="`ready/desired`.")
-    cpu: Line | None = Field(None, description="Sum of CPU limits of its graders.")
+    cpu: Line | None = Field(default=None, description="Sum of CPU limits of its graders.")
 
 
 class CpuMoveOutcome(StrEnum):
@@ -404,15 +413,17 @@ class CpuMoveOutcome(StrEnum):
 class CpuMove(FieldsModel):
     """CPUs that the grant moves from one reward pool to another."""
 
-    source: Line | None = Field(None, description="Pool that they come from; none: nobody had them.")
+    source: Line | None = Field(default=None, description="Pool that they come from; none: nobody had them.")
     target: Line = Field(description="Pool that they go to.")
     cpu: CpuQuantity = Field(description="How many.")
-    reason: Line | None = Field(None, description="Why.")
+    reason: Line | None = Field(default=None, description="Why.")
     outcome: CpuMoveOutcome = Field(
         description="`Done`: all pods of the pool have their share. `Incomplete`: some of its pods could not be given it (refusals). "
         "`Superseded`: the next move came before the end of this one."
     )
-    seconds: Line | None = Field(None, description="From the grant to the last pod's word that it has its share.")
+    seconds: Line | None = Field(
+        default=None, description="From the grant to the last pod's word that it has its share."
+    )
     time: Timestamp = Field(description="When it began.")
 
 
@@ -420,14 +431,14 @@ class CpuRefusal(FieldsModel):
     """A reward pod whose CPUs could not be changed, and keeps what it has for a while."""
 
     pod: Line = Field(description="Its name.")
-    node: Line | None = Field(None, description="Its node.")
+    node: Line | None = Field(default=None, description="Its node.")
     cpu: CpuQuantity = Field(description="What it was to have.")
     outcome: Line = Field(
         description="`Refused` by the API server, `Deferred` or `Infeasible` on its node, `Error`, or `Silent`: its node said nothing."
     )
-    message: Line = Field("", description="What the server or the node said.")
+    message: Line = Field(default="", description="What the server or the node said.")
     sources: list[PoolCpu] | None = Field(
-        None,
+        default=None,
         max_length=MAX_POOLS,
         description="Pools that had given CPUs for it, and get them back.",
         json_schema_extra=list_map("name"),
@@ -440,12 +451,12 @@ class CpuResize(FieldsModel):
     """A reward pod's CPUs that are being changed, or those of a pod about to be created."""
 
     pod: Line = Field(description="Its name.")
-    before: CpuQuantity | None = Field(None, description="What it had; none: it is about to be created.")
+    before: CpuQuantity | None = Field(default=None, description="What it had; none: it is about to be created.")
     cpu: CpuQuantity = Field(description="What it is to have.")
     version: Line | None = Field(
-        None, description="resourceVersion of the pod that the change is for: of no later one."
+        default=None, description="resourceVersion of the pod that the change is for: of no later one."
     )
-    takes_back: bool | None = Field(None, description="True: it takes back a change that failed.")
+    takes_back: bool | None = Field(default=None, description="True: it takes back a change that failed.")
     time: Timestamp = Field(description="When it was decided.")
 
 
@@ -457,22 +468,25 @@ class RewardCpuStatus(ApiModel):
         description="Sum over all reward pods of the most that each is granted, asks for, has been allocated or has in force, until it is gone."
     )
     pools: list[PoolCpu] | None = Field(
-        None, max_length=MAX_POOLS, description="The grant that is followed.", json_schema_extra=list_map("name")
+        default=None,
+        max_length=MAX_POOLS,
+        description="The grant that is followed.",
+        json_schema_extra=list_map("name"),
     )
     moves: list[CpuMove] | None = Field(
-        None,
+        default=None,
         max_length=RECENT_CPU_MOVES,
         description="The last moves, oldest first.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     refusals: list[CpuRefusal] | None = Field(
-        None,
+        default=None,
         max_length=CPU_REFUSALS,
         description="Pods whose CPUs could not be changed.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     resizes: list[CpuResize] | None = Field(
-        None,
+        default=None,
         max_length=MAX_PODS,
         description="What is under way: recorded before it is asked for, so that it counts whoever asks.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
@@ -486,35 +500,38 @@ class RoleStatus(FieldsModel):
     ready: Count = Field(description="Pods that are ready.")
     ready_text: Line = Field(description="`ready/desired`, for the printer column.")
     restarts: Count = Field(
-        0,
+        default=0,
         description="Container restarts and pod replacements since the job was created, counted by failurePolicy or not.",
     )
-    recent_restarts: Count = Field(0, description="Incidents since the last new step; what failurePolicy limits.")
+    recent_restarts: Count = Field(
+        default=0, description="Incidents since the last new step; what failurePolicy limits."
+    )
     incidents: list[Timestamp] | None = Field(
-        None,
+        default=None,
         max_length=INCIDENTS,
         description="When each of them began. Failures within a minute of that belong to it, whatever the nodes.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     restart_step: Count | None = Field(
-        None, description="Step that recentRestarts belong to; a later one starts from 0."
+        default=None, description="Step that recentRestarts belong to; a later one starts from 0."
     )
-    next_attempt: Count = Field(0, description="Lowest attempt number for a place without a record.")
+    next_attempt: Count = Field(default=0, description="Lowest attempt number for a place without a record.")
     pools: list[PoolStatus] | None = Field(
-        None,
+        default=None,
         max_length=MAX_POOLS,
         description="The pools of reward pods.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     pods: list[PodRecord] | None = Field(
-        None,
+        default=None,
         max_length=MAX_PODS,
         description="The operator's memory of each pod.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    cpu: Line | None = Field(None, description="Sum of CPU limits of the role's work containers.")
+    cpu: Line | None = Field(default=None, description="Sum of CPU limits of the role's work containers.")
     cpu_text: Line | None = Field(
-        None, description="The same for the printer column; with spec.rewardCpu `used/total` of status.rewardCpu."
+        default=None,
+        description="The same for the printer column; with spec.rewardCpu `used/total` of status.rewardCpu.",
     )
 
 
@@ -533,9 +550,11 @@ class Condition(FieldsModel):
     type: str = Field(max_length=64, description="What it is about (docs/conditions.md).")
     status: str = Field(pattern="^(True|False|Unknown)$", max_length=7, description="Whether it holds.")
     reason: ReasonText = Field(description="One word for machines (docs/conditions.md).")
-    message: Message = Field("", description="The same for people.")
+    message: Message = Field(default="", description="The same for people.")
     last_transition_time: Timestamp = Field(description="When `status` last changed.")
-    observed_generation: Count | None = Field(None, description="Generation of the spec that this was judged from.")
+    observed_generation: Count | None = Field(
+        default=None, description="Generation of the spec that this was judged from."
+    )
 
 
 class RuntimeStatus(FieldsModel):
@@ -553,11 +572,11 @@ class RestartRecord(FieldsModel):
     pod: Line = Field(description="Name of the pod.")
     reason: Line = Field(description="One word for machines (docs/conditions.md).")
     message: str = Field(
-        "", max_length=FAILURE_LENGTH, description="Exit code and last lines, or what happened to the pod."
+        default="", max_length=FAILURE_LENGTH, description="Exit code and last lines, or what happened to the pod."
     )
-    node: Line | None = Field(None, description="The node that the pod was on.")
+    node: Line | None = Field(default=None, description="The node that the pod was on.")
     counted: bool = Field(
-        True,
+        default=True,
         description="Whether it counts towards failurePolicy's limit: evictions, preemptions and lost nodes don't, nor does a driver "
         "that is replaced because rounds.steps was raised after its last step.",
     )
@@ -568,35 +587,41 @@ class RLJobStatus(ApiModel):
     """What the operator and the driver report about the job."""
 
     observed_generation: Count | None = Field(
-        None, description="Generation of the spec that the operator has acted on."
+        default=None, description="Generation of the spec that the operator has acted on."
     )
     phase: Phase | None = None
-    reason: Line | None = Field(None, description="Reason of the condition that explains the phase.")
+    reason: Line | None = Field(default=None, description="Reason of the condition that explains the phase.")
     start_time: Timestamp | None = Field(
-        None,
+        default=None,
         description="When the first pods were created; kept across suspensions. Most of spec is fixed from then on.",
     )
-    completion_time: Timestamp | None = Field(None, description="When the job succeeded or failed.")
+    completion_time: Timestamp | None = Field(default=None, description="When the job succeeded or failed.")
     suspend_time: Timestamp | None = Field(
-        None, description="When suspending began; checkpoint.graceSeconds run from it."
+        default=None, description="When suspending began; checkpoint.graceSeconds run from it."
     )
     runtime: RuntimeStatus | None = None
     ray_token_secret: Line | None = Field(
-        None, description="Secret with the token of the job's Ray cluster; its pods mount it."
+        default=None, description="Secret with the token of the job's Ray cluster; its pods mount it."
     )
     selector: str | None = Field(
-        None, max_length=512, description="Label selector of rollout pods, for the scale subresource."
+        default=None, max_length=512, description="Label selector of rollout pods, for the scale subresource."
     )
     roles: RolesStatus | None = None
     allocation: Allocation | None = None
     reward_cpu: RewardCpuStatus | None = None
     reported: Reported | None = None
-    restarts: Count | None = Field(None, description="Restarts of all roles since the job started.")
+    restarts: Count | None = Field(default=None, description="Restarts of all roles since the job started.")
     restart_history: list[RestartRecord] | None = Field(
-        None, max_length=10, description="The last restarts.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+        default=None,
+        max_length=10,
+        description="The last restarts.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     conditions: list[Condition] | None = Field(
-        None, max_length=16, description="docs/conditions.md explains every reason.", json_schema_extra=list_map("type")
+        default=None,
+        max_length=16,
+        description="docs/conditions.md explains every reason.",
+        json_schema_extra=list_map("type"),
     )
     training: Training | None = None
     demand: Demand | None = None

@@ -52,20 +52,22 @@ class WeightsAndBiasesSpec(ApiModel):
         description="The project; it is created if it isn't there.",
     )
     entity: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         max_length=128,
         pattern=r"^[^/\\#?%:]+$",
         description="User or team. Default: that of the API key.",
     )
-    name: RunName | None = Field(None, description="Name of the run. Default: the job's.")
-    group: RunName | None = Field(None, description="Runs of one group are shown together.")
+    name: RunName | None = Field(default=None, description="Name of the run. Default: the job's.")
+    group: RunName | None = Field(default=None, description="Runs of one group are shown together.")
     tags: list[Label] = Field(
         default_factory=list, max_length=32, description="Tags of the run.", json_schema_extra={LIST_TYPE: "set"}
     )
     mode: WandbMode = WandbMode.ONLINE
-    base_url: Url | None = Field(None, description="Address of a server of your own. Default: `https://api.wandb.ai`.")
-    secret: TrackerSecret | None = Field(None, description="Its key is `WANDB_API_KEY`.")
+    base_url: Url | None = Field(
+        default=None, description="Address of a server of your own. Default: `https://api.wandb.ai`."
+    )
+    secret: TrackerSecret | None = Field(default=None, description="Its key is `WANDB_API_KEY`.")
 
 
 class MlflowSpec(ApiModel):
@@ -75,12 +77,12 @@ class MlflowSpec(ApiModel):
     experiment: str = Field(
         min_length=1, max_length=256, description="Name of the experiment; it is created if it isn't there."
     )
-    name: RunName | None = Field(None, description="Name of the run. Default: the job's.")
+    name: RunName | None = Field(default=None, description="Name of the run. Default: the job's.")
     tags: dict[str, Annotated[str, Field(max_length=500)]] = Field(
         default_factory=dict, max_length=32, description="Tags of the run."
     )
     secret: TrackerSecret | None = Field(
-        None,
+        default=None,
         description="Its keys are `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.",
     )
 

@@ -24,51 +24,53 @@ class Schedule(StrEnum):
 class OptimizerSpec(ApiModel):
     """AdamW."""
 
-    learning_rate: float = Field(1e-6, gt=0.0, le=1.0, description="Its peak, reached after the warm-up.")
-    weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Decoupled weight decay.")
-    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="Decay of the mean of gradients.")
-    beta2: float = Field(0.95, ge=0.0, lt=1.0, description="Decay of the mean of squared gradients.")
-    epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the denominator.")
-    max_grad_norm: float = Field(1.0, gt=0.0, le=1e6, description="The gradient's norm is clipped to this.")
-    warmup_steps: int = Field(0, ge=0, le=10_000_000, description="Steps over which the learning rate rises from 0.")
+    learning_rate: float = Field(default=1e-6, gt=0.0, le=1.0, description="Its peak, reached after the warm-up.")
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="Decoupled weight decay.")
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="Decay of the mean of gradients.")
+    beta2: float = Field(default=0.95, ge=0.0, lt=1.0, description="Decay of the mean of squared gradients.")
+    epsilon: float = Field(default=1e-8, gt=0.0, le=1.0, description="Added to the denominator.")
+    max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e6, description="The gradient's norm is clipped to this.")
+    warmup_steps: int = Field(
+        default=0, ge=0, le=10_000_000, description="Steps over which the learning rate rises from 0."
+    )
     schedule: Schedule = Schedule.CONSTANT
 
 
 class TrainerSpec(ApiModel):
     """One trainer pod is one FSDP2 rank."""
 
-    replicas: int = Field(1, ge=1, le=4096, description="Ranks.")
+    replicas: int = Field(default=1, ge=1, le=4096, description="Ranks.")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     max_tokens_per_bin: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        8192,
+        default=8192,
         ge=16,
         le=16_777_216,
         description="Tokens of one forward pass, padding included; must hold the longest prompt plus response.",
     )
     minibatches: int = Field(
-        1,
+        default=1,
         ge=1,
         le=64,
         description="Optimizer updates a step is split into, each of whole groups, shuffled by rounds.seed; 1 is strictly on-policy.",
     )
     max_skipped_steps: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        3,
+        default=3,
         ge=1,
         le=1_000_000,
         description="A minibatch whose gradient is not finite is skipped. The job fails after this many steps in a row in which every "
         "minibatch was skipped.",
     )
     gradient_checkpointing: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
-        False, description="Recompute activations in the backward pass: less memory, more time."
+        default=False, description="Recompute activations in the backward pass: less memory, more time."
     )
     compile: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         description="Have torch compile the model's layers and the loss, so that several operations take one pass over memory. The first "
         "step takes longer, later ones less time. Needs a compiler in the trainer's image: gcc for GPUs, g++ for CPUs. Default: true on "
         "GPUs, false on CPUs.",
     )
     deterministic: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
-        None,
+        default=None,
         description="Use kernels that give the same bits every time, so that what docs/reproducibility.md promises about the trainer "
         "holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
     )

@@ -46,5 +46,5 @@ def parse(text: str) -> list[Any]:
 
 
 def dump(value: Any) -> str:
-    """Writes a document with keys in alphabetical order, as `kubectl get -o yaml` has them."""
+    """Returns the YAML text of a document with keys in alphabetical order, as `kubectl get -o yaml` has them."""
     return yaml.dump(value, Dumper=_Dumper, width=120, sort_keys=True, allow_unicode=True)

@@ -31,7 +31,7 @@ UNREACHABLE = (ClusterError, OSError, RuntimeError, http.client.HTTPException)
 
 
 def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
-    """Does it, to `job` if it is a fault of one job, and returns its target. Outages are over when this returns.
+    """Carries out a fault, on `job` if it is a fault of one job, and returns its target. Outages are over when this returns.
 
     Raises NothingToHit, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
     """
@@ -41,7 +41,10 @@ def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
 
 
 def persist(call: Callable[[], T]) -> T:
-    """Calls `call` again while it raises that the API server is away or that there is nothing to hit, for RETRY_SECONDS at most; returns what it returns."""
+    """Returns what `call` returns; repeats it while it raises that the API server is away or that there is nothing to hit.
+
+    Raises the last such error after RETRY_SECONDS.
+    """
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
@@ -91,7 +94,10 @@ def _kill_head(job: Job, fault: Fault) -> str:
 
 
 def _suspend(job: Job, fault: Fault) -> str:
-    """Suspends the job and resumes it after half of `outage` seconds, if need be before it has suspended; half of the times it waits for that first."""
+    """Suspends the job, and resumes it after half of `outage` seconds, even if it has not suspended by then.
+
+    A forced fault (half of them) first waits until it has.
+    """
     job.patch({"suspend": True})
     if fault.forced:
         job.wait("suspended", lambda: job.status().get("phase") == "Suspended")

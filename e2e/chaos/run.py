@@ -181,7 +181,7 @@ class Run:
         return self.seconds * min(1.0, self.jobs / len(self.policies))
 
     def _strike(self, fault: Fault, now: float) -> bool:
-        """Lets a fault come, unless the jobs that it would hit are not yet well enough for it."""
+        """Lets a fault come, unless its pause isn't over or the jobs that it would hit aren't well enough yet; returns whether it came."""
         if now < self._last + fault.pause:
             return False
         ready = [life for life in self._lives if life.ready and not life.failed and now < life.until]

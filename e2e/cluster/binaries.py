@@ -31,7 +31,7 @@ class Binary:
 
     @cached_property
     def path(self) -> Path:
-        """Path of the program, which is or will be there."""
+        """Path at which the program is, or will be once it is built."""
         digest = hashlib.sha256()
         for file in sorted(self.sources.iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -61,7 +61,7 @@ class Binary:
 
 
 def _build(program: Path) -> list[str]:
-    """Writes the command that builds the program; its version must be stamped, or the server reports v0.0.0-master."""
+    """Returns the command that builds the program; its version must be stamped, or the server reports v0.0.0-master."""
     major, minor, _ = KUBERNETES.split(".")
     stamp = {
         "gitVersion": f"v{KUBERNETES}",

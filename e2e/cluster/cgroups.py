@@ -29,7 +29,7 @@ def cluster_root(name: str) -> str:
 
 
 def hierarchies() -> list[Path]:
-    """Lists the mounted hierarchies: one for cgroup v2, one a controller for v1."""
+    """Lists the mounted hierarchies: one for cgroup v2, one per controller for v1."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
     folders = [folder for folder in sorted(MOUNT.iterdir()) if (folder / "cgroup.procs").exists()]
@@ -119,7 +119,9 @@ def cpu_quota(group: str) -> int | None:
 
 
 def kill(group: str, patience: float = 120) -> None:
-    """Kills every process in a group and below it, frozen ones too, and waits (seconds) until they are gone.
+    """Kills every process in a group and below it, frozen ones too, and waits until they are gone.
+
+    Raises ClusterError if they aren't after `patience` seconds.
 
     runc freezes a container without a process namespace of its own to signal its processes: one that is killed then leaves it frozen.
     """
@@ -146,7 +148,7 @@ def thaw(group: str) -> None:
 
 
 def remove(group: str, patience: float = 120) -> None:
-    """Removes a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
+    """Removes a group and everything below it, waiting up to `patience` seconds for the kernel to let go of ended processes."""
     deadline = time.monotonic() + patience
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):

@@ -222,7 +222,10 @@ def names() -> list[str]:
 
 @contextlib.contextmanager
 def own(program: str, nodes: int, timings: Timings = QUICK) -> Iterator[Cluster]:
-    """Yields a cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
+    """Yields a cluster for this process, which is gone at the end of the block.
+
+    First takes down those that killed processes have left.
+    """
     for name in names():
         made = re.fullmatch(rf"{re.escape(program)}-(\d+)", name)
         if made and not Path(f"/proc/{made[1]}").exists():

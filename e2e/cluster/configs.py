@@ -11,7 +11,7 @@ from e2e.cluster.timings import Timings
 
 
 def kubeconfig(cluster: str, server: str, authority: Pair, user: Pair) -> str:
-    """Writes a kubeconfig that holds its certificates itself."""
+    """Returns a kubeconfig that holds its certificates itself."""
 
     def data(pem: bytes) -> str:
         return base64.b64encode(pem).decode()
@@ -46,7 +46,7 @@ def kubeconfig(cluster: str, server: str, authority: Pair, user: Pair) -> str:
 
 
 def containerd(node: NodeLayout) -> str:
-    """Writes containerd's configuration: everything below the node's folder."""
+    """Returns containerd's configuration: everything below the node's folder."""
     return f"""version = 2
 root = "{node.root}/containerd/root"
 state = "{node.root}/containerd/state"
@@ -69,7 +69,7 @@ state = "{node.root}/containerd/state"
 
 
 def kubelet(node: NodeLayout, network: Network, timings: Timings, offset: int, group: str) -> str:
-    """Writes the kubelet's configuration; nodes share an address, so ports are the usual ones plus `offset`."""
+    """Returns the kubelet's configuration; nodes share an address, so ports are the usual ones plus `offset`."""
     pki = node.cluster.pki
     return _json(
         {
@@ -104,7 +104,7 @@ def kubelet(node: NodeLayout, network: Network, timings: Timings, offset: int, g
 
 
 def proxy(layout: Layout, network: Network) -> str:
-    """Writes kube-proxy's configuration."""
+    """Returns kube-proxy's configuration."""
     return _json(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -120,7 +120,7 @@ def proxy(layout: Layout, network: Network) -> str:
 
 
 def cni(layout: Layout, network: Network) -> str:
-    """Configures the pod network: one bridge for all nodes, addresses handed out from files."""
+    """Returns the configuration of the pod network: one bridge for all nodes, addresses handed out from files."""
     return _json(
         {
             "cniVersion": "1.0.0",
@@ -146,7 +146,7 @@ def cni(layout: Layout, network: Network) -> str:
 
 
 def corefile(layout: Layout, network: Network) -> str:
-    """Writes CoreDNS' configuration: cluster names only; any other name fails at once."""
+    """Returns CoreDNS' configuration: cluster names only; any other name fails at once."""
     return f""".:53 {{
   bind {network.node}
   errors

@@ -66,7 +66,7 @@ def free_indexes(taken: list[str]) -> list[int]:
 
 
 def claim(owner: str) -> Network:
-    """Takes a free index by creating its host link (the kernel refuses a second one of that name) for an owner."""
+    """Takes a free index for an owner by creating its host link: the kernel refuses a second one of that name."""
     routes = json.loads(run(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]) or "[]")
     addresses = json.loads(run(["ip", "-json", "-4", "address"]) or "[]")
     taken = [route["dst"] for route in routes if route["dst"] != "default"]

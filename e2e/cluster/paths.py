@@ -135,5 +135,5 @@ class NodeLayout:
 
     @property
     def loaded(self) -> Path:
-        """Folder with a file for each image archive imported, which says which version of it."""
+        """Folder with a file for each image archive that was imported; the file says which version."""
         return self.root / "loaded"

@@ -30,9 +30,15 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> str:
-    """Runs a command and returns its standard output; raises CommandError with its error output when it fails."""
+    """Runs a command and returns its standard output.
+
+    Raises CommandError with its error output when it fails, and ClusterError when it hasn't ended after `timeout` seconds.
+    """
     words = [str(word) for word in argv]
-    done = subprocess.run(words, input=stdin, env=env, timeout=timeout, text=True, capture_output=True, check=False)
+    try:
+        done = subprocess.run(words, input=stdin, env=env, timeout=timeout, text=True, capture_output=True, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"`{' '.join(words)}` hasn't ended after {timeout} s") from error
     if done.returncode != 0:
         raise CommandError(words, done.returncode, done.stderr or done.stdout)
     return done.stdout

@@ -31,7 +31,7 @@ class Platform(Protocol):
         """Says what the demo will do there, one sentence each."""
 
     def prepare(self) -> None:
-        """Prepares Longboat, a runtime template, a namespace with a claim `longboat-data`."""
+        """Installs Longboat, and makes a runtime template and a namespace with a claim `longboat-data`."""
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
         """Run kubectl and return its output; raises CommandError."""
@@ -40,7 +40,10 @@ class Platform(Protocol):
         """Lines that kubectl prints, as they come, until the block is left."""
 
     def pod(self, command: list[str]) -> Object:
-        """Returns the spec of a pod that runs a command with data at /data, and the example's scripts at /scripts."""
+        """Returns the spec of a pod that runs a command of the runtime's environment.
+
+        It has the data at /data, and the example's scripts at /scripts.
+        """
 
     def remains(self, job: str) -> list[str]:
         """Says how to look further at an RLJob, and how to take everything down."""

@@ -11,12 +11,12 @@ STAGES = ("gen", "reward", "update_actor", "update_weights", "save_checkpoint", 
 
 
 def parse(text: str) -> list[Record]:
-    """Reads the records of a job from JSON lines, by step."""
+    """Reads the records of a job from lines of JSON, in their order; skips other lines."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def table(records: list[Record]) -> str:
-    """Writes reward and held-out accuracy before and after, and seconds by stage."""
+    """Returns a table of reward and held-out accuracy before and after, and of seconds by stage."""
     evaluations = [record for record in records if "val/score/mean" in record]
     first, last = evaluations[0], evaluations[-1]
     trained = [record for record in records if "critic/score/mean" in record]

@@ -25,7 +25,7 @@ def unknown_reward(spec: Spec) -> None:
 
 
 def missing_column(spec: Spec) -> None:
-    """Names a column that the driver doesn't find, as it finds everything that is wrong with the data."""
+    """Names a column that isn't there; the driver notices, as it does everything that is wrong with the data."""
     spec["dataset"]["columns"] = {"prompt": "question"}
 
 
@@ -58,7 +58,7 @@ def full(site: Site) -> Iterator[Job]:
 
 @pytest.fixture(scope="module", autouse=True)
 def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
-    """Yields all jobs at once, since each waits for its pods."""
+    """Applies all spoiled jobs at once, since each waits for its pods; yields them by the name of what spoils them."""
     runtime = site.apply_runtime_without("no-trainer", "trainer")
     jobs: dict[str, Job] = {}
     for spoil in SPOILED:

@@ -28,7 +28,7 @@ LARGE_ENGINES = {"enginesPerPod": 1, "tensorParallel": 2}
 
 @pytest.fixture(scope="module")
 def runtime(site: Site) -> str:
-    """Makes a runtime template whose pods have shared memory for two publications of 101 MB, and writes the jobs' data."""
+    """Applies a runtime template whose pods have shared memory for two publications of 101 MB, and writes the jobs' data."""
     countdown_job.write_data(site.data, {"growing": GROWING, "shrinking": SHRINKING})
 
     def enlarge(specs: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def doomed(site: Site) -> Iterator[Node]:
 def failing(site: Site, doomed: Node) -> Iterator[Job]:
     """Yields a job whose driver fails at every first step, on the node that isn't lost.
 
-    It takes its time: it begins before all tests.
+    It takes its time, so it begins before all tests.
     """
     folder = site.data / "faults"
     folder.mkdir()

@@ -78,7 +78,7 @@ class Moving:
         }
 
     def turn(self) -> tuple[str, str]:
-        """Makes the other pool wait for CPUs from now on; returns the pods of the pool that has them and of the one that is to get them."""
+        """Makes the other pool wait for CPUs from now on; returns the pod of the pool that has them and that of the one to get them."""
         pods = {cpus.pool: name for name, cpus in self.cpus().items()}
         donor, self.heavy = self.heavy, next(pool for pool in POOLS if pool != self.heavy)
         reward_cpus.load(self.site.data, self.heavy)
@@ -214,7 +214,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def node(site: Site) -> Node:
-    """Returns a node without an operator, which goes on while this one's kubelet is frozen."""
+    """Moves the operator to one node, and returns the other: its kubelet can be frozen while the operator goes on."""
     operators, apart = site.cluster.nodes
     patch = {"spec": {"template": {"spec": {"nodeSelector": {HOSTNAME: operators.name}}}}}
     site.cluster.kubectl("-n", SYSTEM, "patch", "deployment", RELEASE, "-p", json.dumps(patch))
@@ -289,7 +289,7 @@ def test_the_api_server_refuses(moving: Moving, no_more_cpus: Callable[[], None]
 
 @pytest.fixture
 def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
-    """Puts another owner's pod on the node that takes all but SPARE_MILLICORES of what is left of it, or takes that away."""
+    """Yields a function that fills the node with another owner's pod, all but SPARE_MILLICORES, or deletes that pod."""
     cluster = moving.job.cluster
 
     def fill(full: bool) -> None:

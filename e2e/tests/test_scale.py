@@ -28,8 +28,9 @@ ENGINE = "ray::EngineActor.start"
 
 @pytest.fixture
 def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
-    """Starts a job whose rounds never end, so that responses run whenever something happens; its test's parameter is its number of rollout pods.
+    """Starts a job whose rounds never end, so that responses run whenever something happens.
 
+    The parameter of its test is its number of rollout pods.
     No other test's job has its name: it would find that one's checkpoints.
     """
     made = new_job(re.sub("[^a-z0-9]+", "-", request.node.name)[-24:].strip("-0123456789"))

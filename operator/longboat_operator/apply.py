@@ -111,7 +111,7 @@ class _Run:
         return None
 
     async def _unanswered(self, action: Action) -> KubeError | None:
-        """Carries the action out; the error if it got no answer."""
+        """Carries the action out; returns the error if it got no answer."""
         try:
             await self._apply_action(action)
         except KubeError as error:
@@ -198,7 +198,7 @@ class _Run:
 
 
 def target_of(action: Action) -> Target:
-    """Returns the kind and name of what an action writes."""
+    """Returns what an action writes: its kind and name; in place of a name an event's reason, or which part of the job's status it is."""
     match action:
         case CreateObject() | ApplyObject():
             return action.body["kind"], action.body["metadata"]["name"]

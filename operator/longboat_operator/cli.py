@@ -30,7 +30,13 @@ log = structlog.get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 after a signal, 1 when leadership was lost or on an error, 2 for unusable options or an unusable cluster."""
+    """Runs the operator and returns the exit status.
+
+    It is 0 after a signal, 1 when leadership was lost or on an error, 2 for unusable options or an unusable cluster.
+
+    Raises:
+        SystemExit: the arguments can't be parsed (its status is 2 too), or ask for help.
+    """
     parsed = _parser().parse_args(arguments)
     logs.configure(parsed.log_format)
     gc.set_threshold(*COLLECTED_AFTER)

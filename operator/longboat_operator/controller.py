@@ -84,7 +84,7 @@ class Controller:
         self._leading = False
 
     def changed(self, change: Change) -> None:
-        """Wakes the keys that a change of the cache concerns, and those that waited for exactly this; none on a standby."""
+        """Wakes the keys for which a change of the cache calls for a plan, and those that waited for exactly this; none on a standby."""
         if not self._leading:
             return
         job_woken, capacity_woken = wakes_job(change.old, change.new), wakes_capacity(change.old, change.new)
@@ -103,7 +103,7 @@ class Controller:
                         self._queue.add(key)
 
     def listed(self) -> None:
-        """Wakes the keys that wait for what they wrote: a stream started over, so an object may be gone without having been seen."""
+        """Wakes the keys that wait to see a write: a stream started over, so an object that a plan created may be gone unseen."""
         for key in self.expectations.waiting():
             self._queue.add(key)
 
@@ -115,7 +115,7 @@ class Controller:
             self._queue.add(job)
 
     async def work(self) -> None:
-        """Takes keys until the queue is closed. Only what ends the process (lost leadership) is raised."""
+        """Reconciles keys from the queue until it is closed. Only what ends the process (lost leadership) is raised."""
         while (key := await self._queue.get()) is not None:
             started = self._clock()
             try:
@@ -180,7 +180,7 @@ class Controller:
         return new is not None and new["kind"] == RL_JOB.kind and self._published_versions.get(key) == version_of(new)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
-        """Plans until the plan has the answers it asks for; returns it and its snapshot, without answers that the server refuses."""
+        """Plans until the plan has the answers it asks for, but for those that the server refuses; returns its snapshot and the plan."""
         random = secrets.token_hex(4)
         requested: set[Target] = set()
         while True:
@@ -200,7 +200,7 @@ class Controller:
         self._queue.add_after(key, None)
 
     def _concerned(self, change: Change) -> set[JobKey]:
-        """Returns the job itself, or that of a child, before and after the change; all jobs that refer to a runtime."""
+        """Returns the jobs that a change concerns: the job itself, or a child's before and after it; for a runtime all that refer to it."""
         if change.key.kind not in RUNTIME_KINDS:
             return {job for obj in (change.old, change.new) if obj is not None and (job := job_of(obj)) is not None}
         # Runtimes change rarely: looking through all jobs is cheap enough.

@@ -31,7 +31,7 @@ class _Families:
         self.age = GaugeMetricFamily("rljob_checkpoint_age_seconds", "Age of the newest checkpoint.", labels=_JOB)
 
     def add(self, key: JobKey, job: Object, now: float) -> None:
-        """Adds one job's samples; `now` in seconds of the epoch."""
+        """Adds one job's samples; `now` in seconds since the epoch."""
         names = [key.namespace, key.name]
         status: Mapping[str, Any] = job.get("status") or {}
         self.info.add_metric([*names, job.get("spec", {}).get("runtimeRef", {}).get("name", "")], 1)

@@ -22,7 +22,9 @@ class LookUps:
     async def answers(
         self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections
     ) -> Mapping[Target, Object | None]:
-        """Returns the object of each kind and name, None if there is none. One that the server refuses to tell is left out.
+        """Returns the object of each kind and name, None if there is none.
+
+        One that the server refuses to tell, or lately refused, is left out.
 
         Raises:
             KubeError: the server gave no answer.
@@ -54,7 +56,7 @@ class LookUps:
     async def _secret(self, namespace: str, name: str) -> Object | None:
         """Finds out by a dry run whether the name is free, for which the right to create is enough: it creates nothing and shows nothing.
 
-        It counts as taken unless the server says that it would be created: a quota, say, is checked first.
+        The name counts as taken unless the server says that it would be created: a quota, say, is checked first.
         """
         body = {"apiVersion": "v1", "kind": SECRET.kind, "metadata": {"namespace": namespace, "name": name}}
         try:
@@ -68,7 +70,7 @@ class LookUps:
         return None
 
     async def _warning(self, namespace: str, uid: str) -> Object | None:
-        """Returns the newest warning about an object."""
+        """Returns the newest warning about an object; None: there is none."""
         fields = f"involvedObject.uid={uid},type=Warning"
         newest: dict[str, Any] | None = None
         async for page in self._client.list_pages(EVENT, namespace, fields=fields):

@@ -44,7 +44,7 @@ def digest(body: Object) -> str:
 
 
 def content_digest(obj: Object) -> str:
-    """Computes the digest of an object without its metadata and status; of a ServiceAccount, whether pods get its token.
+    """Computes the digest of an object without its kind, metadata and status; for a ServiceAccount only of whether pods get its token.
 
     Others may rightly add Secrets and image pull Secrets to a ServiceAccount: those are left out.
     """

@@ -17,13 +17,13 @@ class Cache(Protocol):
         """Whether ClusterRLRuntimes are watched."""
 
     def job(self, key: JobKey) -> Object | None:
-        """Reads the RLJob."""
+        """Returns the RLJob; None: there is none."""
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
-        """Lists by kind and name everything that carries the job's name in its label, whoever owns it."""
+        """Returns everything that carries the job's name in its label, by kind and name, whoever owns it."""
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Reads the live runtime template; `namespace` counts only for an RLRuntime."""
+        """Returns the live runtime template; `namespace` counts only for an RLRuntime."""
 
 
 def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:

@@ -37,9 +37,9 @@ from longboat_operator.status.roles import NOWHERE, summary, survey
 def plan(observed: Observed, now: datetime) -> Plan:
     """Returns what to do about a job or a capacity, as data; empty if all is as it should be. `now` is an aware time.
 
-    Order: what is missing is created, what is superfluous is deleted, then the status is published; last pods are resized. Evidence (a pod with
-    its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere
-    and be made again.
+    Order: what is missing is created, what is superfluous is deleted, then the status is published; last pods are resized. Evidence (a pod
+    with its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere and be made
+    again.
     """
     if isinstance(observed.key, CapacityKey):
         return plan_capacity(observed, now)
@@ -147,7 +147,7 @@ def _removal(view: JobView, memories: Memories, suspension: Suspension, now: dat
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Returns the seconds until each time at which a rule changes its answer."""
+    """Returns the seconds until the driver's time to save a checkpoint is over, or until roles must be ready."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
     if facts.suspension is Suspension.NONE and not all(role.all_ready for role in facts.roles.values()):
@@ -170,7 +170,7 @@ def _finished(view: JobView, now: datetime) -> Plan:
 
 
 def _unreadable(job: Object, message: str, now: datetime) -> Plan:
-    """Reports a spec of another version and otherwise leaves it alone: whatever runs keeps running."""
+    """Reports a spec of another version and otherwise leaves the job alone: whatever runs keeps running."""
     old = read_status(job.get("status") or {})
     generation = int(job["metadata"].get("generation", 0))
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
@@ -203,5 +203,5 @@ def _published(
 
 
 def _soonest(waits: list[float | None]) -> float | None:
-    """Returns the shortest of the waits that are given."""
+    """Returns the shortest of the waits that are given, at least 0; None: none is."""
     return min((max(wait, 0.0) for wait in waits if wait is not None), default=None)

@@ -19,7 +19,7 @@ def parse_cfs(quota: str, period: str) -> float | None:
 
 
 def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
-    """Returns the CPUs that this container's cgroup lets it use, or None if there's no limit. A container sees its own cgroup as the root."""
+    """Returns the CPUs that this container's cgroup lets it use, None without a limit. A container sees its own cgroup as the root."""
     unified = root / "cpu.max"
     if unified.exists():
         return parse_cpu_max(unified.read_text())

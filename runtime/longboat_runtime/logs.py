@@ -9,7 +9,7 @@ import structlog
 
 
 def configure(*, quiet: bool = False) -> None:
-    """Logs everything from INFO on, or only errors if `quiet`. The standard library's loggers go the same way."""
+    """Has everything from INFO on logged, or only errors if `quiet`. The standard library's loggers go the same way."""
     level = logging.ERROR if quiet else logging.INFO
     colours = sys.stderr.isatty()
     logging.basicConfig(stream=sys.stderr, level=max(level, logging.WARNING), format="%(name)s: %(message)s")

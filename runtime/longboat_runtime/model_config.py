@@ -53,7 +53,7 @@ def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Reads the shapes of a Hugging Face directory's tensors by name, from the headers of its safetensors files; none if they can't be read.
+    """Reads the shapes of a Hugging Face directory's tensors, by name, from the headers of safetensors files; none if they can't be read.
 
     Whoever loads the model says what is wrong with it.
     """

@@ -43,12 +43,12 @@ def hide_memory() -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes descendants whose parent ends children of this process."""
+    """Adopts descendants whose parent ends: they become this process' children."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def gain_no_privileges() -> None:
-    """Gives no program started from here on more rights than this process (no set-uid); seccomp and Landlock require it."""
+    """Denies programs started from here on any rights that this process doesn't have (no set-uid); seccomp and Landlock require it."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
 
 

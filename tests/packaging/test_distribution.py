@@ -12,7 +12,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 CONSUMER = """
 from longboat_crds.load import load_job
+from longboat_crds.model import ModelSpec
 
+ModelSpec(path="/data/model")
 job = load_job("")
 steps: int = job.spec.rounds.steps
 name: int = job.metadata.name
@@ -45,5 +47,5 @@ def test_mypy_reads_the_types_of_the_installed_api(wheel: Path, tmp_path: Path) 
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(tmp_path / "venv/bin/python")]
     done = subprocess.run([*command, "consumer.py"], cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
     first, *rest = done.stdout.splitlines()
-    assert first.startswith("consumer.py:6: error: Incompatible types in assignment"), done.stdout + done.stderr
+    assert first.startswith("consumer.py:8: error: Incompatible types in assignment"), done.stdout + done.stderr
     assert rest == ["Found 1 error in 1 file (checked 1 source file)"]

@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def adjacent_ports(count: int) -> int:
-    """Finds the first of so many such ports, one after the other; at most 100."""
+    """Finds so many such ports, one after the other, at most 100; returns the first."""
     ports: list[int] = []
     while len(ports) < count:
         port = next(_ports)

@@ -66,7 +66,10 @@ def build_tiny_experts(
     dtype: str = "float32",
     seed: int = 0,
 ) -> Path:
-    """Builds a model like `build_tiny_model`, but a mixture of experts: Qwen2-MoE with two of `experts` per token and one that all tokens share."""
+    """Builds a model as `build_tiny_model` does, but a mixture of experts: Qwen2-MoE.
+
+    Each token has two of `experts`, and one that all tokens share.
+    """
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
     config = Qwen2MoeConfig(

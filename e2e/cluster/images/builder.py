@@ -45,7 +45,7 @@ def variables(folder: Path, registry: str) -> dict[str, str]:
 
 
 def export(ref: str, archive: Path, name: str = "") -> None:
-    """Write a Docker archive of an image, in which it has this name (default: that in the storage)."""
+    """Writes a Docker archive of an image, in which it is called `name` (default: as in the storage)."""
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
     run([*_buildah(), "push", ref, f"docker-archive:{part}:{name or ref}"], env=_environment())

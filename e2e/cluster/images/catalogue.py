@@ -98,7 +98,7 @@ def _base() -> str:
 
 
 def _make(target: str = "", **arguments: str) -> Callable[[str, Path, Path], None]:
-    """Builds the folder's Dockerfile on the base named in its file `base`."""
+    """Returns a `make` that builds the folder's Dockerfile on the base named in its file `base`."""
 
     def make(ref: str, folder: Path, log: Path) -> None:
         base_image = (folder / "base").read_text()

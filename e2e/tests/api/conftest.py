@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Cluster]:
-    """Yields a cluster of its own, with the chart but without an operator, which would take the jobs for real ones."""
+    """Yields a cluster of these tests' own, with the chart but without an operator, which would take the jobs for real ones."""
     name = "api-tests"
     Cluster.down(name)
     try:
@@ -33,7 +33,7 @@ def server() -> Iterator[Cluster]:
 
 
 def _await_policies(jobs: Jobs) -> None:
-    """Waits for policies, which take effect some moments after they were created."""
+    """Waits for the policies, which take effect some moments after they were created."""
     jobs.create(changed({"metadata.name": "probe", "spec.rewards.0.parameters": {"a": 1}}))
     jobs.merge("probe", {"status": {"startTime": STARTED}}, "status")
     renamed = cycle([{"a": None, "b": 1}, {"a": 1, "b": None}])

@@ -111,7 +111,7 @@ def _below(name: str, subresource: str) -> str:
 
 
 def listed(objects: Sequence[Any]) -> dict[str, Any]:
-    """Makes one object of several."""
+    """Makes one object, a List, of several."""
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
 
 

@@ -18,7 +18,10 @@ GRANTED = {"phase": "Running", "startTime": STARTED, "allocation": {"incarnation
 
 @pytest.fixture
 def driver(server: Cluster, jobs: Jobs, new_job: NewJob) -> Jobs:
-    """Makes job `job` with all the objects that give its driver its rights, as the operator makes them; returns jobs as the driver sees them."""
+    """Makes job `job` with all the objects that give its driver its rights, as the operator makes them.
+
+    Returns jobs as the driver sees them.
+    """
     ref = jobs.reference(new_job())
     jobs.apply_status(ref.name, "longboat-operator", GRANTED)
     made = [driver_account(ref), driver_role(ref), driver_role_binding(ref)]

@@ -99,7 +99,7 @@ class KubeClient:
     async def watch(
         self, resource: Resource, namespace: str | None, selector: str, resource_version: str
     ) -> AsyncIterator[AsyncGenerator[WatchEvent, None]]:
-        """Changes after `resource_version`, with bookmarks, until the server ends the stream after some minutes.
+        """Opens a stream of the changes after `resource_version`, with bookmarks, until the server ends it after some minutes.
 
         Entered once the server has opened the stream.
 
@@ -120,7 +120,7 @@ class KubeClient:
             yield events
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Creates the object (POST). AlreadyExistsError: the name is taken."""
+        """Creates the object (POST), or with `dry_run` asks whether it would be created. AlreadyExistsError: the name is taken."""
         query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
         namespace = body["metadata"].get("namespace")
         return await self._write(Request("POST", resource.path(namespace), "create", resource.plural, query, body))

@@ -16,10 +16,10 @@ class ConfigurationError(Exception):
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
-    """Loads the given kubeconfig, else the pod's service account, else the user's kubeconfig.
+    """Loads the given kubeconfig; without one the service account in a pod, the user's kubeconfig elsewhere.
 
     Raises:
-        ConfigurationError: none of them is usable.
+        ConfigurationError: it can't be used.
     """
     configuration = Configuration()
     in_cluster = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ

@@ -77,7 +77,7 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Yields the answer's lines as JSON, as they come, until the server ends the stream.
+        """Opens a stream of the answer's lines as JSON, as they come, until the server ends it.
 
         Raises:
             ApiError, TransportError: as in `send`.
@@ -91,7 +91,7 @@ class Transport:
                 raise QuietError(f"{request.verb} {request.resource}: silent") from error
 
     def session(self) -> aiohttp.ClientSession:
-        """Opens a session of its own with the same credentials and time limit, for a library that wants one."""
+        """Opens a session with the same credentials and proxy, for a library that wants its own; time limits are the library's."""
 
         async def authenticate(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -118,7 +118,7 @@ class Transport:
 
     @asynccontextmanager
     async def _exchange(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yields the response, read within the block, released after it; counted once, as soon as its status is known."""
+        """Sends a request; yields the response, which is released after the block. It is counted once, as soon as its status is known."""
         url = self.configuration.host + request.path
         if request.query:
             url += "?" + urlencode(request.query)
@@ -146,7 +146,7 @@ class Transport:
 
 
 def _proxy(host: str) -> str | None:
-    """Returns the proxy that HTTPS_PROXY (of an http:// server, HTTP_PROXY) names, unless NO_PROXY exempts the server."""
+    """Returns the proxy that HTTPS_PROXY (for an http:// server, HTTP_PROXY) names, unless NO_PROXY exempts the server."""
     url = URL(host)
     if url.host is None or proxy_bypass(url.host):
         return None
@@ -165,7 +165,7 @@ def _no_answer(request: Request, error: Exception) -> TransportError:
 
 
 def _json(text: bytes) -> Any:
-    """Raises ClientPayloadError: it is no JSON, or was cut off."""
+    """Parses JSON. Raises ClientPayloadError: it is none, or was cut off."""
     try:
         return from_json(text)
     except ValueError as error:
@@ -173,7 +173,7 @@ def _json(text: bytes) -> Any:
 
 
 async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Cuts lines by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
+    """Yields the JSON of each line. Lines are cut by hand: aiohttp's own reader gives up on one longer than its buffer."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

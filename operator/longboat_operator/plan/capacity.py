@@ -42,7 +42,7 @@ def plan_capacity(observed: Observed, now: datetime) -> Plan:
 
 
 def grant_of(view: CapacityView, now: datetime) -> Grant | None:
-    """Grants everything that the job gets; None for a job that is suspended or finished, as it was for one that is being suspended."""
+    """Returns all that the job gets: None if it has ended or is to stay suspended, what it had while it is being suspended."""
     if view.finished or (view.suspended and view.suspend):
         return None
     if not view.suspended and (view.suspend or view.status.suspend_time):

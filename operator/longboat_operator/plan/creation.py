@@ -54,14 +54,13 @@ class Vacancy:
 
 
 def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
-    """Plans what is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
+    """Plans to create what is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
 
-    Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes
-    first, the others follow at once, since they wait for the head themselves. Before the first pod from a template, its
-    revision and the first pod
+    Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
+    others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
     of each role, and of each reward pool, are checked by a dry run: a job whose template is rejected has no revision, so its next plan
-    takes the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted.
-    With spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; of a job that has no pods from its
+    takes the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted. With
+    spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; of a job that has no pods from its
     template yet, with those that it is going to promise.
     """
     template = template_of(view)
@@ -150,7 +149,7 @@ def vacancies(view: JobView, memories: Memories, places: Places, counts: Memorie
 
 
 def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]:
-    """Returns the reward pods that may be created now, by name."""
+    """Returns the place of each reward pod that may be created now, by the pod's name."""
     return {
         view.job.pod(vacancy.role, vacancy.place, vacancy.attempt): vacancy.place
         for vacancy in vacant
@@ -202,7 +201,7 @@ def _pods(
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
-    """Returns what the API server said about something that is still wanted."""
+    """Returns the condition that shows the first rejection among these, which are still wanted; None: nothing was rejected."""
     for kind, name in targets:
         if name in view.observed.rejections:
             return finding_of_rejection(kind, view.observed.rejections[name])

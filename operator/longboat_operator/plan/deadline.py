@@ -40,7 +40,7 @@ def seconds_left(view: JobView, now: datetime) -> float | None:
 
 
 def missed(view: JobView, now: datetime, missing: str) -> Finding | None:
-    """Returns the end of a job whose roles were not ready in time; `missing` says what was not."""
+    """Returns the end of a job whose roles were not ready in time, None while there is time; `missing` says what was not ready."""
     remaining = seconds_left(view, now)
     if remaining is None or remaining > 0:
         return None

@@ -42,7 +42,7 @@ def ended_before_last_step(view: JobView) -> bool:
 
 
 def over_the_limit(view: JobView, counts: Memories) -> Finding | None:
-    """Returns the end of a job in which a role failed too often without progress.
+    """Returns the end of a job in which a role failed too often without progress; None: none did.
 
     Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
     limit (spec.failurePolicy).

@@ -29,7 +29,7 @@ def failure_before(current: Incarnation | None, demand: Demand | None) -> str | 
 
 
 def revoked(current: Incarnation | None) -> Incarnation | None:
-    """Raises the number, in answer to no request.
+    """Returns the incarnation with the next number, in answer to no request; None: no driver has had one.
 
     Rule: a resumed job's pods are new, so whatever the previous driver wrote, or still writes from a lost node, belongs
     to an earlier start from now on. So does whatever was written by a driver that ended and is replaced because steps

@@ -136,6 +136,6 @@ def loss_of(pod: PodView) -> Loss | None:
 
 
 def _end_of(pod: PodView) -> datetime | None:
-    """Returns when the last container of an ended pod ended."""
+    """Returns when the last container of an ended pod ended, of those that failed or were restarted; None: it isn't known."""
     times = [ended.time for ended in terminations(pod.raw) if ended.time]
     return max(map(moment, times), default=None)

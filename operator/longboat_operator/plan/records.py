@@ -189,7 +189,7 @@ def count(
 
 
 def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bool) -> RoleCount:
-    """Adds failures, by time, to their incidents."""
+    """Adds failures, sorted by time, to their incidents; returns the memory after that."""
     incidents, records = Incidents() if anew else memory.incidents, dict(memory.records)
     for failure in failures:
         if failure.counted:
@@ -239,7 +239,7 @@ def _after(record: PodRecord, failures: Sequence[Failure], now: datetime, *, ane
 
 
 def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
-    """Returns the record to continue from: the newest pod's if it is new, else as remembered. None: no pod was created yet."""
+    """Returns the record to continue from: the newest pod's if it is new, else as remembered. None: no pod came, or it was released."""
     old = memory.records.get(place)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
         if old is None:

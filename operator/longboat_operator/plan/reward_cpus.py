@@ -71,7 +71,7 @@ def reward_cpus_of(
 ) -> RewardCpus:
     """Plans the CPUs of all reward pods.
 
-    `places` are those that should have one; `vacant` are pods that are to be created now, by name.
+    `places` are those that should have a pod; `vacant` are those of pods that are to be created now, by the pod's name.
 
     Rules:
     * CPUs are taken from pods above their share only as far as pods below theirs, and places without a pod, lack them, or the total is
@@ -95,7 +95,7 @@ def reward_cpus_of(
 
 
 def ended(status: RewardCpuStatus) -> RewardCpuStatus:
-    """Returns what stays of it when the job has ended, and its pods are deleted."""
+    """Returns what stays of the status when the job has ended, and its pods are deleted."""
     return status.model_copy(update={"used": "0", "pools": None, "refusals": None, "resizes": None})
 
 
@@ -147,7 +147,10 @@ class _CpuPlanner:
                 self._record(cpu, cpu.actual, cpu.spec)
 
     def _judge_applied(self, cpu: PodCpu, record: CpuResize) -> None:
-        """Judges a change that the pod's spec already has: its record ends once the pod is settled; if the node takes too long, it is taken back."""
+        """Judges a change that the pod's spec already has.
+
+        Its record ends once the pod is settled; if the node takes too long, the change is taken back.
+        """
         if cpu.settled:
             del self._resizes[cpu.name]
             if cpu.name not in self._pinned and not record.takes_back:

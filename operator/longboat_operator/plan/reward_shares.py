@@ -50,7 +50,7 @@ def by_graders(total: int, pools: Sequence[RewardPoolSpec]) -> dict[str, int]:
 
 
 def within(total: int, bounds: Mapping[str, tuple[int, int]], requests: Millicores) -> dict[str, int]:
-    """Asks within their pools' bounds; those that add up to more than `total` are cut in proportion."""
+    """Brings requests within their pools' bounds; if they add up to more than `total`, cuts them in proportion."""
     wanted = {name: min(max(requests[name], least), most) for name, (least, most) in bounds.items()}
     if sum(wanted.values()) <= total:
         return wanted
@@ -89,7 +89,7 @@ def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int
 
 
 def moved(total: int, current: Millicores, wanted: Millicores) -> dict[str, int]:
-    """Moves CPUs to the pools that want more than they hold; returns each pool's. `wanted` adds up to `total` at most.
+    """Moves CPUs to the pools that want more than they hold; returns what each then has. `wanted` adds up to `total` at most.
 
     Rule: nobody's CPUs are given first, then those of the pools that hold most beyond what they want. None leaves a pool
     but for another that wants more, and no pool gains or loses less than `LEAST_CHANGE`.

@@ -78,7 +78,7 @@ def _stored_template(view: JobView) -> Template | None:
 
 @lru_cache(maxsize=4096)
 def _runtime(text: bytes) -> RLRuntimeSpec:
-    """Reads the template that is written so: a revision never changes."""
+    """Reads a template from its JSON, once for each text: a revision never changes."""
     return RLRuntimeSpec.model_validate(from_json(text))
 
 
@@ -117,7 +117,7 @@ def _lacking(view: JobView, template: Template) -> Finding | None:
 
 
 def _too_small(view: JobView, template: Template) -> Finding | None:
-    """Finds a pool whose graders have less memory than all programs that may run at once there.
+    """Finds a pool whose graders have less memory than the programs that run there at once may hold.
 
     A container without a limit has room.
     """

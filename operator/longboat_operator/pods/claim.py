@@ -26,7 +26,7 @@ def checkpoint_claim(job: JobRef, checkpoint: CheckpointSpec) -> Object:
 
 
 def metadata_patch(job: JobRef, checkpoint: CheckpointSpec, claim: Object) -> dict[str, Any]:
-    """Returns what the metadata of the job's claim lacks, as a strategic merge patch; empty when nothing.
+    """Returns what to change in the metadata of the job's claim, as a strategic merge patch; empty when nothing.
 
     The claim's spec is never touched again: people enlarge it.
     """

@@ -20,7 +20,7 @@ API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
-    """Builds the volumes of the job's claim and of that of the job it resumes from."""
+    """Builds the volumes of the job's claim and, if it resumes from another's, of that one."""
     volumes = [claim("checkpoint", checkpoint.claim_name or job.checkpoint_claim)]
     if checkpoint.resume_from:
         volumes.append(claim("resume", checkpoint.resume_from.claim_name, read_only=True))
@@ -28,7 +28,7 @@ def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str
 
 
 def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
-    """Mounts the volumes with checkpoints: the job's own and, read-only, that of the job it resumes from."""
+    """Builds the mounts of the checkpoint volumes: the job's own and, read-only, the one that it resumes from, if any."""
     mounts = [parts.mount("checkpoint", "/checkpoint")]
     if checkpoint.resume_from:
         mounts.append(parts.mount("resume", "/resume", read_only=True))

@@ -38,7 +38,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
     """Lays `patch` over `base`; returns the result and changes neither.
 
     Raises:
-        TemplateInvalid: `patch` has another kind of value than `base` somewhere; `path` is prefixed to the place.
+        TemplateInvalid: a value of `patch` is no map where `base` has one, or no list of identifiable items where those are merged.
+            `path` is prefixed to the place.
     """
     merged = dict(base)
     for key, value in patch.items():

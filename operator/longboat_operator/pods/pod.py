@@ -47,8 +47,9 @@ def build_pod(
     """Builds the pod of one place of a role, from the template that `revision` stores.
 
     Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` that the pool of
-    a reward pod names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
-    (a ReadWriteOnce claim). `graders_cpu` takes the place of what the template says of the graders' CPUs.
+    a reward pod names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that
+    mount the checkpoint claim stay together (a ReadWriteOnce claim). `graders_cpu` takes the place of what the template says of the
+    graders' CPUs.
 
     Raises:
         TemplateInvalid: the template doesn't have the form of a pod template.
@@ -90,7 +91,7 @@ def _merged(
 
 
 def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
-    """Returns the bytes that the templates allow the graders' container of this pool's pods; None if they set no limit, or none that can be read."""
+    """Returns the bytes that the templates allow the graders' container of this pool's pods; None if they set no readable limit."""
     named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
     own = [entry.template for entry in runtime.reward_templates if entry.name == named]
     graders: dict[str, Any] = {}

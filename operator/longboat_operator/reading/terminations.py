@@ -40,12 +40,12 @@ def restart_count(pod: Object) -> int:
 
 
 def last_termination(pod: Object) -> Termination | None:
-    """Returns the newest end of a container that failed, None if none is known."""
+    """Returns the newest end of a container that failed or was restarted, None if none is known."""
     return next(iter(terminations(pod)), None)
 
 
 def terminations(pod: Object) -> list[Termination]:
-    """Returns the last end of each container that failed, newest first."""
+    """Returns the last end of each container that failed or was restarted, newest first."""
     ends: list[tuple[str, str, Mapping[str, Any]]] = []
     for status in container_statuses(pod):
         of_container = []

@@ -147,7 +147,7 @@ class JobView:
         return getattr(self.status.roles, role) if self.status.roles else None
 
     def child(self, kind: str, name: str) -> Object | None:
-        """Returns a child in the snapshot."""
+        """Returns a child in the snapshot; None: it has none of this name."""
         return self.observed.children.get(kind, {}).get(name)
 
     def is_known(self, kind: str, name: str) -> bool:
@@ -220,7 +220,11 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
 
 @lru_cache(maxsize=4096)
 def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, ...]]:
-    """Reads the millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
+    """Reads the millicores of spec.rewardCpu, and spec.rewardPools, from their JSON.
+
+    Raises:
+        SpecUnreadable: they are of another version.
+    """
     try:
         total = millicores(RewardCpuSpec.model_validate(from_json(cpu)).total)
         return total, tuple(map(RewardPoolSpec.model_validate, from_json(pools) or default_pools()))
@@ -258,7 +262,7 @@ def read(observed: Observed, job: Object) -> JobView:
 
 @lru_cache(maxsize=4096)
 def _spec(text: bytes) -> RLJobSpec:
-    """Reads the spec that is written so. Specs rarely change, and checking one takes longer than any other part of a plan."""
+    """Reads a spec from its JSON, once for each text: specs rarely change, and checking one takes longer than any other part of a plan."""
     return RLJobSpec.model_validate(from_json(text))
 
 

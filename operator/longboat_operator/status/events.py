@@ -45,9 +45,9 @@ def events_of(
 ) -> Iterator[EmitEvent]:
     """Yields events that report what has changed between two statuses, and which pods may leave from now on.
 
-    Rule: phases, restarts, scales, pods that leave, reshapes and CPUs that moved or were refused always; a demand for rollout pods when it begins to be
-    limited; a condition when it says for the first time, or for a new reason, that something
-    is wrong (its reason is not of progress) that no other event reports. Counts and times never: they are in the status.
+    Rule: phases, restarts, scales, pods that leave, reshapes and CPUs that moved or were refused always; a demand for rollout pods when it
+    begins to be limited; a condition when it says for the first time, or for a new reason, that something is wrong (its reason is not of
+    progress) that no other event reports. Counts and times never: they are in the status.
     """
     for role in ROLES:
         yield from (_restart(record) for record in counts[role].news)

@@ -108,7 +108,7 @@ def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
 
 
 def _ray_token(view: JobView, facts: Facts) -> str | None:
-    """Names the Secret with Ray's token; it is dropped with the last pod of a suspended job, since nobody looks after it until the job resumes."""
+    """Names the Secret with Ray's token. A suspended job drops it with its last pod: nobody looks after the Secret until it resumes."""
     if facts.suspension is Suspension.SUSPENDED:
         return None
     return facts.creation.ray_token or view.status.ray_token_secret

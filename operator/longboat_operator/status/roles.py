@@ -48,7 +48,7 @@ class RoleSurvey:
 
     @cached_property
     def pools(self) -> Mapping[str, RoleSurvey]:
-        """Surveys by reward pool; a role without pools has one survey, under no name."""
+        """The survey of each reward pool that has places; a role without pools has one, under no name."""
         names = dict.fromkeys(place.pool for place in self.places)
         if len(names) == 1:
             return dict.fromkeys(names, self)
@@ -103,7 +103,7 @@ def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
 
 
 def summary(roles: Survey) -> str:
-    """Writes `driver 1/1, rollout 2/3, …`."""
+    """Writes how many pods of each role are ready: `driver 1/1, rollout 2/3, …`."""
     return ", ".join(f"{role} {role_survey.by_pool}" for role, role_survey in roles.items())
 
 
@@ -114,7 +114,7 @@ def first_problem(roles: Survey) -> PodProblem | None:
 
 
 def first_unscheduled(roles: Survey) -> PodProblem | None:
-    """Returns why the first pod without a node has none."""
+    """Returns why the first pod for which the scheduler found no node has none."""
     pods = (pod for role_survey in roles.values() for pod in role_survey.pods)
     return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
@@ -171,6 +171,6 @@ def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
 
 
 def _total(quantities: Sequence[str | None]) -> str | None:
-    """Sums the quantities; None when one is missing, or all."""
+    """Sums the quantities; None when one is missing, or there are none."""
     cpus = [millicores(cpu) for cpu in quantities if cpu]
     return cpu_quantity(sum(cpus)) if cpus and len(cpus) == len(quantities) else None

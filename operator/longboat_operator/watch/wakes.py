@@ -141,7 +141,7 @@ def _role_read_back(role: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_new_pods(roles: Mapping[str, Any], old_roles: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the roles as read back, without records of places that had none and of pods to which nothing has happened."""
+    """Returns the roles as read back, without a place's first record while nothing has happened to its pod."""
     result = {}
     for name, role in roles.items():
         places = {(r.get("pool"), r["index"]) for r in (old_roles.get(name) or {}).get("pods", ())}

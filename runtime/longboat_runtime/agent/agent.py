@@ -155,7 +155,7 @@ class Agent:
         return False
 
     async def _wait(self) -> None:
-        """Waits until the next poll is due, or less if the child has ended or the agent is asked to stop."""
+        """Waits until the next poll is due, the child has ended or the agent is asked to stop."""
         waiters = [asyncio.create_task(event.wait()) for event in (self._stop, self._supervisor.exited)]
         await asyncio.wait(waiters, timeout=_POLL_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
         for waiter in waiters:

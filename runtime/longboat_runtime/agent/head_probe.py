@@ -111,7 +111,7 @@ def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _cluster_id(address: str) -> str | None:
-    """Asks through a new client each time: the id of an old one is that of the head it first met."""
+    """Asks for the cluster's id through a new client each time: an old one keeps the id of the head it first met."""
     cluster_id: str = GcsClient(address=address).cluster_id.hex()
     return cluster_id
 

@@ -56,7 +56,7 @@ class RayNode:
 
 
 def head_command(node: RayNode) -> list[str]:
-    """Writes the command `ray start --head`, which stays in the foreground."""
+    """Builds the command `ray start --head`, which stays in the foreground."""
     head = [
         "--head",
         f"--port={node.ports.head}",
@@ -68,7 +68,7 @@ def head_command(node: RayNode) -> list[str]:
 
 
 def worker_command(node: RayNode, head: str) -> list[str]:
-    """Writes a command `ray start` that joins `head` (host:port) and stays in the foreground."""
+    """Builds the `ray start` command that joins `head` (host:port) and stays in the foreground."""
     return [*_RAY_START, f"--address={head}", *_common(node)]
 
 

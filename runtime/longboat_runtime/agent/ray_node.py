@@ -50,7 +50,7 @@ def _with_stand_ins(start: Any) -> Any:
 
 
 def _stand_in(word: str) -> str:
-    """Replaces the command of one of Ray's agents in a word of the raylet's command line by its stand-in's; returns other words as they are."""
+    """Returns a word of the raylet's command line with an agent's command, if it holds one, replaced by its stand-in's."""
     for option, agent in _AGENTS.items():
         if word.startswith(option):
             return f'{option}"{sys.executable}" -I -S "{__file__}" {agent}'

@@ -108,7 +108,7 @@ def worker(role: Role, place: Place, address: str, number: int) -> Duty:
 
 
 def reward_worker(place: Place, address: str, pool: str, slots: int, socket: Path) -> Duty:
-    """Describes a Ray node of a reward pool, on which so many grades run at once; `socket` is where its pod's graders listen."""
+    """Describes a Ray node of a reward pool, on which `slots` grades run at once; `socket` is where its pod's graders listen."""
     return _worker(Role.REWARD, place, address, {resource(pool): slots}, socket)
 
 

@@ -24,7 +24,7 @@ class Position(NamedTuple):
 
 
 def parse(incarnation: str, step: str) -> Position | None:
-    """Reads the position that two directory names stand for, or None if they are something else's."""
+    """Returns the position that two directory names stand for; None if they are something else's."""
     match = _STEP.fullmatch(step)
     return Position(int(incarnation), int(match[1])) if match and incarnation.isdecimal() else None
 

@@ -37,7 +37,7 @@ class ManifestFile(BaseModel):
 
 
 def encode(manifest: ManifestFile) -> bytes:
-    """Writes JSON text with a checksum of its content in front."""
+    """Encodes the manifest as JSON text with a checksum of its content in front."""
     content = manifest.model_dump(mode="json")
     return json.dumps({"checksum": _checksum(content), "manifest": content}, indent=1).encode()
 

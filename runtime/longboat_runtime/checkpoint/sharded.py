@@ -25,7 +25,7 @@ from longboat_runtime.problems import SpecProblem
 def snapshot(
     tensors: Mapping[str, Tensor], hosts: DeviceMesh, earlier: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Copies of this rank's parts in host memory, sharded as before: the originals may change while the copies are written.
+    """Copies this rank's parts into host memory, sharded as before: the originals may change while the copies are written.
 
     They go into the memory of an `earlier` snapshot of the same tensors, so that there is never a second one: fresh memory,
     which the kernel has to clear first, would take more than twice as long.
@@ -66,7 +66,7 @@ def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGrou
 
 
 def names(directory: Path) -> set[str]:
-    """Reads the names of the tensors in `directory`. Raises OSError if that can't be read."""
+    """Reads the names of the tensors in `directory`. Raises OSError if they can't be read."""
     return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
 
 

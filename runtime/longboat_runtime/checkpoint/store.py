@@ -62,7 +62,10 @@ class CheckpointStore:
         return None
 
     def newest_state(self) -> Mapping[str, Any] | None:
-        """Returns the driver's state in the newest complete checkpoint, whose files may be damaged; None if it can't be read."""
+        """Returns the driver's state in the newest complete checkpoint, whose files may be damaged.
+
+        None if there is no such checkpoint, or its state can't be read.
+        """
         if (position := max(self._complete(), default=None)) is None:
             return None
         try:

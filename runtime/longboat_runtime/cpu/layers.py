@@ -45,12 +45,18 @@ def install(model: nn.Module, *, norms: bool = True) -> None:
 
 @cache
 def _computing_by(forward: Callable[..., Tensor], kind: type[nn.Module]) -> type[nn.Module]:
-    """Makes a class of its own, not a function of each module's own, for which torch would compile every layer again."""
+    """Makes a subclass of `kind` that computes by `forward`.
+
+    With a function of each module's own torch would compile every layer again.
+    """
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def _scales_only(module: nn.Module) -> bool:
-    """Whether a module is an RMS norm that multiplies by its weight: transformers' other kinds call their epsilon otherwise, or have more."""
+    """Whether a module is an RMS norm that multiplies by its weight.
+
+    Transformers' other kinds call their epsilon otherwise, or have more parameters.
+    """
     named = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
     return named and [name for name, _ in module.named_parameters()] == ["weight"]
 

@@ -11,13 +11,16 @@ from typing import Any
 
 
 def suggestion(name: str, available: Iterable[str]) -> str:
-    """Writes ` Did you mean X?` with the closest of the available names; empty if none is close."""
+    """Returns ` Did you mean X?` with the closest of the available names; empty if none is close."""
     close = difflib.get_close_matches(name, list(available), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def plain(value: Any) -> Any:
-    """Converts the value to what JSON can represent: dates as ISO text, durations as seconds, decimals as text, bytes as UTF-8 or base64 text."""
+    """Converts the value to what JSON can represent.
+
+    Dates become ISO text, durations seconds, decimals text, bytes UTF-8 or base64 text.
+    """
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -146,7 +146,7 @@ def _compile(template: str | None) -> jinja2.Template | None:
 
 
 def context_length(model: ModelSpec) -> int:
-    """Returns the most tokens of prompt plus response (`model_config.longest_sequence`)."""
+    """Returns the length in tokens that prompt plus response may have at most (`model_config.longest_sequence`)."""
     path = Path(model.path) / "config.json"
     if not path.is_file():
         raise SpecProblem(

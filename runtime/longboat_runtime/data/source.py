@@ -114,7 +114,10 @@ class TablePrompts:
         return prompts
 
     def first(self, count: int) -> list[Row]:
-        """Returns the first `count` rows that aren't skipped, in the order of the table, or all such rows if there are fewer. Raises SpecProblem if there is none."""
+        """Returns the first `count` rows that aren't skipped, in the order of the table, or all such rows if there are fewer.
+
+        Raises SpecProblem if there is none, or if one of them can't be launched.
+        """
         rows: list[Row] = []
         for number in range(len(self._table)):
             if len(rows) == count:
@@ -179,7 +182,7 @@ class TablePrompts:
         return (str(domain) if self._columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
-        """Returns the cursors by domain, and the settings that determine the order."""
+        """Returns the cursors by domain, the settings that determine the order, and the number of rows skipped."""
         order = self._order
         return {
             "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},

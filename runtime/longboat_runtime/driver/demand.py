@@ -14,7 +14,7 @@ from longboat_runtime.samples import PromptId
 
 
 def give_first(pods: Mapping[str, PodLoad]) -> list[str]:
-    """Sorts the pods: first those that serve nothing, then those with the least under way. Giving these back costs least.
+    """Sorts the pods by what giving them back costs: first those that serve nothing, then those with the least under way.
 
     Equal ones go by name, the last first: the operator fills the lowest numbers first.
     """
@@ -52,9 +52,8 @@ def next_cpu_demand(
 ) -> RewardDemand | None:
     """Makes the demand of this incarnation that follows `before`, for this division of CPUs.
 
-    CPUs are `granted` as long as nobody has asked.
-
     The rule: it gets another number if some pool asks for `cpus.LEAST_MOVE` more or less than it did, and is the same demand otherwise.
+    As long as nobody has asked, the division is compared with what is `granted`; None if no pool differs by so much.
     """
     requested = granted if before is None else asked_cpus(before)
     if not differs(requested, division.pools):

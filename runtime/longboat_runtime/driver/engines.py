@@ -26,7 +26,7 @@ class EngineDeaths:
     step: int = 0
 
     def counted(self, more: int, step: int) -> EngineDeaths:
-        """Counts `more` deaths, seen while `step` is the last committed step.
+        """Returns the count after `more` deaths, seen while `step` is the last committed step.
 
         The rule: a new step forgives earlier deaths. Engines that die with their pod are not counted here: the operator counts
         those, against the same limit.

@@ -118,7 +118,7 @@ class Evaluation:
         )
 
     def _discard_graded(self, sample: SampleId) -> None:
-        """Discards graded samples, several in one call: the store needn't hold more than what is being graded."""
+        """Discards a graded sample together with others: the store needn't hold more than what is being graded, nor be called for each."""
         self._graded.append(sample)
         if len(self._graded) >= DISCARDED_TOGETHER:
             self._discard(self._graded)

@@ -342,7 +342,7 @@ class Driver:
 
 
 def _grader_error(sample: SampleId, message: str) -> str:
-    """Says what people are told of a grader's error: on which row, and what to do."""
+    """Returns what people are told of a grader's error: on which row, and what to do."""
     return (
         f"A response to row {sample.row} of the dataset (from 0 on, through all its files) can't be graded, so its group is dropped: "
         f"{message or 'a grader failed'}. Correct the reward function or the row and resume the job, or start one without this row."

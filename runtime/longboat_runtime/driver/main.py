@@ -51,7 +51,8 @@ async def drive(
 ) -> tuple[Ending, SpecProblem | None]:
     """Runs the job to its end, which the status shows before this returns. On SIGTERM the job is saved and stopped.
 
-    `sockets` and `resume` are those of `open_components`. `secrets` is the directory with the credentials of trackers, None for those of the user who runs this.
+    `sockets` and `resume` are those of `open_components`. `secrets` is the directory with the credentials of trackers, None for those
+    of the user who runs this.
 
     Returns how the job ended, and the problem if it failed. Raises errors that the next start may overcome: a lost trainer, store
     or head.
@@ -89,7 +90,7 @@ async def drive(
 
 
 def _files(job: Job) -> list[Sink]:
-    """Opens the metric files on the checkpoint volume. Raises SpecProblem if they can't be written."""
+    """Opens the metric files on the checkpoint volume. Raises SpecProblem if it is full or not writable."""
     try:
         return [JsonLines(job.home / "metrics.jsonl"), TensorBoard(job.home / "tensorboard")]
     except OSError as error:

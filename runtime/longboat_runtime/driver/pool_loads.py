@@ -76,14 +76,14 @@ class PoolLoads:
             self._sample_loads()
 
     def begin(self, number: int) -> None:
-        """Assigns what pools do to this round from now on."""
+        """Assigns the work of pools to this round from now on."""
         self._sample_loads()
         now = self._clock()
         self._courses[number] = {name: Course(now, load) for name, load in self._rewards.loads.items()}
         self._round = number
 
     def finish(self, number: int) -> events.RoundGraded | None:
-        """Returns what pools did in the round, which is over; None if there is none that says so."""
+        """Returns what pools did in the round, which is over; None if no pool says so."""
         if self._round == number:
             self._sample_loads()
             self._round = None

@@ -195,7 +195,7 @@ def check_profile(job: Job) -> None:
 
 
 def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
-    """Chooses the devices of each engine that a driver starts with: those of the newest checkpoint, within the bounds, unless they are fixed.
+    """Chooses how many devices an engine has when a driver starts: as in the newest checkpoint, within the bounds, unless they are fixed.
 
     `newest_state` reads the checkpoint's state.
     """

@@ -60,7 +60,7 @@ class RewardPools:
         self._view = view
 
     def begin_round(self, number: int) -> None:
-        """Assigns what pools do to this round from now on."""
+        """Assigns the work of pools to this round from now on."""
         self._course.begin(number)
 
     def finish(self, number: int, step: int) -> None:

@@ -58,7 +58,7 @@ class StepBoundary:
 
 
 class RunState:
-    """The ledger with its view, the history of response lengths, learned timeouts, what open rounds ask of engines (`works`), and the event log.
+    """The ledger with its view, the history of response lengths, learned timeouts, what open rounds ask of engines (`works`), and the log.
 
     `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
     counts reported events that had no effect; they get no number and aren't logged.

@@ -209,7 +209,7 @@ def _ids(groups: Iterable[SampleGroup]) -> set[SampleId]:
 
 
 def _problem(step: int, error: Exception) -> tuple[str, str]:
-    """Names the field to change, and what is wrong (pure)."""
+    """Returns the field to change, and what is wrong (pure)."""
     what = f"The responses of step {step} could not be written"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         cure = "Enlarge the claim, or lower samples.keep or samples.prompts, which may be edited while the job runs."

@@ -57,9 +57,10 @@ def _read(model: type[Part], value: Any) -> Part | None:
 def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since_demand: float) -> float | None:
     """Returns the seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
-    Immediately if state, step, incarnation, accuracy, checkpoint or problem changed. Immediately, too, if another number of pods or
-    another division of CPUs is asked for or other pods have been drained, but not within DEMAND_INTERVAL of the last such write, `since_demand` seconds ago. Other changes, the
-    order in which pods would be given back among them, once a minute at most. Whatever is written has all that has changed until then.
+    A change of state, step, incarnation, accuracy, checkpoint or problem is written immediately. So is a demand for another number of
+    pods or another division of CPUs, or with other drained pods, but not within DEMAND_INTERVAL of the last such write. That was
+    `since_demand` seconds ago. Other changes, the order in which pods would be given back among them, are written once a minute at
+    most. Whatever is written has all that has changed until then.
     """
     if stored is None:
         return 0.0

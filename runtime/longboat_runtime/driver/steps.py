@@ -101,7 +101,7 @@ class Steps:
         self._audits.resume(run_state.lengths)
 
     async def run(self) -> None:
-        """Runs what runs beside the steps, forever."""
+        """Asks engines for their loads beside the steps, forever."""
         await self._loads.run()
 
     def begin_round(self, number: int, kind: RoundKind) -> None:

@@ -113,7 +113,7 @@ class Watchdog:
 
 
 def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
-    """Writes the message for the status: the stages, how many samples are in each state, and what each process is doing."""
+    """Returns the message for the status: the stages, how many samples are in each state, and what each process is doing."""
     parts = [
         f"No progress for longer than stageDeadlineSeconds in stage {stages}. Samples: {samples}.",
         "Complete stacks are in the driver's log; their innermost frames:",

@@ -53,7 +53,7 @@ class Display:
         self._line.stop()
 
     def show(self, status: DriverStatus) -> None:
-        """Shows what has changed in the driver's status."""
+        """Shows the driver's status, which has changed."""
         training, problem = status.training, status.problem
         if training and training.skipped_prompts:
             self._say("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
@@ -78,7 +78,7 @@ class Display:
         self._console.print(line(record), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Releases nothing: there is nothing to release."""
+        """Does nothing: there is nothing to release."""
 
     def summarise(self) -> None:
         """Prints first, last and mean of every column."""
@@ -94,7 +94,7 @@ class Display:
 
 
 def heading() -> str:
-    """Writes the titles above the lines (pure)."""
+    """Formats the titles above the lines (pure)."""
     return f"{'step':>6}" + "".join(f"{title:>{_WIDTH}}" for title, _, _ in COLUMNS)
 
 

@@ -68,7 +68,10 @@ def run_file(
 
 
 def on_one_node(spec: RLJobSpec) -> RLJobSpec:
-    """Returns the job with all its engines in one rollout pod, and all graders of a reward pool in one pod: this machine is each of them (pure)."""
+    """Returns the job with all its engines in one rollout pod, and all graders of a reward pool in one pod (pure).
+
+    This machine is each of these pods.
+    """
     rollout = spec.rollout
     engines = {"replicas": 1, "engines_per_pod": rollout.replicas * rollout.engines_per_pod}
     pools = [
@@ -79,9 +82,9 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
 
 
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
-    """Returns the job with paths below a volume's mount path mapped to the directory that stands for it; the longest mount path wins (pure).
+    """Returns the job with paths below a volume's mount path mapped to the directory that stands for it (pure).
 
-    Raises ValueError if a volume has none of the job's paths, unless not all of them have to be `all_used`.
+    The longest mount path wins. Raises ValueError if a volume has none of the job's paths, unless not all of them have to be `all_used`.
     """
     used: set[str] = set()
 

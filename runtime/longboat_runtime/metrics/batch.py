@@ -88,9 +88,8 @@ def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]
 def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | None = None) -> dict[str, float]:
     """Counts what became of everything the round launched, decided groups included.
 
-    `kept_tokens` are the batch's response tokens.
-
-    `dropped` says why the batch was dropped in the end. `rollout/domains/DOMAIN/*` are there where domains have quotas.
+    `kept_tokens` are the batch's response tokens. `dropped` says why the batch was dropped in the end.
+    `rollout/domains/DOMAIN/*` are there where domains have quotas.
     """
     if dropped is not None:
         round_, kept_tokens = round_.without_batch(dropped), 0

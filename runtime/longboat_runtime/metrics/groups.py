@@ -27,7 +27,9 @@ class GroupOutcome:
 
 
 def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) -> dict[str, float]:
-    """Returns the metrics of the groups that are trained in a step; `dropped` counts, by domain, groups given up for equal rewards since the last.
+    """Returns the metrics of the groups that are trained in a step.
+
+    `dropped` counts, by domain, groups given up for equal rewards since the step before.
 
     `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over trained
     groups. Where rows have a domain, `critic/rewards/DOMAIN/mean`, `response_length/DOMAIN/mean` and `critic/zero_variance/DOMAIN`.

@@ -23,7 +23,7 @@ def audit_rounds_metrics(rounds: AuditRounds) -> dict[str, float]:
 
 
 def length_line(bias: LengthBias | AuditRounds) -> str:
-    """Writes a line such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`."""
+    """Returns a line such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`."""
     if bias.mean_ratio is None or bias.ks is None:
         return f"unresolved, {bias.prompts} prompts"
     again = f", {100 * bias.relaunched:.0f} % launched again" if isinstance(bias, LengthBias) else ""

@@ -12,7 +12,10 @@ PREFIX = "longboat_"
 
 
 def gauge_name(metric: str) -> str:
-    """Turns `actor/pg_loss` into `longboat_actor_pg_loss`. A name must be letters, digits and underscores."""
+    """Turns a metric's name into that of its gauge: `actor/pg_loss` into `longboat_actor_pg_loss`.
+
+    A gauge's name must be letters, digits and underscores.
+    """
     return PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
 
 

@@ -19,7 +19,7 @@ def queue_metrics(view: View, round_: int) -> dict[str, float]:
 
 
 def queue_line(metrics: Mapping[str, float]) -> str | None:
-    """Writes a line such as `24 prompts, the oldest for 3 rounds`; None where nothing waits."""
+    """Returns a line such as `24 prompts, the oldest for 3 rounds`; None where nothing waits."""
     waiting, age = int(metrics.get("tail/queue_len", 0)), int(metrics.get("tail/queue_age/max", 0))
     if not waiting:
         return None

@@ -19,7 +19,7 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def to_line(self) -> str:
-        """Writes one line of JSON; what is not a finite number is null."""
+        """Returns one line of JSON; what is not a finite number is null."""
         metrics = {name: value if math.isfinite(value) else None for name, value in sorted(self.metrics.items())}
         return json.dumps({"training/global_step": self.step, "time": self.time, **metrics}, allow_nan=False)
 

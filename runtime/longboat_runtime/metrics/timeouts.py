@@ -104,7 +104,10 @@ def _at_least(hits: int, trials: int, share: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """Computes the continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function (DLMF 8.17.22), by Lentz' method (DLMF 3.10.4)."""
+    """Computes the continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function, by Lentz' method.
+
+    DLMF 8.17.22 has the fraction, DLMF 3.10.4 the method.
+    """
     value = above = 1.0
     below = 0.0
     for term in range(1, _MOST_TERMS):

@@ -96,7 +96,7 @@ def _verl(sample: RewardSample) -> Arguments:
 
 
 def _trl(sample: RewardSample) -> Arguments:
-    """Passes a batch of one. The prompt and completion of a conversational row are messages."""
+    """Returns the arguments for a batch of one. The prompt and completion of a conversational row are messages."""
     columns = {
         name: [value]
         for name, value in sample.columns.items()
@@ -116,7 +116,7 @@ _ADAPTERS: Mapping[RewardSignature, Callable[[RewardSample], Arguments]] = {
 
 
 def _accepted(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Returns the columns that TRL passes: every one (None), but to a function without `**kwargs` only those that it names."""
+    """Returns the names of the arguments that a function takes; None if it has `**kwargs` and takes every column, as TRL passes them."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None

@@ -88,7 +88,10 @@ class DomainTimes:
         return (self.deviation + _COUNTS_AS * _SPREAD**2) / (self.degrees + _COUNTS_AS)
 
     def location(self) -> tuple[float, float]:
-        """Estimates the mean of a problem's mean of which nothing is known, and its variance. Needs a problem of which something is known."""
+        """Estimates the location of a problem of which nothing is known: its mean and variance.
+
+        Needs a problem of which something is known.
+        """
         mean, within = self.means / self.problems, self.within * self.inverse / self.problems
         degrees = self.problems - 1
         among = max(self.squared_means - self.problems * mean**2 - degrees * within, 0.0)

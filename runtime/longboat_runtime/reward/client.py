@@ -90,11 +90,11 @@ class GraderClient:
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """Calls one function on one sample; it is LOST with the connection.
+        """Calls one function on one sample; the outcome is LOST if the connection is lost.
 
-        `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds; `seed` (not
-        negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is cancelled
-        the graders end the grade.
+        `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds;
+        `seed` (not negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is
+        cancelled the graders end the grade.
         """
         if alone:
             async with self._alone:
@@ -132,10 +132,11 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """Returns `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once` and `cpu_seconds`.
+        """Returns the graders' state; raises GradersGone.
 
-        The last two are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
-        how often its processes were `replaced` by what the last grade left in them. Raises GradersGone.
+        It has `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, and `at_once` and
+        `cpu_seconds`, which are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see
+        `zygote.footprint`), and how often its processes were `replaced` by what the last grade left in them.
         """
         await self._connect()
         return await self._ask({"op": "state"})

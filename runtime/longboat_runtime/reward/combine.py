@@ -62,9 +62,9 @@ def own_seconds(rewards: Sequence[RewardSpec], limits: Mapping[str, TimeLimit] |
 
 
 def grade_times(outcomes: Mapping[str, FunctionOutcome], limits: Mapping[str, TimeLimit]) -> dict[str, GradeTime]:
-    """Returns what functions took whose timeouts are learned, by name.
+    """Returns what the functions whose timeouts are learned took, by name.
 
-    Those that failed or don't apply took nothing that tells anything.
+    Those that failed or don't apply are left out: what they took tells nothing.
     """
     nothing = (OutcomeKind.GRADER_ERROR, OutcomeKind.NOT_APPLICABLE)
     return {

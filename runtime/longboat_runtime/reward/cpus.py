@@ -55,7 +55,7 @@ class GradeCost:
         return self._seconds / self._grades if self._grades else None
 
     def learn(self, grades: int, cpu_seconds: float) -> None:
-        """Takes note of so many more grades made, and so many CPU seconds used meanwhile."""
+        """Takes note that so many more grades have been made, and so many CPU seconds used meanwhile."""
         self._grades += grades
         self._seconds += cpu_seconds
         while self._grades > 2 * _REMEMBERED:
@@ -149,7 +149,10 @@ def _within(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]
 
 
 def _work(needs: Mapping[str, PoolNeed]) -> dict[str, float]:
-    """Estimates the CPU seconds of each pool's work. As long as nothing is known of a pool's grades, they cost as much as those of the others on average."""
+    """Estimates the CPU seconds of each pool's work.
+
+    As long as nothing is known of a pool's grades, they cost as much as those of the others on average.
+    """
     costs = [need.cpu_seconds for need in needs.values() if need.cpu_seconds is not None]
     usual = sum(costs) / len(costs) if costs else 1.0
     return {
@@ -197,7 +200,7 @@ def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
 def _moves(
     free: int, wanted: Mapping[str, int], spare: Mapping[str, int], worth: Callable[[str, int], bool]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns what pools gain and lose, so that those that want most get it first, as far as it is `worth` it.
+    """Returns what pools gain and lose: those that want most get it first, if the gain is `worth` it.
 
     `free` is what no pool has.
     """
@@ -234,7 +237,7 @@ def _seconds(work: float, cpu: int, need: PoolNeed) -> float:
 
 
 def _reason(need: PoolNeed, work: float, had: int, has: int, receivers: str) -> str:
-    """Writes the reason of one pool's division; `receivers` are those that get what it gives."""
+    """Explains what one pool has; `receivers` are those that get what it gives."""
     if not need.asked and not need.expected:
         todo = "nothing to do"
     else:

@@ -15,7 +15,7 @@ from longboat_runtime.reward.result import RewardResult, RewardSample
 
 
 def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSample], RewardResult]:
-    """Makes a scorer by the task's `score_answer`.
+    """Makes a scorer that calls the task's `score_answer`.
 
     The one parameter, `tag`, names the tag around the answer (`answer` for `<answer>4</answer>`; the last one counts, a
     response without it has the wrong form). Without it the whole response, stripped, is the answer.

@@ -52,8 +52,8 @@ class _PendingGrade:
 class _Worker(Slots):
     """`requests` are those that it has, by number, and those of its `share`, which have yet to be sent.
 
-    `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next
-    one waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel. Its graders' container
+    `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next one
+    waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel. Its graders' container
     had used so many `cpu_seconds` when it last told them; None if it doesn't.
     """
 
@@ -70,7 +70,7 @@ class _Worker(Slots):
     exchange: asyncio.Task[None] | None = None
 
     def take_share(self, now: float) -> list[GradeRequest]:
-        """Takes what is sent now."""
+        """Takes the share, which is sent now, and returns it."""
         share, self.share, self.called = self.share, [], now
         return share
 
@@ -78,8 +78,8 @@ class _Worker(Slots):
 class RewardPool:
     """Keeps one worker on every node of the pool, as `follow` tells of them, and spreads grades over them.
 
-    `rewards` are those that it grades, by their places in `spec.rewards`; its workers load no others. `isolation` says how the grades of each
-    are kept apart, by name, and is kept up to date. `socket` is where the pool's graders listen on each of its nodes.
+    `rewards` are those that it grades, by their places in `spec.rewards`; its workers load no others. `isolation` says how the grades of
+    each are kept apart, by name, and is kept up to date. `socket` is where the pool's graders listen on each of its nodes.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class RewardPool:
         group: Group,
         limits: Mapping[str, TimeLimit] | None = None,
     ) -> dict[str, FunctionOutcome]:
-        """Grades a stored sample by `rewards`, which are of this pool; returns outcomes by name. `row_sample` is what functions are told about its row.
+        """Grades a stored sample by `rewards`, which are of this pool; returns outcomes by name.
 
-        `limits` are those of functions whose timeouts are learned, by name.
+        `row_sample` is what functions are told about its row. `limits` are those of functions whose timeouts are learned, by name.
 
         A grader error is retried on another worker. A worker or graders that are lost cost no attempt (see `Attempts`). If the call is
         cancelled, so is the grade: it leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost the sample.
@@ -174,7 +174,7 @@ class RewardPool:
         return attempts.final(outcomes)
 
     def moved(self, group: Group) -> None:
-        """Takes note that the group's rank is another one now."""
+        """Takes note that the group's rank has changed."""
         self._queue.moved(group)
 
     def flush(self) -> None:
@@ -260,7 +260,7 @@ class RewardPool:
             worker.actor.submit.remote(worker.take_share(asyncio.get_running_loop().time()))
 
     def _give_up(self, pending: _PendingGrade) -> None:
-        """Gives up a request whose answer nobody waits for any more: it isn't asked for, or no longer."""
+        """Gives up a request whose answer nobody waits for any more; a worker that it was sent to is told to cancel it."""
         number = pending.request.number
         self._queue.remove(pending.group, number)
         self._queued.pop(number, None)
@@ -350,7 +350,7 @@ class RewardPool:
     # --- Workers ---------------------------------------------------------------------------------------------------
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
-        """Loses a worker. What it was asked is asked again of others, which costs no attempt."""
+        """Gives up a worker that is lost. What it was asked is asked again of others, which costs no attempt."""
         if self._workers.get(worker.node) is worker:
             log.warning("a reward worker is lost", pool=self.name, node=worker.node, error=str(error))
             del self._workers[worker.node]

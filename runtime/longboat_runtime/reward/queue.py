@@ -67,7 +67,7 @@ class GradeQueue(Generic[Item]):
         self.moved(group)
 
     def moved(self, group: Group) -> None:
-        """Takes note that the group's rank is another one now."""
+        """Takes note that the group's rank has changed."""
         if group.number in self._waiting:
             heappush(self._ranks, group.rank)
 

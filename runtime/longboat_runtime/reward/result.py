@@ -116,7 +116,10 @@ class FunctionOutcome:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FunctionOutcome:
-        """Reads what `to_json` returned; one that graders say is LOST had begun. Raises KeyError, TypeError or ValueError if it isn't one."""
+        """Reads what `to_json` returned; one that graders say is LOST had begun.
+
+        Raises KeyError, TypeError or ValueError if it isn't one.
+        """
         kind, own = OutcomeKind(value["kind"]), value.get("own_seconds")
         return cls(
             kind,

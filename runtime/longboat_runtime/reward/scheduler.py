@@ -139,7 +139,7 @@ class RayRewardScheduler:
 
 
 async def _together(parts: Sequence[Coroutine[Any, Any, dict[str, FunctionOutcome]]]) -> dict[str, FunctionOutcome]:
-    """Returns what all of them return. If one of them fails, or nobody waits any more, the others are cancelled."""
+    """Runs all parts at once and returns their outcomes. If one of them fails, or nobody waits any more, the others are cancelled."""
     if len(parts) == 1:
         return await parts[0]
     outcomes: dict[str, FunctionOutcome] = {}

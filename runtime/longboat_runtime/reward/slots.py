@@ -17,7 +17,7 @@ _NEWEST = 0.1
 
 @dataclass(slots=True)
 class Slots:
-    """A worker's node, how many grades run there `at_once` now, how many requests it has, and the seconds that one takes (a moving mean)."""
+    """A worker's node, how many grades run there `at_once` now, how many requests it has, and the seconds that one takes (moving mean)."""
 
     node: str
     at_once: int

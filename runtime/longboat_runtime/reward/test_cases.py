@@ -127,7 +127,7 @@ def _names(source: str | bytes) -> tuple[str, ...]:
 
 
 def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> tuple[TestCaseFormat, Any]:
-    """Finds the format and, where one value holds the cases, that. For Auto it is the first format whose columns are there."""
+    """Finds the format and, where one value holds the cases, that value. For Auto it is the first format whose columns are there."""
     forms = _FINDERS if form is TestCaseFormat.AUTO else {form: _FINDERS[form]}
     for each, find in forms.items():
         source = find(truth, columns)
@@ -253,14 +253,14 @@ def _packed(text: str, name: str) -> str:
 
 
 def _lines(value: Any) -> str:
-    """Reads a text, or its lines, as a text."""
+    """Joins the lines of a text; a text stays as it is."""
     if isinstance(value, str):
         return value
     return "\n".join(str(line) for line in value) if _is_list(value) else str(value)
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
-    """Reads a list, or a text with one argument as JSON in each line."""
+    """Reads the arguments of a call: a list, or a text with one argument as JSON in each line."""
     if isinstance(value, str):
         return tuple(_parsed(line) for line in value.split("\n") if line.strip())
     if not _is_list(value):
@@ -345,7 +345,7 @@ def completed(prompt: str, function: str, program: str) -> str:
 
 
 def _code(prompt: str) -> str:
-    """Finds a prompt that is code, or the code in it; empty if there is none."""
+    """Returns a prompt that is code, or the code in it; empty if there is none."""
     for text in (prompt, program_of(prompt) if "```" in prompt else ""):
         try:
             compile(text, "prompt", "exec")

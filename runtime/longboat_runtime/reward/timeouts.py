@@ -13,9 +13,10 @@ What keeps limits from feeding on themselves:
 * Every correct run counts one over the probability that it was allowed to take so long (Horvitz and Thompson 1952): an audit that took
   longer than its limit stands for all those that were killed.
 * A kill tells nothing: whether it was wrong is known from audits alone.
-* A group's grades count together or not at all: once its step is committed, or it is dropped for its equal rewards. When a group is given up its
-  grades are cancelled where they are, and the slow ones with more likelihood than the quick ones; to count what was there by then would make
-  correct runs seem quicker, and wrong kills rarer, than they are. Which groups are given up doesn't depend on how long their grades take.
+* A group's grades count together or not at all: once its step is committed, or it is dropped for its equal rewards. When a group is given
+  up its grades are cancelled where they are, and the slow ones with more likelihood than the quick ones; to count what was there by then
+  would make correct runs seem quicker, and wrong kills rarer, than they are. Which groups are given up doesn't depend on how long their
+  grades take.
 * A correct run has a score above 0; of kind Sandbox the score of 1, whatever the credit: all test cases passed. A program that passes a
   part, often the small cases alone, says nothing of how long the whole takes: its times would narrow the limit until it cuts off correct
   programs, and those of the cases in which it hangs would widen it. So a kill that costs such a program a part of its credit isn't counted
@@ -80,7 +81,7 @@ class Rule:
         return score is not None and (score >= 1.0 if self.cases else score > 0.0)
 
     def limit(self, anchor: float) -> float:
-        """Returns the seconds, at most the hard limit."""
+        """Returns the limit in seconds for an anchor, at most the hard limit."""
         return min(max(self.factor * anchor, self.least), self.hard)
 
     def audited(self, name: str, sample: SampleId) -> bool:
@@ -106,7 +107,10 @@ class Limits:
         return TimeLimit(self.rule.limit(prior.anchor(problem)), self.rule.audited(self.name, sample))
 
     def for_domain(self, domain: str) -> tuple[float, float] | None:
-        """Returns the limits of a problem in the middle of the domain, and of one of which nothing is known, in seconds; None if it hasn't any."""
+        """Returns the limits of a problem in the middle of the domain, and of one of which nothing is known, in seconds.
+
+        None if nothing is known of the domain.
+        """
         prior = self.priors.get(domain)
         if prior is None:
             return None
@@ -183,7 +187,7 @@ class RewardTimes:
     of_domains: dict[str, Tally] = field(default_factory=dict)
 
     def domain(self, name: str) -> str:
-        """Returns its name here: domains beyond MOST_DOMAINS are one."""
+        """Returns a domain's name here: domains beyond MOST_DOMAINS are one."""
         return name if name in self.domains or len(self.domains) < MOST_DOMAINS else ""
 
     def add(self, row: int, domain: str, time: GradeTime, *, correct: bool) -> None:
@@ -337,7 +341,7 @@ class LearnedTimeouts:
             self._held.setdefault(graded.sample.prompt, {})[graded.sample] = times
 
     def _learn(self, prompt: PromptId) -> None:
-        """Learns the grades of this group, which are complete, in the order of samples: it doesn't matter in which they were graded."""
+        """Learns the grades of this group, which are complete, in the order of samples, so that the order of grading doesn't matter."""
         for _, times in sorted(self._held.pop(prompt, {}).items()):
             for name, (time, correct) in times.items():
                 self.rewards[name].add(prompt.row, self._domain(prompt.row), time, correct=correct)

@@ -81,7 +81,8 @@ class RewardWorker:
     ) -> SpecProblem | str | None:
         """Loads these functions, given by their places in `spec.rewards`.
 
-        Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached. `isolation` is what other workers have learned about how the grades of a reward must be kept apart.
+        Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached. `isolation` is what other workers have
+        learned about how the grades of a reward must be kept apart.
         """
         reasons = {name: in_force.reason for name, in_force in isolation.items() if in_force.reason}
         try:
@@ -96,7 +97,7 @@ class RewardWorker:
         return next((problem for problem in problems if problem is not None), None)
 
     async def capacity(self) -> GradersCapacity | None:
-        """Returns how many grades run at once here."""
+        """Returns the graders' capacity, as they last told it; None before a reward is loaded."""
         return self._graders.capacity
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
@@ -152,7 +153,7 @@ class RewardWorker:
         return GradeAnswers(answers, isolation, self._graders.capacity)
 
     async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
-        """Returns the outcomes by function name."""
+        """Grades a response by the functions of a request; returns outcomes by function name."""
         sample = replace(
             request.row,
             text=response.text,

@@ -52,7 +52,7 @@ class BaseEngine:
 
     @property
     def _decoding(self) -> int:
-        """Number of samples that vLLM ran in its last step; the probe is none of them."""
+        """The number of samples that vLLM ran in its last step, without the probe."""
         return min(self._counters.running, len(self._running))
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
@@ -65,7 +65,10 @@ class BaseEngine:
     def _startable(
         self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]
     ) -> list[tuple[SampleRequest, GeneratedSample | None]]:
-        """Returns those that don't run yet. If an update has failed since they were taken, there are none: all go back as they came."""
+        """Returns the requests that don't run yet.
+
+        If an update has failed since they were taken, there are none: all go back as they came.
+        """
         by_id = {sample.id: sample for sample in begun}
         if self._failed_update is None:
             if not self._running:
@@ -113,7 +116,7 @@ class BaseEngine:
         self._outbox.release()
 
     def _stop_serving(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
-        """Serves nothing, and lets nothing leave that was drawn since, after a failed update; returns an error that names what is lost."""
+        """Stops serving after a failed update: nothing that was drawn since it began leaves. Returns an error that names what is lost."""
         what = "refused" if isinstance(failed, PublicationRefused) else "could not get"
         reason = f"engine {self._config.name} {what} version {publication.version}: {failed.reason}"
         self._failed_update = type(failed)(reason)
@@ -144,7 +147,7 @@ class Outbox:
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Keeps back from now on what is put."""
+        """Keeps back what is put from now on."""
         with self._changed:
             self._kept_back = []
 

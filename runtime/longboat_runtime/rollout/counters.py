@@ -52,7 +52,7 @@ class EngineCounters(PrometheusStatLogger):
         )
 
     def interrupted(self, sequences: int) -> None:
-        """Counts running sequences that a publication has computed again."""
+        """Counts running sequences that have to be computed again because of a publication."""
         self._add(interrupted=sequences)
 
     def take(self) -> Load:

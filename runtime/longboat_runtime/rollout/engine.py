@@ -97,7 +97,10 @@ def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
 
 
 def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -> int:
-    """Returns the bytes of one token's keys and values, of all layers, on one rank. A rank has one key head at least: more ranks gain nothing."""
+    """Returns the bytes of one token's keys and values, of all layers, on one rank.
+
+    A rank has one key head at least: more ranks gain nothing.
+    """
     heads = int(model.get("num_attention_heads", 1))
     kv_heads = max(1, int(model.get("num_key_value_heads") or heads) // tensor_parallel)
     head_size = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
@@ -123,9 +126,9 @@ def rank_weight_bytes(
 
 
 def with_cache(config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> EngineConfig:
-    """Gives the engine the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
+    """Returns the engine with the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
 
-    Raises SpecProblem if that is nothing.
+    Without `device_memory` the engine stays as it is. Raises SpecProblem if nothing is left.
     """
     if config.device_memory is None:
         return config
@@ -143,7 +146,7 @@ def with_cache(config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[s
 
 
 def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int) -> None:
-    """Checks that the KV cache holds the longest sequence: keys and values of all layers for each of its tokens."""
+    """Raises SpecProblem if a KV cache of given size can't hold the longest sequence: keys and values of all layers for each token."""
     if config.kv_cache_bytes is None:
         return
     token_bytes = kv_token_bytes(model, config.dtype, config.tensor_parallel)
@@ -163,9 +166,9 @@ def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int)
 def kv_tokens(
     config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], sizes: Iterable[int]
 ) -> dict[int, int]:
-    """Returns the tokens that the KV cache of an engine of each size holds, by the memory that the spec gives a rank; empty if it gives none.
+    """Returns how many tokens the KV cache of an engine of each size holds, by the memory that the spec gives a rank.
 
-    `model` and `shapes` are as for `with_cache`, which says when SpecProblem is raised.
+    Empty if the spec gives none. `model` and `shapes` are as for `with_cache`, which says when SpecProblem is raised.
     """
     if config.kv_cache_bytes is None and config.device_memory is None:
         return {}

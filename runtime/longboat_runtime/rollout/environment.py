@@ -42,7 +42,8 @@ def cpu_share(
 ) -> CpuShare:
     """Determines the CPUs and threads of an engine with `devices`, of the `node_devices` that its pod has.
 
-    The pod may use the CPUs `affinity` for at most `limit` CPUs' time; `request` is the number of CPUs that Kubernetes guarantees to the container, 0 if none.
+    The pod may use the CPUs `affinity` for at most `limit` CPUs' time; `request` is the number of CPUs that Kubernetes guarantees to
+    the container, 0 if none.
 
     The rule: threads are bound only where the CPUs are the pod's own, which is so if the kubelet gave it fewer than the
     node has (static CPU manager) and time is not limited below that, and only if each worker (tensor-parallel rank)
@@ -72,10 +73,10 @@ class NodeDevices:
 
 
 def visible_accelerators(devices: Sequence[int], node: NodeDevices, visible: str | None) -> str:
-    """Returns the accelerators of an engine with `devices` of `node`, as CUDA_VISIBLE_DEVICES names them; `visible` is that variable's own value.
+    """Returns the accelerators of an engine with `devices` of `node`, as CUDA_VISIBLE_DEVICES names them.
 
-    The rule: a node's engines have its last accelerators. In a rollout pod those are all; on a machine that runs a whole job, Ray gives
-    trainers the first ones. Raises SpecProblem if there are fewer accelerators than devices.
+    `visible` is that variable's own value. The rule: a node's engines have its last accelerators. In a rollout pod those are all; on
+    a machine that runs a whole job, Ray gives trainers the first ones. Raises SpecProblem if there are fewer accelerators than devices.
     """
     first = node.accelerators - node.devices
     if first < 0:
@@ -92,7 +93,7 @@ def visible_accelerators(devices: Sequence[int], node: NodeDevices, visible: str
 def environment(
     config: EngineConfig, share: CpuShare, *, in_process: bool, accelerators: str | None = None
 ) -> dict[str, str]:
-    """Returns the variables for one engine. `accelerators` names those that it computes with (`visible_accelerators`); None: with CPUs.
+    """Returns the variables for one engine. `accelerators` names those that it computes with (`visible_accelerators`); None for CPUs.
 
     On CPU an eager engine must not compile at all: vLLM's tensor-parallel path compiles one function even then, at
     the first request, and pods have no compiler.

@@ -57,7 +57,7 @@ def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
 
 
 def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[str, Any]]:
-    """Returns the engine with its KV cache, and vLLM's arguments for it on its devices of this `node`.
+    """Returns the engine's config with its KV cache, and vLLM's arguments for it on its devices of this `node`.
 
     Sets this process's environment and, where CPUs are the pod's own, its affinity, so one process starts one engine, before
     anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
@@ -115,9 +115,9 @@ def read_model_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def check_compiler(config: EngineConfig) -> None:
-    """Checks that there is g++ if vLLM, on CPU, compiles with it: images of pods rarely have it.
+    """Raises SpecProblem if vLLM, on CPU, would compile with g++ and there is none: images of pods rarely have it.
 
-    Without it vLLM would fail only after a minute, with a message that doesn't say so.
+    vLLM would fail only after a minute, with a message that doesn't say so.
     """
     if not config.enforce_eager and shutil.which("g++") is None:
         raise SpecProblem(

@@ -133,7 +133,10 @@ class RayRolloutFleet:
         return ReshapeReport(tensor_parallel, seconds)
 
     async def _reshape(self, nodes: Sequence[str], seconds: dict[ReshapePhase, float]) -> None:
-        """Ends the engines of these nodes before others start on their devices. Adds the seconds of each phase, and logs its beginning."""
+        """Replaces the engines of these nodes; returns once the new ones serve. The old ones end before others start on their devices.
+
+        Adds the seconds of each phase, and logs its beginning. Raises ReshapeFailed.
+        """
         engines = self._keeper.engines_of(nodes)
         pods = sorted({member.slot.node.pod for member in engines})
         subject = pods[0] if len(pods) == 1 else f"{len(pods)} pods"
@@ -195,7 +198,7 @@ class RayRolloutFleet:
         return self._keeper.tensor_parallel
 
     def start_in(self, tensor_parallel: int) -> None:
-        """Starts engines with so many devices each. To be called before anything else."""
+        """Sets how many devices each engine is started with. To be called before anything else."""
         self._keeper.tensor_parallel = tensor_parallel
 
     @property
@@ -299,7 +302,7 @@ class RayRolloutFleet:
             await self._lose_in_dead(member, ids, error)
 
     async def _lose_in_dead(self, member: Member, ids: Sequence[SampleId], error: BaseException) -> None:
-        """Loses samples of a dead engine; nothing that it still sends may reach the store once they are made again."""
+        """Reports samples of a dead engine as lost; nothing that it still sends may reach the store once they are made again."""
         try:
             await self._store.refuse(member.name)
         except StoreUnreachable as unreachable:
@@ -316,7 +319,7 @@ class RayRolloutFleet:
     def _lose(
         self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False, with_begun: bool = False
     ) -> None:
-        """Loses samples that ran in `engine`, but not the tokens that they began with there, unless `with_begun`."""
+        """Reports samples that ran in `engine` as lost, but not the tokens that they began with there, unless `with_begun`."""
         ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
         self._report(
             [
@@ -330,7 +333,7 @@ class RayRolloutFleet:
         self._keeper.tell()
 
     async def _ask(self, method: str, members: Sequence[Member]) -> dict[str, Any]:
-        """Answers of engines to a call without arguments; one that doesn't answer in time is left out."""
+        """Returns the answers of engines to a call without arguments; one that fails or doesn't answer in time is left out."""
 
         async def ask(member: Member) -> Any:
             return await getattr(member.actor, method).remote()

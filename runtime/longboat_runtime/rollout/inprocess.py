@@ -219,7 +219,10 @@ class Commands:
         self._end: Exception | None = None
 
     def give(self, command: Callable[[], None]) -> None:
-        """Puts the command into the queue without waiting for it. What it raises ends the owner. Raises the reason if the owner has ended."""
+        """Puts the command into the queue without waiting for it. Raises the reason if the owner has ended.
+
+        What the command raises ends the owner.
+        """
         with self._lock:
             if self._end is not None:
                 raise self._end
@@ -255,7 +258,7 @@ class Commands:
             self._queue.get()()
 
     def end(self, reason: Exception) -> None:
-        """Ends the commands with their owner: whoever waits, or comes later, gets `reason`."""
+        """Raises `reason` in whoever waits for a command or gives one from now on: the owner ends."""
         with self._lock:
             self._end = reason
             for future in self._waited_for:

@@ -159,7 +159,7 @@ class EngineKeeper:
                 return
 
     def _serves(self, member: Member, *, first: bool) -> None:
-        """Takes note that the engine passed the gate; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
+        """Notes that the engine passed the gate; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
         if member.state is MemberState.ENDED:
             return  # it died as soon as it had answered
         if first:
@@ -287,7 +287,7 @@ class EngineKeeper:
 
     @contextmanager
     def reshaping(self) -> Iterator[None]:
-        """Makes nodes that come or are taken back wait while the block reshapes engines: they get engines of what it leads to."""
+        """Makes nodes that come or are taken back wait while the block reshapes engines: they get engines of the size that it leads to."""
         self._reshaping = True
         try:
             yield

@@ -13,7 +13,7 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork, 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Reports the load of an engine of `tensor_parallel` devices in a while. Loads of several engines or times add up.
+    """Reports the load of an engine of `tensor_parallel` devices over some time. Loads of several engines or times add up.
 
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on
@@ -43,7 +43,7 @@ class Load:
         )
 
     def measured(self, number: int, kind: RoundKind, engines: int, work: RoundWork | None) -> RoundMeasured:
-        """Makes the event of a round of this kind, which this is all the load of; `work` is what its `engines` were asked for."""
+        """Makes the event of a round of this kind whose whole load this is; `work` is that of its `engines`."""
         return RoundMeasured(
             number,
             kind,

@@ -39,8 +39,9 @@ def _powers(least: int, most: int) -> tuple[int, ...]:
 def filled(
     sequences: Sequence[int], contexts: Sequence[int], cells: dict[tuple[int, int], float]
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the seconds of all cells (pure): those that the KV cache can't hold follow the others by a fit, and are never below their neighbours.
+    """Returns the seconds of all cells (pure).
 
+    Those that the KV cache can't hold follow the others by a fit, and are never below their neighbours with fewer sequences or tokens.
     A step takes as long as a constant, each sequence, and each token in context take (least squares of relative errors).
     """
     measured = list(cells)
@@ -86,9 +87,9 @@ class MeasuredEngine:
         return (cache.num_gpu_blocks or 0) * cache.block_size, self._longest
 
     def cell(self, sequences: int, context: int) -> tuple[float, float] | None:
-        """Measures the seconds of a decode step of so many sequences with about so many tokens in context, and of computing a token of a prompt.
+        """Measures a decode step of so many sequences with about so many tokens in context, and the computation of a prompt's token.
 
-        None if they never run in one step: the KV cache can't hold them.
+        Returns the seconds of both; None if the sequences never run in one step: the KV cache can't hold them.
         """
         # While later prompts are computed, the first sequences may decode already.
         computing = min(-(-sequences * context // self._batched), max(0, self._longest - context - STEPS - 1))

@@ -96,13 +96,13 @@ class ReshapeFailed(Exception):
 
 
 def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
-    """Groups at most `most` of the node's devices, `tensor_parallel` in a row; the rest stays idle (pure)."""
+    """Groups at most `most` of the node's devices into slots of `tensor_parallel` in a row; the rest stays idle (pure)."""
     starts = range(0, min(node.has.devices, most) - tensor_parallel + 1, tensor_parallel)
     return [Slot(node, tuple(range(start, start + tensor_parallel))) for start in starts]
 
 
 def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
-    """Writes `<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
+    """Returns `<pod>/<device>` or `<pod>/<first>-<last>`, then how many engines these devices of the pod had before, if any (pure).
 
     A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
     together, so that no two engines have one name.
@@ -145,7 +145,7 @@ class Member:
 def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
     """Starts an actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
 
-    Ray counts the devices, and which ones they are says `config`: accelerators too, of which it asks Ray for none.
+    Ray counts the devices, and `config` says which ones they are. The same goes for accelerators: the actor asks Ray for none.
     """
     return (
         ray.remote(EngineActor)
@@ -183,13 +183,13 @@ class Listener(Drains, Protocol):
     """Is told what becomes of engines and their samples."""
 
     def opened(self, member: Member) -> None:
-        """Tells that the engine serves the last publication."""
+        """Tells the listener that the engine serves the last publication."""
 
     def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
-        """Tells that the engine serves nothing for now; `lost` ran in it."""
+        """Tells the listener that the engine serves nothing for now; `lost` ran in it."""
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
-        """Tells that the engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
+        """Tells the listener that the engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
-        """Tells that the store holds these samples."""
+        """Tells the listener that the engine finished these samples, which the store holds."""

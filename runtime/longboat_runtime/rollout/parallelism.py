@@ -33,7 +33,7 @@ def permitted(
     max_length: int,
     devices: int,
 ) -> tuple[int, ...]:
-    """Sizes of engines, ascending, that a pod of `devices` can have.
+    """Returns the sizes of engines, ascending, that a pod of `devices` can have.
 
     It can be divided into them, vLLM can split the model over them, and their KV cache holds a sequence of `max_length` tokens. `model`
     is config.json by standard names; `shapes` are those of the model's tensors, which count only with a `device_memory`.
@@ -65,11 +65,11 @@ class Bounds:
     start: int
 
     def within(self, least: int | None, most: int | None) -> Bounds:
-        """Keeps the sizes from `least` to `most`, where given."""
+        """Returns the bounds with only the sizes from `least` to `most`, where given; with only `start` if that leaves none."""
         return replace(self, sizes=tuple(s for s in self.sizes if (least or s) <= s <= (most or s)) or (self.start,))
 
     def nearest(self, size: int) -> int:
-        """Returns the size itself, or the one that is least far from it."""
+        """Returns the size itself if it is one of `sizes`, else the nearest of them, and of two the smaller."""
         return min(self.sizes, key=lambda other: (abs(other - size), other))
 
 

@@ -106,7 +106,7 @@ def identity(config: EngineConfig, model: Mapping[str, Any]) -> dict[str, int | 
 
 
 def read_profile(path: str, expected: Mapping[str, int | str | bool | None], sizes: Collection[int]) -> Profile:
-    """Reads the profile of engines that depend on the same (`identity`), of at least these sizes.
+    """Reads the profile of engines whose `identity` is `expected`, of at least these sizes.
 
     Raises SpecProblem if the file is missing, isn't a profile, is one of other engines, or lacks a size.
     """

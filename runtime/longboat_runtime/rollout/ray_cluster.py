@@ -22,7 +22,7 @@ class RayCluster:
     """The cluster that `ray.init` has joined."""
 
     async def nodes(self) -> dict[str, RolloutNode]:
-        """Returns the rollout nodes that live, by id."""
+        """Returns the living rollout nodes, by id."""
         return rollout_nodes(await asyncio.to_thread(ray.nodes))
 
     async def asking(self) -> set[str]:

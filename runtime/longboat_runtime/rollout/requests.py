@@ -53,8 +53,9 @@ def prompt_of(request: SampleRequest, begun: GeneratedSample | None) -> TokensIn
 
 
 def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None) -> SamplingParams:
-    """Asks for the final output only: it has all tokens, log-probs and version spans, also of an aborted request.
+    """Makes vLLM's parameters for a request.
 
+    They ask for the final output only: it has all tokens, log-probs and version spans, also of an aborted request.
     Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
     """
     from vllm import SamplingParams
@@ -82,7 +83,7 @@ def continue_text(state: Any, request: SampleRequest, begun: GeneratedSample | N
 
 
 def probe_params() -> SamplingParams:
-    """Asks for the log-probs of a prompt, and one token that is thrown away."""
+    """Makes parameters that ask for the log-probs of a prompt, and for one token that is thrown away."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -98,7 +99,7 @@ def probe_params() -> SamplingParams:
 def generated_sample(
     request: SampleRequest, begun: GeneratedSample | None, output: RequestOutput, engine: str, tokenizer: Any
 ) -> GeneratedSample:
-    """Returns what became of a request that began with the tokens of `begun`, if that is given. `output` is its final output."""
+    """Makes the sample of a request that began with the tokens of `begun`, if that is given. `output` is its final output."""
     completion = output.outputs[0]
     token_ids = np.asarray(completion.token_ids, dtype=np.int32)
     logprobs, spans = _sampled_logprobs(completion.logprobs, len(token_ids)), _spans(completion.weight_versions or ())
@@ -125,9 +126,9 @@ def generated_sample(
 
 
 def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:
-    """Returns after how many tokens a response that continued after `begun` repeats itself; None if it doesn't.
+    """Returns after how many tokens a response that continued after `begun` tokens repeats itself; None if it doesn't.
 
-    Only a pattern that began before `begun` counts.
+    It looks no further than copies that began before can reach.
 
     vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before. The rule is
     vLLM's: the last tokens are `count` copies of a pattern if as many of them as `count` - 1 copies have are equal to the token one
@@ -166,7 +167,7 @@ def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engi
 
 
 def probe_logprobs(ids: Sequence[int], output: RequestOutput) -> list[float]:
-    """Reads the log-probs of tokens 1..n of the probe, from a request made with `probe_params`."""
+    """Reads the log-probs of the probe's tokens, all but the first, from the output of a request made with `probe_params`."""
     scored = output.prompt_logprobs
     if scored is None or len(scored) != len(ids):
         raise RuntimeError(f"vLLM scored {0 if scored is None else len(scored)} of {len(ids)} probe tokens")

@@ -68,7 +68,7 @@ class Router:
         return routed
 
     def finished(self, engine: str, sample: SampleId) -> bool:
-        """Takes note that the sample no longer runs; False if it wasn't running in that engine (a late or duplicate report)."""
+        """Notes that the sample no longer runs; returns False if it wasn't running in that engine (a late or duplicate report)."""
         running = self._running.get(engine, set())
         if sample not in running:
             return False

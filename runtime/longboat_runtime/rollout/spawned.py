@@ -111,7 +111,7 @@ class SpawnedEngine(BaseEngine):
         await self._probe([1, 1])
 
     async def _guard(self, command: Coroutine[Any, Any, T]) -> T:
-        """Ends the engine at any failure of vLLM; a failed update is none."""
+        """Awaits the command. Any failure except UpdateFailed ends the engine, and is raised as EngineDead."""
         try:
             return await command
         except UpdateFailed:

@@ -37,7 +37,7 @@ class StepClock:
         self._since = now
 
     def step(self, now: float, batch: int, *, more: bool) -> dict[int, StepTimes]:
-        """Counts a step that ended and gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
+        """Times a step that has ended and gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
         step = {rounded(batch): StepTimes(1, now - self._since)} if self._since is not None and batch else {}
         self._since = now if more else None
         return step

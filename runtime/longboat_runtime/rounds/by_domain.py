@@ -31,7 +31,7 @@ class ByDomain(OnPolicy):
     rules: Mapping[str, OneQuota]
 
     def upcoming(self, view: View) -> events.RoundOpened:
-        """Opens the next round."""
+        """Returns the event that opens the next round."""
         each = [(rule, view.within(domain)) for domain, rule in self.rules.items()]
         if all(rule.due(part) for rule, part in each) or any(rule.urgent(part) for rule, part in each):
             return next_round(view, RoundKind.LONG)

@@ -41,7 +41,10 @@ class Host(Protocol):
         """Draws the next `count` prompts of a domain, or of the whole source if `domain` is empty."""
 
     def carry_out(self, event: Event, effects: Effects) -> None:
-        """Starts what follows from an event: launch, stop, train, publish. Called for every event that was folded, wherever it came from."""
+        """Starts what follows from an event: launch, stop, train, publish.
+
+        The loop calls it for every event that was folded, wherever it came from.
+        """
 
 
 class RoundLoop:

@@ -43,7 +43,7 @@ class OnPolicy(ABC):
 
     @abstractmethod
     def upcoming(self, view: View) -> events.RoundOpened:
-        """Opens the next round."""
+        """Returns the event that opens the next round."""
 
     @abstractmethod
     def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
@@ -82,7 +82,7 @@ class OneQuota(OnPolicy):
         """Returns the decisions that the quota still needs after this event: launches, the end of a race, the end of the round."""
 
     def upcoming(self, view: View) -> events.RoundOpened:
-        """Opens the next round."""
+        """Returns the event that opens the next round."""
         if self.due(view) or self.urgent(view):
             return next_round(view, RoundKind.LONG)
         return next_round(view, racing=self.racing(view))

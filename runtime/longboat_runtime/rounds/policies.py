@@ -28,7 +28,7 @@ def races_per_period(spec: RLJobSpec) -> int:
 
 
 def open_policy(spec: RLJobSpec) -> Policy:
-    """Makes `spec.rounds.policy` with its parameters; policies that support quotas get one rule per quota."""
+    """Makes the policy `spec.rounds.policy`, with its parameters; policies that support quotas get one rule per quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     size = rounds.prompts_per_round, algorithm.group_size
     match rounds.policy:

@@ -69,7 +69,7 @@ def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = F
 
 
 def phases(count: int) -> list[Fraction]:
-    """Returns the phases of `count` parallel flows (quotas of domains), such that they launch their extra prompts in turn, not all in one race.
+    """Returns the phases of `count` parallel flows (quotas of domains): they launch their extra prompts in turn, not all in one race.
 
     The first is 0, so that it is never ahead: once it has launched a quota of extra prompts, so has every other flow.
     """
@@ -213,10 +213,10 @@ def recover(view: View) -> list[Decision]:
     """Relaunches lost samples, on-policy, if the weights of their round still serve; else defers their group.
 
     The same seed on the same weights gives the same tokens, so a relaunch, from the start or after the tokens that the store has of a
-    sample that was moved, doesn't change what is learned; on other weights it would
-    mix versions within a group, so the prompt is queued for a new attempt. Samples stay lost while no weights serve (between a
-    driver's start and its first publication), and in a batch that is being trained, since the trainer may already have read them.
-    The group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
+    sample that was moved, doesn't change what is learned; on other weights it would mix versions within a group, so the prompt is queued
+    for a new attempt. Samples stay lost while no weights serve (between a driver's start and its first publication), and in a batch that
+    is being trained, since the trainer may already have read them. The group of a sample with which
+    `MOST_ENGINE_DEATHS` engines have died is dropped.
     """
     if view.serving is None:
         return []

@@ -115,7 +115,7 @@ class LedgerState:
         return self.rounds.get(group.round, self.between)
 
     def _lose(self, group: GroupRecord, record: SampleRecord, begun: tuple[VersionSpan, ...] = ()) -> None:
-        """Loses the sample, but for the tokens with spans `begun`."""
+        """Marks the sample as lost, but for the tokens with spans `begun`."""
         if record.kind is not None:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR

@@ -108,7 +108,7 @@ class TailBatching(OneQuota):
         return self._launch(part, (*queued, *fresh), count)
 
     def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
-        """Returns the prompts that were drawn and never launched, which an earlier driver may have left."""
+        """Returns at most `count` prompts that were drawn and never launched, which an earlier driver may have left."""
         if len(view.queue) == len(view.deferred):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))

@@ -153,7 +153,7 @@ def _print(console: Console, selection: Selection, *, full: bool) -> None:
 
 
 def headings(sample: Sample) -> tuple[str, str]:
-    """Writes two lines about a sample: what became of it, and the details (pure)."""
+    """Returns two lines about a sample: what became of it, and the details (pure)."""
     fate = sample["fate"] if sample["reason"] is None else f"{sample['fate']} ({sample['reason']})"
     score = "not graded" if sample["grade"] is None else "no score"
     parts = {name: "timed out" if part is None else f"{part:.3f}" for name, part in sample["parts"].items()}

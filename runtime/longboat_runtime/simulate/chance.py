@@ -16,5 +16,5 @@ def uniform(*name: object) -> float:
 
 
 def normal(*name: object) -> float:
-    """Derives a number of a normal distribution of mean 0 and variance 1 from the name."""
+    """Derives a normally distributed number, of mean 0 and variance 1, from the name."""
     return _NORMAL.inv_cdf(uniform(*name))

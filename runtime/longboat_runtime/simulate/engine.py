@@ -79,7 +79,7 @@ class SimulatedEngine:
         return self._now + max(0.0, self._ends[0][0] - self._steps) * self._seconds(len(self._running))
 
     def ended(self, now: float) -> list[Response]:
-        """Takes out the responses whose last token was drawn by the step that ends now, in the order they came."""
+        """Takes out and returns the responses whose last token was drawn by the step that ends now, in the order they came."""
         self._advance(now)
         responses = []
         while self._ends and self._ends[0][0] <= self._steps + _ROUNDING:
@@ -90,7 +90,7 @@ class SimulatedEngine:
         return responses
 
     def pause(self, now: float) -> None:
-        """Draws nothing until `serve`."""
+        """Stops drawing until `serve`."""
         self._advance(now)
         self._paused = True
 
@@ -122,7 +122,7 @@ class SimulatedEngine:
         return Response(sample, tokens, self._spans(running.start, tokens))
 
     def _spans(self, start: float, tokens: int) -> tuple[VersionSpan, ...]:
-        """Returns which version drew which tokens: each those of the steps between its publication and the next."""
+        """Returns the spans: each version drew the tokens of the steps between its publication and the next."""
         changes: deque[tuple[int, int]] = deque()
         for step, version in reversed(self._versions):
             changes.appendleft((max(0, floor(step - start + _ROUNDING)), version))

@@ -68,7 +68,7 @@ class SimulatedFleet:
                 self.engines[name].submit(now, sample, *self._needs(sample))
 
     def take_back(self, samples: Sequence[SampleId], now: float) -> list[tuple[str, Response]]:
-        """Returns what there is of samples that haven't ended, with their engines."""
+        """Stops samples; returns what there is of those that haven't ended, with their engines."""
         responses = []
         for name, running in self._router.engines_of(samples).items():
             for sample in running:

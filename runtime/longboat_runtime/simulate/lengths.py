@@ -125,7 +125,10 @@ class Redraws:
 
     @classmethod
     def from_launches(cls, prompts: Sequence[Atoms], group_size: int, seed: int) -> Redraws:
-        """Estimates redraws from launches of `group_size` responses to each of `prompts`; of single responses nothing says what is chance."""
+        """Estimates redraws from launches of `group_size` responses to each of `prompts`.
+
+        Of single responses nothing says what is chance.
+        """
         means = [sum(share * log(length) for length, share in atoms) for atoms in prompts]
         middle = sum(means) / len(means)
         correction = group_size / max(1, group_size - 1)
@@ -152,7 +155,7 @@ class Redraws:
         )
 
     def __call__(self, prompt: int, sample: SampleId) -> int:
-        """Draws the response tokens of `sample`, a later attempt at the prompt of that number."""
+        """Draws how many response tokens `sample` has, a later attempt at the prompt of that number."""
         level = self.levels[prompt] + self.spread * normal(self.seed, sample.epoch, sample.row)
         place = bisect_right(self.shares, uniform(self.seed, *sample))
         effect = self.effects[min(place, len(self.effects) - 1)]

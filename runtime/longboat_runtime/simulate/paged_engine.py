@@ -217,7 +217,7 @@ class PagedEngine:
         self._felt(running=running, waiting=len(self._waiting))
 
     def _steps_without_change(self) -> int:
-        """Counts steps from the one that is being scheduled on: no sequence ends before the last, and none lacks a block after the first."""
+        """Counts steps from the one being scheduled on: no sequence ends before the last, and none lacks a block after the first."""
         while self._running.get(self._ends[0][2]) is None or self._running[self._ends[0][2]].end != self._ends[0][0]:
             heapq.heappop(self._ends)
         most = self._ends[0][0] - self._step
@@ -228,7 +228,7 @@ class PagedEngine:
         return min(steps, most)
 
     def _needed(self, step: int) -> int:
-        """Returns the blocks that the running sequences need for this step."""
+        """Returns how many more blocks the running sequences need for this step."""
         return self._residues[-step % self._size]
 
     def _grow(self) -> bool:
@@ -253,7 +253,7 @@ class PagedEngine:
         self._felt(preemptions=1)
 
     def _admit(self) -> tuple[int, bool]:
-        """Admits waiting sequences; returns the tokens that have to be computed for those, and whether others wait only since the step computes enough."""
+        """Admits waiting sequences; returns the tokens to compute for them, and whether others wait only since the step computes enough."""
         budget, computed = self._budget - len(self._running), 0
         while self._waiting and len(self._running) < self._limit:
             sample, sequence = next(iter(self._waiting.items()))
@@ -297,7 +297,7 @@ class PagedEngine:
             self._renew()
 
     def _renew(self) -> None:
-        """Makes running sequences wait to be computed again, before all others; the versions of all tokens to come are the new ones."""
+        """Makes running sequences wait to be computed again, before all others; all tokens to come are of the new version."""
         self._outdated = False
         self._felt(interrupted=len(self._running))
         for sequence in [*reversed(self._running.values())]:

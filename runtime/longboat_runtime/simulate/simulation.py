@@ -50,7 +50,8 @@ class SimulatedStep:
 class SimulatedRun:
     """All steps of a run.
 
-    `tokens_most` is what the sequences of one engine by a curve, prompts included, amounted to at most at any time. Engines were reshaped `reshapes` times.
+    `tokens_most` is what the sequences of one engine by a curve, prompts included, amounted to at most at any time. Engines
+    were reshaped `reshapes` times.
     """
 
     steps: Sequence[SimulatedStep]
@@ -275,7 +276,7 @@ class Simulation:
         self._later(done - self._time, partial(self._happens, graded))
 
     def _train(self, step: int, number: int) -> None:
-        """Trains as the driver: engines are asked for their loads, by when the responses that they were told to stop are back."""
+        """Trains as the driver does: engines are asked for their loads, by when the responses that they were told to stop are back."""
         batch, latency = self._batch(number), self._site.latency
         seconds = self._site.update + self._site.update_token * sum(self._tokens[sample] for sample in batch)
 
@@ -316,7 +317,7 @@ class Simulation:
         self._committed_at, self._rolled, self._generated = self._time, 0.0, 0
 
     def _publish(self, version: int) -> None:
-        """Publishes as the driver: when engines have their shape."""
+        """Publishes as the driver does, once engines have their shape."""
         if self._reshaping_since is not None:
             self._awaiting = partial(self._publish, version)
             return
@@ -330,7 +331,7 @@ class Simulation:
     # Shapes
 
     def _measure(self, number: int) -> None:
-        """Measures as the driver, when a round is over: the planner learns what engines felt; they are reshaped if the next round needs it."""
+        """Measures a finished round as the driver does: the planner learns from it; engines are reshaped if the next round needs it."""
         load = self._loads.finish(number, self.fleet.take_load(self._time))
         if self._planner is None or load is None:
             return
@@ -348,7 +349,7 @@ class Simulation:
             self._reshape([[pod] for pod in pods] if isinstance(self._policy, BoundedAsync) else [pods], wanted)
 
     def _reshape(self, groups: Sequence[Sequence[int]], size: int) -> None:
-        """Reshapes as the fleet: pods one group after the other. What runs there continues elsewhere."""
+        """Reshapes as the fleet does: pods one group after the other. What runs there continues elsewhere."""
         shapes = self._site.shapes
         if not groups or shapes is None:
             self._reshaped_in[size] = round(self._time - (self._reshaping_since or 0.0), 3)

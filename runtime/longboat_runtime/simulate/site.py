@@ -15,9 +15,9 @@ class Site:
 
     Engines are either `engines` of one kind with KV memory without end, whose steps take what `curve` says, or those of `shapes`. Each
     runs at most `max_sequences` at once. `latency` passes between the driver and an engine, each way. `max_tokens` is the
-    limit of responses that planners of shapes are told. Each of `graders` takes `grading` for a sample. An optimizer step takes `update`, plus `update_token` for each response token
-    trained; a publication of weights takes `publish`. Prompts have `prompt_tokens`. `flat` is the share of prompts whose responses
-    all get the same grade. Raises ValueError for impossible values.
+    limit of responses that planners of shapes are told. Each of `graders` takes `grading` for a sample. An optimizer step takes
+    `update`, plus `update_token` for each response token trained; a publication of weights takes `publish`. Prompts have
+    `prompt_tokens`. `flat` is the share of prompts whose responses all get the same grade. Raises ValueError for impossible values.
     """
 
     curve: StepCurve | None = None

@@ -33,7 +33,10 @@ class StepLine:
         return cls(tuple(contexts), tuple(seconds), slope)
 
     def pieces(self, context: float) -> Iterator[tuple[int | None, float, float]]:
-        """Yields pieces of the steps from a mean context on: how many (None: all others), what the first takes, and by how much each next one takes more."""
+        """Yields pieces of the steps from a mean context on.
+
+        Each is how many steps it has (None: all others), what the first takes, and by how much each next one takes more.
+        """
         if context < self.contexts[0]:
             count = ceil(self.contexts[0] - context)
             yield count, self.seconds[0], 0.0
@@ -86,7 +89,7 @@ def _sum(count: int, first: float, slope: float) -> float:
 
 
 def _steps(seconds: float, first: float, slope: float) -> int:
-    """Returns the most steps whose sum is at most `seconds`."""
+    """Returns how many steps take at most `seconds` together."""
     if abs(slope) < 1e-15:
         solution = seconds / first
     else:

@@ -58,7 +58,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round. `closed` is None while it is open, `step` until it is trained; `kept`, `deferred`, `carried` and `dropped` count prompts."""
+    """One round.
+
+    `closed` is None while it is open, `step` until it is trained; `kept`, `deferred`, `carried` and `dropped` count prompts.
+    """
 
     number: int
     kind: RoundKind

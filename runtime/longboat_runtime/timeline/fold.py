@@ -132,7 +132,7 @@ class _Fold:
         return max((round_.step or 0 for round_ in self._rounds.values()), default=0)
 
     def _start(self, time: float) -> None:
-        """Loses whatever ran in the incarnation before; nothing is known of it after that incarnation's last event."""
+        """Marks as lost whatever ran in the incarnation before; nothing is known of it after that incarnation's last event."""
         if self._now is None:
             return
         for work in tuple(self._working):

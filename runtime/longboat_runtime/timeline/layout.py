@@ -81,14 +81,14 @@ def _order(engine: str | None) -> tuple[bool, list[str | int]]:
 
 
 def title(job: str, rounds: Sequence[Round]) -> str:
-    """Writes the title over these rounds, of which there is at least one."""
+    """Returns the title over these rounds, of which there is at least one."""
     first, last = rounds[0].number, rounds[-1].number
     which = f"round {first}" if first == last else f"rounds {first} to {last}"
     return f"{job}, {which}: a bar is a sample, from its launch to its end"
 
 
 def caption(round_: Round, inches: float = FULL) -> str:
-    """Writes number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
+    """Returns number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
     if inches < FULL:
         return f"{round_.number}\n{round_.kind}" if inches >= SHORT else ""
     prompts = f"{round_.kept:,} kept" + (f", {round_.deferred:,} deferred" if round_.deferred else "")
@@ -110,7 +110,7 @@ def steps(course: Sequence[tuple[float, float]], end: float) -> tuple[list[float
 
 
 def pool_name(pool: Pool) -> str:
-    """Returns the pool's name, and what it might have of CPUs if they move."""
+    """Returns the pool's name, and how many CPUs it might have if they move."""
     cpus = [cpus for _, cpus in pool.cpus]
     if not cpus:
         return pool.name
@@ -119,7 +119,7 @@ def pool_name(pool: Pool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Writes a duration in the unit that suits it: `4.2 s`, `3 min`, `5.5 h`."""
+    """Formats a duration in the unit that suits it: `4.2 s`, `3 min`, `5.5 h`."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -115,7 +115,10 @@ def _height(engine_lanes: Sequence[Lane]) -> float:
 
 
 def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: float) -> list[Any]:
-    """Draws the bars of all lanes, from top to bottom (`inches`); y counts rows. If there are very many lanes, only some are named, always including the last."""
+    """Draws the bars of all lanes, from top to bottom (`inches`); y counts rows.
+
+    If there are very many lanes, only some are named, always including the last.
+    """
     rows, count = max(sum(lane.rows for lane in engine_lanes), 1), max(len(engine_lanes), 1)
     space, least = rows * _SPACE / count, rows * min(_LEAST, _ALL / count)
     thickness = _THICKNESS if rows <= _APART else 1.0
@@ -180,7 +183,7 @@ def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
 
 
 def _draw_rounds(panels: Sequence[Any], timeline: Timeline, axis: Axis, width: float) -> list[Any]:
-    """Draws where rounds open and close, through all panels (`width` inches), and their captions, above the first."""
+    """Marks where rounds open and close, through all panels (`width` inches), and draws their captions above the first."""
     opened = [axis.at(round_.opened) for round_ in timeline.rounds]
     ends = [*opened[1:], axis.at(timeline.end)]
     for round_, start, end in zip(timeline.rounds, opened, ends, strict=True):
@@ -197,7 +200,7 @@ def _draw_rounds(panels: Sequence[Any], timeline: Timeline, axis: Axis, width: f
 
 
 def _draw_gaps(panels: Sequence[Any], timeline: Timeline, axis: Axis) -> list[Any]:
-    """Draws where one incarnation ends and the next one begins; the time between is left out."""
+    """Marks where one incarnation ends and the next one begins; the time between is left out."""
     for gap in timeline.gaps:
         for panel in panels:
             panel.axvline(axis.at(gap.start), color="#AA0000", linewidth=1.5, linestyle=":")

@@ -16,7 +16,7 @@ UNFINISHED = "not finished (engine not recorded)"
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """Returns JSON values: a process for each engine with a thread for each row of samples, one of the driver, and counters of reward pools.
+    """Returns JSON values: a process for each engine with a thread for each row of samples, one of the driver, and reward pools' counters.
 
     Times are whole microseconds since the first round was opened; `otherData.start` is that moment in Unix seconds.
     Events of samples are named and coloured by fate.
@@ -63,7 +63,7 @@ def _span(span: Span, tid: int, begin: float) -> dict[str, Any]:
 
 
 def _counters(pool: Pool, begin: float) -> list[dict[str, Any]]:
-    """Makes counters of the driver's, since pools have no process of their own there."""
+    """Makes the pool's counters, in the driver's process: pools have no process of their own there."""
     courses = (("grades to do", pool.asked), ("CPUs", pool.cpus))
     return [
         {

@@ -108,7 +108,7 @@ class Feed:
 
 
 def _table(file: Path) -> SampleTable | None:
-    """Reads the samples of a file, as many and as long as a table may have; None if it can't be read."""
+    """Reads the samples of a file, as many and as long as a table may have; None if the file has none or can't be read."""
     rows: list[list[Any]] = []
     try:
         for sample in read_file(file):

@@ -53,7 +53,10 @@ class TrackedJob:
         return cls(**value)
 
     def secret(self, key: str) -> str | None:
-        """Returns a key of a tracker's Secret or, without it, the variable of that name, which the clients read too; None without either."""
+        """Returns the value of a key of a tracker's Secret, without it that of the variable of that name; None without either.
+
+        The clients read that variable too.
+        """
         file = Path(self.secrets or "/nonexistent") / key
         text = file.read_text().strip() if file.is_file() else ""
         return text or os.environ.get(key) or None
@@ -74,7 +77,7 @@ class Tracker(Protocol):
         """Logs a step beyond `position`. Raises TrackingProblem if that can't be done."""
 
     def caught_up(self) -> None:
-        """Tells that everything that earlier starts of the job had recorded has been logged."""
+        """Takes note that everything that earlier starts of the job had recorded has been logged."""
 
     def finish(self, ending: str | None) -> None:
         """Sends what is left. `ending` is `done` or `failed`; None if the job resumes later."""

@@ -45,7 +45,7 @@ class TrainerActor:
         torch.set_num_threads(available_threads())
 
     def address(self) -> str:
-        """Returns where the group meets, if this is rank 0: it serves the store there."""
+        """Serves the store at which the group meets, and returns its address. Only on rank 0."""
         from longboat_runtime.trainer import process_group
 
         return process_group.serve(ray.util.get_node_ip_address())

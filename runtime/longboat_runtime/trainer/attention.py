@@ -106,7 +106,7 @@ def _flash(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """Computes attention by one kernel; each argument, and the result, is (T, heads, head size)."""
+    """Computes attention by one kernel; each tensor, and the result, is (T, heads, head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.ends(query.device), max(packing.lengths)

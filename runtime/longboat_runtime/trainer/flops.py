@@ -64,7 +64,10 @@ class ModelFlops:
         return 6.0 * self.weights * tokens + 6.0 * self.attention * squares
 
     def utilisation(self, lengths: Iterable[int], seconds: float, devices: int) -> float | None:
-        """Computes the share of the devices' peak that training took (MFU: PaLM, appendix B); None if the peak isn't known."""
+        """Computes the share of the devices' peak that training took (MFU: PaLM, appendix B).
+
+        None if the peak isn't known or no time has passed.
+        """
         if self.peak is None or seconds <= 0:
             return None
         return self.training(lengths) / (seconds * devices * self.peak)

@@ -96,7 +96,7 @@ def recurring_size(size: int) -> int:
 
 @contextmanager
 def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
-    """Lets the model's head see, within the block, only K positions of the flattened batch, (1, K, hidden size), and give their logits alone.
+    """Restricts the model's head, within the block, to K positions of the flattened batch, (1, K, hidden size): it gives their logits.
 
     Transformers' `logits_to_keep` takes the same positions of every row, and not every architecture has it.
     """

@@ -29,7 +29,10 @@ def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
 
 
 def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
-    """Yields each weight of the files with those it is made of; True if they are converted, not just renamed, then to one or more."""
+    """Yields each weight of the files, those of the model that it is made of, and whether they are converted, not just renamed.
+
+    Converted ones may become several weights of the files.
+    """
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
     reverse = [entry.reverse_transform() for entry in reversed(model._weight_conversions)]

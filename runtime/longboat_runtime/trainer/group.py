@@ -182,7 +182,7 @@ async def _result(answer: Any) -> Any:
 
 
 async def _gpus_of_a_rank(ranks: int) -> int:
-    """Waits for the trainer's nodes; 1 if they have GPUs, since an actor that asks for none sees none."""
+    """Waits for the trainer's nodes; returns 1 if they have GPUs, since an actor that asks for none sees none."""
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
         if sum(node[RESOURCE] for node in nodes) >= ranks:

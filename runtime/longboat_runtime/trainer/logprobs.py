@@ -14,7 +14,7 @@ CHUNK_ROWS = 512
 
 
 class ChosenLogprobs(torch.autograd.Function):
-    """`apply(logits, targets, temperature, rows, compiled)` returns the natural log-probability of one token per row, and entropies in nats.
+    """`apply(logits, targets, temperature, rows, compiled)` returns natural log-probabilities of one token per row, and entropies in nats.
 
     `logits` (K, vocabulary) of any float type are divided by `temperature`; `targets` (K) are the tokens. Both results are (K)
     and float32; the entropy carries no gradient. `rows` limits how many rows are held in float32 at a time: use CHUNK_ROWS unless

@@ -72,7 +72,7 @@ def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLo
 
 @torch.no_grad()
 def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> dict[str, Tensor]:
-    """Sums for metrics over the tokens that are in the loss; `*_max` are maxima. All are float64 scalars."""
+    """Computes sums for metrics over the tokens that are in the loss; `*_max` are maxima. All are float64 scalars."""
     old, engine = logprobs.old, batch.engine_logprobs
     difference = (old.exp() - engine.exp()).abs()
     limit = float("inf") if algorithm.dual_clip is None else algorithm.dual_clip

@@ -77,7 +77,7 @@ def choose_attention(config: Any) -> str:
 
 
 def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
-    """Returns the largest difference of any log-prob; infinite if the architecture can't be given the attention `name`."""
+    """Returns the largest difference of any log-prob from `alone`; infinite if the architecture can't be given the attention `name`."""
     packed = name == attention.NAME
     try:
         model = _build(config, name)
@@ -92,7 +92,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
 
 
 def _small(config: Any) -> Any:
-    """Returns `config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions depend on it."""
+    """Returns `config` with fewer layers (still of every kind), heads and tokens; heads keep their size, since positions depend on it."""
     config = copy.deepcopy(config.get_text_config())
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     count = min(layers, max(_LAYERS, _until_every_kind(config, layers)))
@@ -148,7 +148,7 @@ def _samples() -> list[GeneratedSample]:
 
 @torch.no_grad()
 def _alone(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
-    """Computes log-probs by the model's own forward."""
+    """Computes the log-probs of one sample by the model's own forward pass."""
     tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
     logprobs = model(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
     start = len(sample.prompt_ids)

@@ -137,7 +137,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None) -> ModelFlops:
-    """Counts what training the model takes; `config` is its config.json by standard names (`model_config.language_model`)."""
+    """Returns the `ModelFlops` of the model; `config` is its config.json by standard names (`model_config.language_model`)."""
     names = {name: parameter.numel() for name, parameter in model.named_parameters()}
     embedding = model.get_input_embeddings()
     tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding.weight

@@ -8,7 +8,7 @@ from longboat_runtime.cgroup import cpu_limit
 
 
 def thread_count(quota: float | None, affinity: int) -> int:
-    """Returns the whole CPUs of the quota (None: unlimited), at most those that the process may run on, at least one.
+    """Returns the number of whole CPUs in the quota (None: unlimited), at most those that the process may run on, at least one.
 
     More threads than the quota holds get throttled together: all wait for the next period whenever one has used it up.
     """
@@ -16,5 +16,5 @@ def thread_count(quota: float | None, affinity: int) -> int:
 
 
 def available_threads() -> int:
-    """Counts the threads for this process, now."""
+    """Returns how many threads this process may use now."""
     return thread_count(cpu_limit(), len(os.sched_getaffinity(0)))

@@ -130,7 +130,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Reduces to the sums (and maxima) over the batches of all ranks. A collective."""
+    """Computes the sums (and maxima) over the batches of all ranks. A collective."""
     names = list(parts[0])
     values = torch.stack([torch.stack([part[name] for name in names]) for part in parts])
     totals, maxima = values.sum(0), values.amax(0)

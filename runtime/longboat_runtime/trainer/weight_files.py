@@ -92,7 +92,7 @@ def _file_names(path: Path) -> list[str]:
 def _sources(
     model: nn.Module, targets: Mapping[str, Tensor], tensors: Mapping[str, Any], conversions: Sequence[Any]
 ) -> list[_Source]:
-    """Finds what each weight comes from, by the rules of `conversions`. Names it doesn't know are left out.
+    """Finds what each weight comes from, by the rules of `conversions`. Tensors that the model doesn't have are left out.
 
     The sources are in the order of the names in the files, numbers as numbers: converters take the experts of a layer in that
     order.
@@ -179,7 +179,7 @@ def _convert(model: nn.Module, source: _Source, chosen: slice) -> dict[str, Tens
 
 
 def _local(target: Tensor) -> Tensor:
-    """Returns the memory of a weight on this rank."""
+    """Returns the tensor that holds this rank's part of a weight."""
     return target.to_local() if isinstance(target, DTensor) else target
 
 
@@ -199,7 +199,10 @@ def _check_shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) 
 
 
 def _refuse_missing(model: nn.Module, path: Path, expected: Collection[str], filled: Collection[str]) -> None:
-    """Raises SpecProblem if weights are missing. One of several tied weights is enough; buffers may be missing if the architecture says so."""
+    """Raises SpecProblem if weights are missing.
+
+    One of several tied weights is enough; buffers may be missing if the architecture says so.
+    """
     sources = getattr(model, "all_tied_weights_keys", None) or {}
     present = {sources.get(name, name) for name in filled}
     optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]

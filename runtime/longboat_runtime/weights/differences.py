@@ -66,7 +66,7 @@ class WeightDifferences:
                 yield published, actual.float().cpu(), expected.float()
 
     def _fused(self, name: str) -> Any:
-        """Returns the fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
+        """Returns the fused SwiGLU experts of this name or right below it, in a worker that has all of them whole; None otherwise."""
         for module in (self._modules.get(name), self._modules.get(f"{name}.routed_experts")):
             method = getattr(module, "quant_method", None)
             if isinstance(method, UnquantizedFusedMoEMethod) and module is not None:
@@ -83,7 +83,10 @@ class WeightDifferences:
         return [parts[part_name] for part_name in _EXPERT_PARTS]
 
     def _linear(self, parent: str, last: str) -> tuple[Any, int, int] | None:
-        """Returns the layer that has this tensor, with the first row of its output that is the tensor's, and how many are."""
+        """Returns the layer that has this tensor, where its rows begin in the layer, and how many this worker has of them.
+
+        None if there is no such layer, or none that can be compared.
+        """
         for name, parts in {last: [last], **self._packed}.items():
             module = self._modules.get(f"{parent}.{name}" if parent else name)
             if last not in parts or not isinstance(module, LinearBase):
@@ -98,7 +101,7 @@ class WeightDifferences:
 
 
 def _slice(module: Any, tensor: Tensor, rows: int, rank: int) -> Tensor | None:
-    """Returns what a worker has of a tensor, if its size says so."""
+    """Returns the part of a tensor that a worker has, judged by its size; None if that doesn't tell."""
     columns = getattr(module, "input_size_per_partition", module.input_size)
     if tensor.shape == (rows, columns):
         return tensor
@@ -124,7 +127,7 @@ def _of_expert(experts: Any, number: int, gate: Tensor, up: Tensor, down: Tensor
 
 
 def _vectors(module: Any, size: int) -> tuple[Tensor, Tensor]:
-    """Draws random vectors, also as the layer takes them. Shape [VECTORS, size]."""
+    """Draws random vectors, as float32 on the CPU and as the layer takes them. Both are [VECTORS, size]."""
     parameter = next(module.parameters())
     drawn = torch.randn(VECTORS, size, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
     return drawn.float(), drawn.to(parameter.device)

@@ -47,7 +47,7 @@ class ParityExceeded(PublicationRefused):
     """An engine has received all bytes, but its log-probs are not the trainer's."""
 
     def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
-        """Returns this error, naming the tensors that differ most from the published ones (relatively), as far as they could be compared."""
+        """Returns this error with the tensors that differ most from the published ones (relatively), as far as they could be compared."""
         differing = [difference for difference in differences if not difference[1] <= TENSOR_BOUND[dtype]]
         differing.sort(key=lambda difference: math.inf if math.isnan(difference[1]) else difference[1], reverse=True)
         worst = ", ".join(f"{name} ({d:.2g})" for name, d in differing[:WORST_TENSORS])
@@ -64,7 +64,7 @@ class FetchFailed(UpdateFailed):
 
 
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
-    """Checks that each worker's receipt (`checksum`, `missing`) shows the published checksum and no parameter left out."""
+    """Raises PublicationRefused unless every worker's receipt has the published `checksum` and no parameter `missing`."""
     for rank, receipt in enumerate(receipts):
         if receipt["checksum"] != checksum:
             raise PublicationRefused(
@@ -102,7 +102,10 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 
 
 def calibration_key(dtype: str, tensor_parallel: int) -> str:
-    """Names the engines that share a calibration: those of one number format and one size sum in the same order, so what one measured holds for the others."""
+    """Returns the name of the calibration that engines of one number format and one size share.
+
+    They sum in the same order, so what one measured holds for the others.
+    """
     return f"{dtype}/{tensor_parallel}"
 
 

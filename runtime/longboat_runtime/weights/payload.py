@@ -82,9 +82,9 @@ class Stored:
 
 
 def fetched(payload: WeightPayload) -> Iterator[Bucket]:
-    """Fetches the buckets, the first at once, so that lost weights are noticed before anything is changed.
+    """Returns the buckets. The first is fetched at once, so that lost weights are noticed before anything is changed.
 
-    Each is requested up to `FETCH_TRIES` times. Raises FetchFailed.
+    The others are fetched as they are taken. Raises FetchFailed, at once or then, if `FETCH_TRIES` tries for a bucket fail.
     """
     first = _fetch(payload, 0)
     return itertools.chain([first], (_fetch(payload, index) for index in range(1, len(payload))))

@@ -179,7 +179,7 @@ class _Grade:
         return outcome if self._own.seconds is None else outcome | learned
 
     def results(self, source: str, tests: Any) -> tuple[list[CaseResult], int]:
-        """Runs cases; returns the results of those that were run, and of how many."""
+        """Runs cases; returns the results of those that were run, and how many there are."""
         if isinstance(tests, CheckFunction):
             return [self._checked(source, tests)], 1
         if isinstance(tests, PytestFile):
@@ -239,7 +239,10 @@ class _Grade:
         self._launcher.start(run, files)
 
     def _count(self, ended: Ended, result: CaseResult) -> CaseResult:
-        """Counts a case that has this result. Raises TimeoutError if nothing is known of it for want of a CPU, _OutOfMemoryError of memory."""
+        """Counts a case that has this result.
+
+        Raises TimeoutError if nothing is known of it for want of a CPU, _OutOfMemoryError for want of memory.
+        """
         if ended.starved:
             raise TimeoutError(f"a program hardly got a CPU in {ended.seconds:g} s")
         if result is CaseResult.CRASHED and was_short(self._oom_kills, oom_kills()):

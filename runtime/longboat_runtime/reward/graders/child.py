@@ -51,7 +51,9 @@ def run_child(
     stays: bool,
     watched: bool,
 ) -> NoReturn:
-    """Runs a child, and never returns. `server` is a socket, `protected` are processes that no program may signal. It leads a process group.
+    """Runs a child, which leads a process group, and never returns.
+
+    `server` is a socket, `protected` are processes that no program may signal.
 
     A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
     process; one that is `watched` ends before code that isn't installed runs in it. A case runner grades once.
@@ -216,7 +218,7 @@ def _error(error: BaseException) -> Mapping[str, Any]:
 
 
 def describe(error: BaseException) -> str:
-    """Writes one line: the error and where it came from."""
+    """Describes the error and where it came from."""
     place, trace = "", error.__traceback__
     while trace is not None:
         place, trace = f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})", trace.tb_next

@@ -26,7 +26,7 @@ class FrameError(ValueError):
 
 
 def to_json(value: Any) -> bytes:
-    """Writes a value as JSON. Raises FrameError if it has no such form."""
+    """Encodes a value as JSON. Raises FrameError if it has no such form."""
     try:
         return _dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(data: bytes | bytearray) -> Any:
-    """Reads what `to_json` wrote. Raises FrameError for what isn't JSON, or has anything before or after it."""
+    """Decodes what `to_json` encoded. Raises FrameError for what isn't JSON, or has anything before or after it."""
     try:
         text = data.decode()
         value, end = _scan(text, 0)

@@ -54,7 +54,7 @@ def write_accesses(abi: int) -> int:
 
 
 def ruleset(writable: str) -> int | None:
-    """Opens a file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
+    """Returns a new file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
 
     Raises OSError if the kernel refuses.
     """

@@ -116,7 +116,7 @@ class Launcher:
         return self._socket.fileno()
 
     def moved(self, number: int) -> None:
-        """Takes another file descriptor for the connection."""
+        """Takes `number` as the connection's file descriptor from now on."""
         self._socket.detach()
         self._socket = socket.socket(fileno=number)
 
@@ -147,12 +147,12 @@ def _line(message: Mapping[str, Any]) -> bytes:
 
 
 def run_directory(directory: str) -> str:
-    """Names the directory where a program may write, and works."""
+    """Names the directory in which a program works and may write."""
     return f"{directory}/run"
 
 
 def build_directory(directory: str) -> str:
-    """Names the directory of its file, and of what is compiled from it."""
+    """Names the directory of a program's file, and of what is compiled from it."""
     return f"{directory}/build"
 
 
@@ -358,7 +358,10 @@ class _Clock:
 
 
 def _cpu_limit(seconds: float) -> int:
-    """Returns the CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which `_watch` applies to all of them."""
+    """Returns the CPU seconds that the kernel lets each process of a case use: whole ones, above the case's limit.
+
+    `_watch` applies that limit itself to all of them together.
+    """
     return -int(-seconds // 1) + 1
 
 

@@ -68,7 +68,7 @@ class Baseline:
         at_first, sleep = fstat(tasks_there).st_nlink, time.sleep
 
         def tasks() -> int:
-            """Counts the kernel's threads, one of which may outlast the Python thread that has ended by a moment."""
+            """Counts the process' threads, by the links of their directory: in the kernel one may outlast its Python thread by a moment."""
             for _ in range(_ENDING_LOOKS):
                 count = fstat(tasks_there).st_nlink
                 if count <= at_first:
@@ -206,7 +206,7 @@ def _versions_work() -> bool:
 
 
 def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]:
-    """Returns the attributes of the classes, functions and plain objects that are global in `modules`."""
+    """Yields the attributes of the classes, functions and plain objects that are global in `modules`."""
     for module in modules:
         for value in list(vars(module).values()):
             from_here = module.__name__ in (type(value).__module__, getattr(value, "__module__", None))

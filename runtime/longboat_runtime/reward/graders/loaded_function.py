@@ -125,7 +125,7 @@ class LoadedFunction:
         self._provide()
 
     def fall_back(self, reason: str) -> None:
-        """Gives every grade a process of its own from here on, under Auto."""
+        """Gives every grade a process of its own from here on, if isolation is Auto."""
         if self.isolation is not RewardIsolation.AUTO:
             return
         self.isolation, self.reason = RewardIsolation.PER_GRADE, " ".join(reason.split())
@@ -209,7 +209,7 @@ class LoadedFunction:
         self._watch_at(child.requested_at + STUCK_SECONDS, child.requested_at)
 
     def _free(self, child: Supervised, *, fresh: bool = False) -> None:
-        """Makes use of a child that could grade.
+        """Makes use of a child that could grade, or ends one of the wrong kind.
 
         Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve.
         """

@@ -73,7 +73,7 @@ def descendants(most: int | None = None) -> Tree:
 
 
 def _looked_at(pid: int | str) -> tuple[int, list[int]]:
-    """Returns how many threads it has, and the children of all of them."""
+    """Returns how many threads a process has, and the children of all of them."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -114,7 +114,7 @@ def _own(pid: int) -> int:
 
 
 def _proportional(pid: int) -> int | None:
-    """Reads its proportional set size in bytes; None if it may not be looked into, or is gone."""
+    """Reads a process' proportional set size in bytes; None if it may not be looked into, or is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             line = next(line for line in file if line.startswith(b"Pss:"))
@@ -135,7 +135,10 @@ def _page_tables(tree: Tree, room: int) -> int:
 
 
 def _buffers(pids: Collection[int], room: int) -> int:
-    """Returns the bytes that these processes' sockets may hold, each counted once; 0 if all their files, were they sockets, held no more than `room`."""
+    """Returns the bytes that these processes' sockets may hold, each counted once.
+
+    0 if all their files, were they sockets, held no more than `room`.
+    """
     opened = [f"/proc/{pid}/fd/{number}" for pid in pids for number in _listed(f"/proc/{pid}/fd")]
     if len(opened) * _SOCKET_BYTES <= room:
         return 0
@@ -199,8 +202,8 @@ def written(directory: str, pids: Collection[int], initial_files: Collection[tup
 def end_group(leader: int) -> tuple[float, int | None]:
     """Kills a group whose leader is a child of this process, and waits for all children of this process, adopted ones included.
 
-    Returns their CPU seconds, and how the leader ended (as waitpid gives it): None if it wasn't there. Nothing of the group is left, whatever it forks meanwhile:
-    a group is killed at once, and none may leave it. What has left it nevertheless is killed too.
+    Returns their CPU seconds, and how the leader ended (as waitpid gives it): None if it wasn't there. Nothing of the group is left,
+    whatever it forks meanwhile: a group is killed at once, and none may leave it. What has left it nevertheless is killed too.
     """
     cpu, status = 0.0, None
     with suppress(ProcessLookupError):

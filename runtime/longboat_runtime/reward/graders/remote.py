@@ -1,7 +1,7 @@
 """Calls between a case runner and a program in another process: tests run in the case runner, and only data comes back.
 
-Both ends speak frames over a socket. A request is {call, method, arguments, named} or {get, name}, an answer {value, changed} or {raised}. Requests
-nest: a program may call what the case runner has passed to it as an argument, while the case runner waits for its answer.
+Both ends speak frames over a socket. A request is {call, method, arguments, named} or {get, name}, an answer {value, changed} or {raised}.
+Requests nest: a program may call what the case runner has passed to it as an argument, while the case runner waits for its answer.
 
 What a program returns can't run code in the case runner. Numbers, texts and containers travel by value; anything else stays where it is
 and the case runner gets a `Remote` that stands for it, or, with `objects` off, an error.
@@ -71,7 +71,7 @@ class Peer:
             raise self._is_gone(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
-        """Waits for the next message. Raises ProgramGone at the end, or for what is no message."""
+        """Waits for the next message and returns it. Raises ProgramGone at the end, or for what is no message."""
         while not self._messages:
             try:
                 data = self._connection.recv(_READ_BYTES)
@@ -108,7 +108,7 @@ class Peer:
         return ProgramGone(why)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks the other end, whose own requests are answered until its answer comes."""
+        """Asks the other end and returns its answer; its own requests are answered until that comes."""
         self.send(request)
         while True:
             message = self.receive()
@@ -117,7 +117,7 @@ class Peer:
             self.answer(message)
 
     def pack(self, value: Any) -> Any:
-        """Writes a value as JSON. Raises TypeError for what can be neither copied nor referred to."""
+        """Turns a value into JSON values. Raises TypeError for what can be neither copied nor referred to."""
         kind: Any = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -140,7 +140,7 @@ class Peer:
         return self._reference(value)
 
     def unpack(self, value: Any) -> Any:
-        """Reads what `pack` wrote. Raises TypeError or ValueError for anything else."""
+        """Reads what `pack` returned. Anything else raises an error, mostly TypeError or ValueError."""
         if isinstance(value, list):
             return [self.unpack(item) for item in value]
         if not isinstance(value, dict):
@@ -225,7 +225,10 @@ _MADE_OF: Mapping[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set":
 
 
 def _exceptions(peer: Peer, value: Any) -> list[Any]:
-    """Lists, for an exception class of the program, numbers and names of it and its base classes, then the name of the first builtin one."""
+    """Lists numbers and names of an exception class and its bases, then the name of the first builtin one.
+
+    Empty for anything that is no exception class.
+    """
     if not (isinstance(value, type) and issubclass(value, BaseException)):
         return []
     classes: list[Any] = []
@@ -237,7 +240,10 @@ def _exceptions(peer: Peer, value: Any) -> list[Any]:
 
 
 def _builtin_error(name: Any) -> type[BaseException]:
-    """Finds the class of that name. A KeyboardInterrupt is none that a program could mean: pytest would end all tests for it."""
+    """Returns the builtin exception of that name, RuntimeError if there is none.
+
+    A KeyboardInterrupt is none that a program could mean: pytest would end all tests for it.
+    """
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, BaseException) and kind is not KeyboardInterrupt:
         return kind

@@ -40,7 +40,7 @@ class Limits:
 
 
 def cpu_limit(timeout: float) -> int:
-    """Returns the CPU seconds that one process may use for a grade, given its wall-clock timeout in seconds.
+    """Returns the CPU seconds that one process may use for a grade, given its timeout in own seconds (see `times`).
 
     It only backs the timeout up (several threads use it up earlier), so it lies above it.
     """
@@ -149,6 +149,6 @@ _CPU_ALLOWED = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
 
 def _mapped_bytes() -> int:
-    """Reads the bytes of this process' address space, and so of its forks'."""
+    """Returns the size of this process' address space in bytes, and so of its forks'."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

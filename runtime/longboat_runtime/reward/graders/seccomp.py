@@ -1,7 +1,7 @@
 """The system calls a grade may not make: seccomp filters in classic BPF, built here and installed through ctypes.
 
-There are two, since installing a long one costs as much as a third of a fork: what a zygote can do without is denied to itself, and so to its
-children; a child denies itself the rest.
+There are two, since installing a long one costs as much as a third of a fork: what a zygote can do without is denied to itself, and so to
+its children; a child denies itself the rest.
 
 One kind of call only seems to be made: what would take a file's owner the right to read, write or enter it (`_RIGHTS`).
 
@@ -91,9 +91,9 @@ Instruction = tuple[int, int, int, int]
 
 
 def shared_program(machine: str) -> list[Instruction]:
-    """Writes the zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
+    """Builds the zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
 
-    A call denied fails with EPERM; one of another architecture kills.
+    A call denied fails with EPERM, clone3 with ENOSYS; one of another architecture kills.
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [
@@ -136,7 +136,7 @@ def shared_program(machine: str) -> list[Instruction]:
 def own_program(
     protected: Sequence[int], machine: str, *, alone: bool = False, group: int = _ANY_GROUP
 ) -> list[Instruction]:
-    """Writes a child's filter beside the zygote's: what the zygote itself has to do, signals and process groups, and starting processes.
+    """Builds a child's filter beside the zygote's, for what the zygote itself has to do: signals, process groups and starting processes.
 
     `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be signalled.
     `alone` is for a process that stays: starting another process or program kills it, and it may signal itself only.
@@ -166,10 +166,12 @@ def own_program(
 
 
 def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks: bool) -> list[Instruction]:
-    """Writes the filter of a response's program, beside the zygote's: as a grade's own one, and no signals that it has others send.
+    """Builds the filter of a response's program, beside the zygote's: like a grade's own one, but stricter.
 
-    With `asks` the kernel asks before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's own processes. Without that it may signal only its first process and its group as a
-    whole, since a filter can't tell one process of the group from another sample's.
+    It also denies having the kernel signal others, memory that nobody counts, and larger socket buffers. With `asks` the kernel asks
+    before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's own
+    processes. Without that it may signal only its first process and its group as a whole, since a filter can't tell one process of the
+    group from another sample's.
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET)]
@@ -201,7 +203,7 @@ def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks
 
 
 def _answer(name: str, machine: str, action: int) -> list[Instruction]:
-    """Answers the call `name` with `action`."""
+    """Returns the instructions that answer the call `name` with `action`."""
     return [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, action)]
 
 
@@ -211,7 +213,7 @@ def _load(argument: int) -> Instruction:
 
 
 def _when(name: str, machine: str, body: list[Instruction]) -> list[Instruction]:
-    """Runs `body` for the call `name`; what it doesn't return is allowed."""
+    """Returns the instructions that run `body` for the call `name`, which is allowed unless `body` decides otherwise."""
     body = [*body, (_RETURN, 0, 0, _ALLOW)]
     return [(_JUMP_EQUAL, 0, len(body), number(name, machine)), *body]
 

@@ -110,7 +110,7 @@ class GraderServer:
         return connection.channel
 
     def disconnected(self, connection: _Connection) -> None:
-        """Forgets a connection, whose end no longer wants what it asked for."""
+        """Forgets a connection that is gone, and ends the grades that it asked for."""
         self._connections.discard(connection)
         # The newest first: what waits goes before a process is free for it.
         for identity in list(reversed(connection.waiting)):

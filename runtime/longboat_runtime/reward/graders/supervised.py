@@ -24,8 +24,9 @@ _ANSWER_BYTES = 64 * 1024
 class Grading:
     """One grade that was asked for. `sample` is JSON of a RewardSample; `timeout` and `own_limit`, a learned one, are in own seconds.
 
-    `case_seconds` is the limit of each test case, None where there are none; then `own_limit` is one of each case, too, and the process that
-    grades applies and measures both. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins, `done` once.
+    `case_seconds` is the limit of each test case, None where there are none; then `own_limit` is one of each case, too, and the process
+    that grades applies and measures both. `alone` is set once it has to be graded by a process of its own. `begun` is called when it
+    begins, `done` once.
     """
 
     sample: bytes
@@ -138,7 +139,7 @@ class Supervised:
             raise FrameError(f"not an answer: {error}") from error
 
     def overdue(self, now: float) -> FunctionOutcome | None:
-        """Returns the outcome of a grading whose time is up: its own, or the process' CPU time, or at last that on the wall.
+        """Returns the outcome of a grading whose time is up: its own, or the process' CPU time, or at last that on the wall; else None.
 
         One that takes longer than most is measured from then on: what it did before is forgiven, since what its process had waited
         for a CPU by then isn't known, and it would cost all others to find out.

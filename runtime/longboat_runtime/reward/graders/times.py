@@ -149,13 +149,15 @@ class Processes:
 class OwnTime:
     """Measures one grade, done by `processes`, from now on. Pure apart from what `processes` reads.
 
-    How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their CPU
-    seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look: its CPU
-    seconds up to the last end of a process, and all but waiting since then. Where waiting isn't counted at all, the slowdown alone
-    tells. `at` is the time of the last look, `tasks` the number of threads then, `ran` the nanoseconds that all threads seen so far have run.
+    How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their
+    CPU seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look:
+    its CPU seconds up to the last end of a process, and all but waiting since then. Where waiting isn't counted at all, the slowdown alone
+    tells. `at` is the time of the last look, `tasks` the number of threads then, `ran` the nanoseconds that all threads seen so far have
+    run.
 
-    `certain` is more than the wall clock says where several processes compute at once. `elapsed` isn't: it is what has certainly passed while
-    no thread waited for a CPU, `estimated` the same with what ended processes are taken to have waited. `excused` are seconds that count as waited.
+    `certain` is more than the wall clock says where several processes compute at once. `elapsed` isn't: it is what has certainly passed
+    while no thread waited for a CPU, `estimated` the same with what ended processes are taken to have waited. `excused` are seconds that
+    count as waited.
     """
 
     def __init__(self, processes: Processes, slowdown: Slowdown) -> None:
@@ -230,7 +232,7 @@ class OwnTime:
         return True
 
     def _since_settled(self) -> float:
-        """Returns what has certainly elapsed since then: at least as if all CPUs had computed for it at once."""
+        """Returns the seconds that have certainly elapsed since it was last settled: at least as if all CPUs had computed for it."""
         seconds, waited, cpu, ended = (now - then for now, then in zip(self._looked, self._settled, strict=True))
         least = min(cpu / _CPUS, seconds)
         return least if ended > 0.0 else max(seconds - waited, least)
@@ -295,13 +297,13 @@ class OwnLimit:
 
 
 def waited_here() -> float:
-    """Returns the seconds that this process has waited for a CPU, if it has one thread and that is counted."""
+    """Returns the seconds that this process, which has one thread, has waited for a CPU; 0 if that isn't counted."""
     numbers = _read("/proc/self/schedstat").split()
     return 1e-9 * int(numbers[1]) if len(numbers) == 3 else 0.0
 
 
 def _stat(path: str) -> list[bytes]:
-    """Reads the fields behind the name, which may have any character; none if it has ended."""
+    """Reads the fields behind the name, which may contain any character; none if the process or thread has ended."""
     return _read(path).rpartition(b")")[2].split()
 
 

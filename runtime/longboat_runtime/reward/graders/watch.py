@@ -275,7 +275,10 @@ class Watch:
         return None, None
 
     def _refused_import(self, code: Any, frame: FrameType) -> str | None:
-        """Says which import a grade may not make: that of a module that isn't installed. Both names of its file count: a `.pyc` may lie about its own."""
+        """Says that a module is imported that isn't installed, which a grade may not do; None if it is installed.
+
+        Both names of its file count: a `.pyc` may lie about its own.
+        """
         loading = frame.f_back
         module = loading.f_locals.get("module") if loading is not None else None
         file = getattr(getattr(module, "__spec__", None), "origin", None) or code.co_filename

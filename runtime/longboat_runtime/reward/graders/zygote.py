@@ -1,8 +1,9 @@
 """A process that has imported one reward function and forks children that grade.
 
 Started by `zygote_process` as `python -m longboat_runtime.reward.graders.zygote FD`, FD being its end of a pair of sockets that keep
-messages apart; the function is named on its standard input. Samples go past it, from the server to its children, so that no child finds one in the memory that it inherits. It is
-single-threaded, so forking is safe as long as the reward function's module starts no threads when it is imported.
+messages apart; the function is named on its standard input. Samples go past it, from the server to its children, so that no child finds one
+in the memory that it inherits. It is single-threaded, so forking is safe as long as the reward function's module starts no threads when it
+is imported.
 
 Commands are {fork, stays, watched}, with a file descriptor for the socket of each child, and {kill}; children have numbers of the server's.
 Answers come in lists: {forked, pid}, {failed, error} and {ended, status, cpu, output}, status being as `waitpid` gives it, and cpu the
@@ -236,7 +237,7 @@ def sweep(scratch: str) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Makes the child lead its group before it is said that it is there, and so before anything is asked of it."""
+    """Makes the child lead its group before the server hears of it, and so before anything is asked of it."""
     try:
         os.setpgid(pid, pid)
     except ProcessLookupError:

@@ -82,7 +82,7 @@ class Distribution:
         return int(self.prompts.max()) + 1
 
     def draws(self, seed: int) -> Floats:
-        """Draws how often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on seed and count."""
+        """Draws how often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws by seed and count alone."""
         count = self.count
         random = np.random.default_rng([seed, count])
         return np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), DRAWS)])
@@ -130,7 +130,10 @@ def ks_distance(first: Distribution, second: Distribution) -> Estimate:
 
 
 def mean_ratio(first: Distribution, second: Distribution) -> Estimate:
-    """Estimates the mean of `first` divided by the mean of `second`, with the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`."""
+    """Estimates the mean of `first` divided by the mean of `second`.
+
+    The interval is the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`.
+    """
     (top, top_error), (bottom, bottom_error) = first.log_mean(first.draws(1)), second.log_mean(second.draws(2))
     value, error = top - bottom, np.hypot(top_error, bottom_error)
     spread = np.maximum(error[1:], error[0] / 2)

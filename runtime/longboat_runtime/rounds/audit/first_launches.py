@@ -137,7 +137,7 @@ def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
 
 
 def _tail(cuts: Sequence[Cut], distribution: Survival, levels: Floats, rests: Floats, longest: int) -> FirstLaunches:
-    """Models the ends of `cuts` [c], by `distribution` in multiples of `levels`, and by exponential distributions with means `rests` [c]."""
+    """Models the ends of `cuts` [c] by `distribution` in multiples of `levels`, and by exponential distributions with means `rests` [c]."""
     numbers = np.array([cut.prompt for cut in cuts])
     tokens = np.array([[cut.tokens] for cut in cuts], dtype=np.float64)
     level = levels[numbers][:, None]

@@ -37,7 +37,10 @@ class PromptHistory:
     trained: list[int] = field(default_factory=list)
 
     def lengths(self, domain: str) -> PromptLengths:
-        """Returns the prompt's lengths. A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known."""
+        """Returns the prompt's lengths.
+
+        A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known.
+        """
         first = self.finished.get(0, {})
         missing = [index for index in range(self.samples) if index not in first]
         return PromptLengths(

@@ -143,7 +143,7 @@ def _chance_error(pair: PairedDistributions) -> float:
 
 
 def _log_ratio(pair: PairedDistributions, places: Floats, draws: Floats) -> tuple[Floats, Floats]:
-    """Computes the logarithm of the ratio and its standard error, by linearisation, for each of `draws`, with first launches at `places`."""
+    """Computes the logarithm of the ratio and its standard error, by linearisation, for each of `draws`; first launches are at `places`."""
     tokens = np.bincount(pair.prompts, pair.lengths, pair.count)
     columns = np.stack([tokens, pair.trained, pair.launched_means(places)], axis=1)
     center = columns.mean(0)

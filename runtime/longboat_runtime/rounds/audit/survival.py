@@ -49,8 +49,8 @@ class Survival:
 def product_limit(lengths: Floats, finished: Bools) -> Survival:
     """Estimates the distribution of `lengths` [n > 0], of which those not `finished` [n] are only lower bounds.
 
-    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. A censored length counts as
-    longer than an equal finished one.
+    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. A censored length counts as longer
+    than an equal finished one.
     """
     order = np.lexsort((~finished, lengths))
     lengths, ended = lengths[order], finished[order]
