@@ -78,6 +78,10 @@ def test_null_takes_away() -> None:
     assert merge(BASE, {"securityContext": {"runAsUser": None}})["securityContext"] == {"runAsNonRoot": True}
 
 
+def test_labels_may_have_the_names_of_lists() -> None:
+    assert merge({"labels": {"env": "test"}}, {"labels": {"env": "production"}}) == {"labels": {"env": "production"}}
+
+
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
@@ -85,6 +89,7 @@ def test_null_takes_away() -> None:
         ({"containers": [{"image": "x"}]}, r"spec.containers\[0\]: expected a map with 'name'"),
         ({"containers": [{"name": "trainer", "env": [7]}]}, r"spec.containers\[trainer\].env\[0\]: expected a map"),
         ({"securityContext": "none"}, "spec.securityContext: expected a map"),
+        ({"containers": [{"name": "trainer", "args": {"a": 1}}]}, r"spec.containers\[trainer\].args: expected no map"),
     ],
 )
 def test_a_template_of_another_form_is_named_with_its_place(patch: dict, message: str) -> None:

@@ -63,6 +63,11 @@ def packed(value: object) -> str:
             {"prompt": PROMPT, "test": "def check(candidate): pass", "entry_point": "add"},
             CheckFunction("add", "def check(candidate): pass", PROMPT),
         ),
+        (
+            None,
+            {"prompt": "(" * 1000, "test": "def check(candidate): pass", "entry_point": "add"},
+            CheckFunction("add", "def check(candidate): pass", ""),
+        ),
         (None, {"test": "from solution import add"}, PytestFile("from solution import add")),
     ],
 )

@@ -38,7 +38,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
     """Lays `patch` over `base`; returns the result and changes neither.
 
     Raises:
-        TemplateInvalid: a value of `patch` is no map where `base` has one, or no list of identifiable items where those are merged.
+        TemplateInvalid: a value of `patch` is a map where `base` has another value, or no map where `base` has one, or no list of
+            identifiable items where those are merged.
             `path` is prefixed to the place.
     """
     merged = dict(base)
@@ -47,9 +48,12 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
         old = merged.get(key)
         if value is None:
             merged.pop(key, None)
-        elif key in MERGE_KEYS:
+        elif key in MERGE_KEYS and (isinstance(value, list) or isinstance(old, list)):
+            # A label or a node selector may have one of these names too: its value is no list.
             merged[key] = _merge_items(key, old or [], value, place)
         elif isinstance(value, Mapping):
+            if not isinstance(old, Mapping | None):
+                raise TemplateInvalid(f"{place}: expected no map, got {value!r}")
             merged[key] = merge(_without_rivals(key, old or {}, value), value, place)
         elif isinstance(old, Mapping):
             raise TemplateInvalid(f"{place}: expected a map, got {value!r}")

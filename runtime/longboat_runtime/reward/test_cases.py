@@ -26,6 +26,8 @@ _DIGITS = 50_000
 # What a pickled text consists of (https://docs.python.org/3/library/pickletools.html).
 _OPCODES_OF_TEXT = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
 _TEXT_OPCODES = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+# Errors of `compile`: the last two are for text that is nested too deeply.
+_UNCOMPILABLE = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 
 
 class CasesError(ValueError):
@@ -118,7 +120,7 @@ def _names(source: str | bytes) -> tuple[str, ...]:
     """Returns the names that tests define, import or use, outside their functions and classes."""
     try:
         return compile(source, "test", "exec", dont_inherit=True).co_names
-    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+    except _UNCOMPILABLE as error:
         version = ".".join(map(str, sys.version_info[:2]))
         raise CasesError(f"its column `test` is not Python {version} ({type(error).__name__}: {error})") from error
 
@@ -349,7 +351,7 @@ def _code(prompt: str) -> str:
     for text in (prompt, program_of(prompt) if "```" in prompt else ""):
         try:
             compile(text, "prompt", "exec")
-        except (SyntaxError, ValueError):
+        except _UNCOMPILABLE:
             continue
         return text
     return ""

@@ -92,7 +92,7 @@ class WeightsAndBiases:
             self._earlier = [path for path in own.parent.glob(f"offline-run-*-{job.run}") if path != own]
         files = [file for path in self._earlier for file in path.glob("files/media/table/samples_*.table.json")]
         # The client's own number in a file's name isn't the step.
-        self._tables = {_table(file).rows[0][0]: file for file in files}
+        self._tables = {table.rows[0][0]: file for file in files if (table := _table(file))}
 
     def log(self, entry: Entry) -> None:
         row: dict[str, Any] = dict(finite(entry.record))
@@ -119,9 +119,12 @@ class WeightsAndBiases:
         self._wandb.teardown()
 
 
-def _table(file: Path) -> SampleTable:
-    """Reads a table in the client's own files."""
-    content = json.loads(file.read_text())
+def _table(file: Path) -> SampleTable | None:
+    """Reads a table in the client's own files; None for one whose writing was cut short."""
+    try:
+        content = json.loads(file.read_text())
+    except ValueError:
+        return None
     return SampleTable(content["columns"], content["data"])
 
 
