@@ -27,17 +27,16 @@ NOTICED = 0.1
 class Counts:
     """Counts grades with a learned limit, and those of them that are correct with the hard one.
 
-    `limited_wrong` and `killed` are how many of the latter the learned limit kills or would have killed.
+    `killed` is how many of the latter the learned limit kills or would have killed.
     """
 
     limited: int = 0
-    limited_wrong: int = 0
     correct: int = 0
     killed: int = 0
 
     @property
     def wrong_kill_rate(self) -> float:
-        return self.limited_wrong / max(self.limited, 1)
+        return self.killed / max(self.limited, 1)
 
     @property
     def of_correct(self) -> float:
@@ -117,7 +116,6 @@ class SimulatedGrading:
         for name in ("", self.mix.problems[row].domain.name, *(["slowest"] if row in self.slowest else [])):
             counts = self.counts[name]
             counts.limited += 1
-            counts.limited_wrong += wrongly_killed
             counts.correct += correct
             counts.killed += wrongly_killed
 

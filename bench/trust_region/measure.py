@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
         open_bench(Path(folder), STEPS, PROMPTS) as bench,
     ):
         measurement = Measurement(bench, recorder, earlier)
-        setting = measurement.search()
+        setting = measurement.search() if set(arguments.phases) - {"compare"} else None
         if setting is not None:
             if "select" in arguments.phases:
                 measurement.all("select", [*CANDIDATES], setting, SELECTION_SEEDS)

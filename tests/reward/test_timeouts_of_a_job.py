@@ -43,8 +43,8 @@ def test_the_interval_of_wrong_kills_covers_the_truth_as_often_as_it_says_and_is
         counts, tally = run.counts[""], run.timeouts.rewards["tests"].total
         assert tally.grades == counts.limited
         assert interval(tally.wrong, tally.audits)[1] < 0.03
-        hits = draw.binomial(counts.limited_wrong, RULE.audits, drawn)
-        others = draw.binomial(counts.limited - counts.limited_wrong, RULE.audits, drawn)
+        hits = draw.binomial(counts.killed, RULE.audits, drawn)
+        others = draw.binomial(counts.limited - counts.killed, RULE.audits, drawn)
         for wrong, right in zip(map(int, hits), map(int, others), strict=True):
             low, high = of(wrong, wrong + right)
             covered += low <= counts.wrong_kill_rate <= high
