@@ -207,16 +207,16 @@ longboat-operator := --target operator
 longboat-runtime := --target runtime
 longboat-runtime-gpu := --target runtime --build-arg BACKEND=gpu
 push: BUILD ?= docker
-push: IMAGES ?= longboat-operator longboat-runtime
+push: IMAGE ?= longboat-operator longboat-runtime
 
 .PHONY: push
-push: ## Build images and push them to REGISTRY, tagged with the version (BUILD=docker or buildah, IMAGES=longboat-runtime-gpu, ARGS=of the build)
+push: ## Build images and push them to REGISTRY, tagged with the version (BUILD=docker or buildah, IMAGE=longboat-runtime-gpu, ARGS=of the build)
 	$(if $(REGISTRY),,$(error REGISTRY is missing: say where to push, such as REGISTRY=registry.example/team))
 	$(if $(filter docker buildah,$(BUILD)),,$(error BUILD is docker or buildah, not $(BUILD)))
-	$(foreach image,$(IMAGES),$(if $($(image)),,$(error IMAGES are longboat-operator, longboat-runtime and longboat-runtime-gpu, not $(image))))
+	$(foreach image,$(IMAGE),$(if $($(image)),,$(error IMAGE is longboat-operator, longboat-runtime or longboat-runtime-gpu, not $(image))))
 	@command -v $(BUILD) > /dev/null || { echo "$(BUILD) is missing: install it, or say BUILD=docker or BUILD=buildah"; exit 1; }
 	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); \
-	$(foreach image,$(IMAGES),name=$(REGISTRY)/$(image):$$version && \
+	$(foreach image,$(IMAGE),name=$(REGISTRY)/$(image):$$version && \
 	$(BUILD) build $($(image)) $(ARGS) --tag $$name . && $(BUILD) push $$name && ) true
 
 .PHONY: release

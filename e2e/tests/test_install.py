@@ -34,7 +34,7 @@ def environment(cluster: Cluster, address: str, folder: Path) -> dict[str, str]:
         "PATH": f"{folder}:{os.environ['PATH']}",
         "REGISTRY": address,
         "BUILD": "buildah",
-        "IMAGES": "longboat-operator",
+        "IMAGE": "longboat-operator",
         "ARGS": " ".join([*builder.options(), f"--build-arg=BASE_IMAGE={base.ref}"]),
     }
     return {name: value for name, value in made.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")}

@@ -39,7 +39,7 @@ def test_operator_and_runtime_are_built_and_pushed_by_docker(tmp_path: Path) -> 
 
 def test_the_image_for_gpus_is_built_by_buildah_with_more_arguments(tmp_path: Path) -> None:
     image = f"r.example/longboat-runtime-gpu:{VERSION}"
-    pushed = push(tmp_path, REGISTRY="r.example", BUILD="buildah", IMAGES="longboat-runtime-gpu", ARGS="--layers")
+    pushed = push(tmp_path, REGISTRY="r.example", BUILD="buildah", IMAGE="longboat-runtime-gpu", ARGS="--layers")
     assert pushed.stdout.splitlines() == [
         f"buildah build --target runtime --build-arg BACKEND=gpu --layers --tag {image} .",
         f"buildah push {image}",
@@ -51,7 +51,7 @@ def test_the_image_for_gpus_is_built_by_buildah_with_more_arguments(tmp_path: Pa
     [
         ({}, "REGISTRY is missing"),
         ({"REGISTRY": "r.example", "BUILD": "podman"}, "BUILD is docker or buildah, not podman"),
-        ({"REGISTRY": "r.example", "IMAGES": "longboat"}, "not longboat"),
+        ({"REGISTRY": "r.example", "IMAGE": "longboat"}, "not longboat"),
     ],
     ids=["registry", "tool", "image"],
 )
