@@ -1,5 +1,6 @@
 """docs/reference/*.md: every field of a kind with type, default, meaning and allowed values. Pure."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,30 +37,44 @@ def _page(title: str, schema: Schema, sections: list[str], note: str = "") -> st
         f"{schema['description']} API version `{schema['properties']['apiVersion']['const']}`.\n",
         note,
     ]
+    tables: dict[str, str] = {}
     for section in sections:
-        parts += _section(section, schema["properties"][section])
+        parts += _section(section, schema["properties"][section], tables)
     if "status" in sections:
         parts.append(_changing())
     return "\n".join(part for part in parts if part)
 
 
-def _section(path: str, schema: Schema) -> Iterator[str]:
-    """Yields a heading and table for an object, then those of the objects in it."""
-    yield f"## `{path}`\n\n{schema.get('description', '')}\n"
-    required = schema.get("required", [])
-    rows = [_row(name, item, name in required) for name, item in schema["properties"].items()]
-    yield "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
-    if path == "spec.algorithm":
-        yield _presets()
-    rules = schema.get(VALIDATIONS, [])
-    if rules:
-        yield "Rules:\n\n" + "\n".join(f"* `{rule['fieldPath'][1:]}`: {rule['message']}." for rule in rules) + "\n"
+def _section(path: str, schema: Schema, tables: dict[str, str]) -> Iterator[str]:
+    """Yields a heading and table for an object, then those of the objects in it.
+
+    `tables` has the path of each table so far by its text, and gets those that are yielded: an equal table becomes a link to the first.
+    """
+    yield f"## `{path}`\n"
+    if "." not in path:  # else the table that it is in has the description
+        yield f"{schema['description']}\n"
+    table = "".join(_table(path, schema))
+    if (first := tables.setdefault(table, path)) != path:
+        yield f"As [`{first}`](#{re.sub(r'[^a-z0-9]', '', first.lower())}).\n"
+        return
+    yield table
     for name, item in schema["properties"].items():
         inner = item.get("items", item)
         if "properties" in inner and inner["type"] == "object" and inner.get("additionalProperties") is not False:
             raise ValueError(f"{path}.{name} takes unknown fields")
         if "properties" in inner and _described(inner):
-            yield from _section(f"{path}.{name}{'[]' if 'items' in item else ''}", inner)
+            yield from _section(f"{path}.{name}{'[]' if 'items' in item else ''}", inner, tables)
+
+
+def _table(path: str, schema: Schema) -> Iterator[str]:
+    required = schema.get("required", [])
+    rows = [_row(name, item, name in required) for name, item in schema["properties"].items()]
+    yield "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+    if path == "spec.algorithm":
+        yield "\n" + _presets()
+    rules = schema.get(VALIDATIONS, [])
+    if rules:
+        yield "\nRules:\n\n" + "\n".join(f"* `{rule['fieldPath'][1:]}`: {rule['message']}." for rule in rules) + "\n"
 
 
 def _described(schema: Schema) -> bool:
