@@ -6,8 +6,8 @@ UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,tracking,cpu,dev,docs,bench
 # One for each CPU, and one for what mostly waits (conftest.py).
-WORKERS := $(shell expr $$(nproc) + 1)
-PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+WORKERS = $(shell expr $$(nproc) + 1)
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
 
 .NOTPARALLEL:
@@ -206,18 +206,21 @@ docs: setup ## Build the documentation's site into build/docs, which has every p
 longboat-operator := --target operator
 longboat-runtime := --target runtime
 longboat-runtime-gpu := --target runtime --build-arg BACKEND=gpu
+PUSHABLE := longboat-operator longboat-runtime longboat-runtime-gpu
 push: BUILD ?= docker
 push: IMAGE ?= longboat-operator longboat-runtime
+push: TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# Else a build after a push that failed begins anew.
+push: export BUILDAH_LAYERS := true
 
 .PHONY: push
-push: ## Build images and push them to REGISTRY, tagged with the version (BUILD=docker or buildah, IMAGE=longboat-runtime-gpu, ARGS=of the build)
+push: ## Build images and push them to REGISTRY (BUILD=docker or buildah, IMAGE=longboat-runtime-gpu, TAG= not the version, ARGS=of the build)
 	$(if $(REGISTRY),,$(error REGISTRY is missing: say where to push, such as REGISTRY=registry.example/team))
 	$(if $(filter docker buildah,$(BUILD)),,$(error BUILD is docker or buildah, not $(BUILD)))
-	$(foreach image,$(IMAGE),$(if $($(image)),,$(error IMAGE is longboat-operator, longboat-runtime or longboat-runtime-gpu, not $(image))))
+	$(if $(and $(strip $(IMAGE)),$(if $(filter-out $(PUSHABLE),$(IMAGE)),,known)),,$(error IMAGE is some of $(PUSHABLE), not $(or $(strip $(IMAGE)),empty)))
 	@command -v $(BUILD) > /dev/null || { echo "$(BUILD) is missing: install it, or say BUILD=docker or BUILD=buildah"; exit 1; }
-	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); \
-	$(foreach image,$(IMAGE),name=$(REGISTRY)/$(image):$$version && \
-	$(BUILD) build $($(image)) $(ARGS) --tag $$name . && $(BUILD) push $$name && ) true
+	@$(foreach image,$(IMAGE),$(BUILD) build $($(image)) $(ARGS) --tag $(REGISTRY)/$(image):$(TAG) . && ) true
+	@$(foreach image,$(IMAGE),$(BUILD) push $(REGISTRY)/$(image):$(TAG) && ) true
 
 .PHONY: release
 release: binaries ## Write VERSION (x.y.z) and the changelog, and build what is published into build/release (IMAGES=1: the runtime's images too)

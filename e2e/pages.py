@@ -4,9 +4,12 @@ A page's commands are its fenced blocks of the language `sh`. One that a test ca
 says why: `<!-- not run: REASON -->`.
 """
 
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +47,23 @@ def follow(page: str, environment: Mapping[str, str], log: Path) -> None:
         for block in blocks((REPOSITORY / page).read_text())
         if not block.not_run
     )
+    shell = ["bash", "-euxo", "pipefail", "-c", script]
     with log.open("w") as output:
-        shell = ["bash", "-euxo", "pipefail", "-c", script]
-        done = subprocess.run(
-            shell, cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+        process = subprocess.Popen(
+            shell,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
-    if done.returncode != 0:
+        try:
+            status = process.wait()
+        finally:  # a build would survive the shell
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if status != 0:
         raise ClusterError(f"{page} can't be followed; the end of {log}:\n{log.read_text(errors='replace')[-5000:]}")
 
 

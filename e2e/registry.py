@@ -24,7 +24,7 @@ def serve(folder: Path, host: str, port: int = 5000) -> Iterator[str]:
     }
     file = folder / "configuration.yaml"
     file.write_text(json.dumps(configuration))
-    command = [str(REGISTRY.require()), "serve", str(file)]
+    command = [str(REGISTRY.ensure()), "serve", str(file)]
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)

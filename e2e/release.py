@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ VERSION = re.compile(r'(?m)(^version = "|^version: |^appVersion: |longboat[-a-z]
 
 def files(root: Path) -> Iterator[Path]:
     """Yields the files in which the version is written."""
-    yield root / "pyproject.toml"
+    yield from (root / "pyproject.toml", root / "README.md")
     for pattern in ("charts/**/*.yaml", "examples/**/*.yaml", "docs/**/*.md"):
         yield from root.glob(pattern)
 
@@ -45,7 +46,8 @@ def module(root: Path, name: str, *arguments: str) -> None:
 def build(version: str, images: tuple[str, ...]) -> list[Path]:
     """Builds the distributions, the chart and images; returns their files."""
     folder = REPOSITORY / "build" / "release" / version
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     module(REPOSITORY, "hatchling", "build", "--directory", str(folder))
     helm(Path(os.devnull), "package", str(CHART), "--destination", str(folder))
     for name in images:
@@ -61,14 +63,17 @@ def main() -> int:
     parser.add_argument("version", metavar="VERSION", help="such as 0.2.0")
     parser.add_argument("--images", action="store_true", help="build the runtime's images too")
     options = parser.parse_args()
-    if not re.fullmatch(r"\d+\.\d+\.\d+", options.version):
+    if not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", options.version):
         parser.error(f"{options.version!r} is no version: say VERSION=x.y.z")
-    if run(["git", "-C", str(REPOSITORY), "status", "--porcelain"]):
-        print("error: the checkout has changes: commit them or take them back", file=sys.stderr)
-        return 1
     try:
-        write(REPOSITORY, options.version)
-        made = build(options.version, ("operator", *(("runtime", "runtime-gpu") if options.images else ())))
+        if run(["git", "-C", REPOSITORY, "status", "--porcelain"]):
+            raise ClusterError("the checkout has changes: commit them or take them back")
+        try:
+            write(REPOSITORY, options.version)
+            made = build(options.version, ("operator", *(("runtime", "runtime-gpu") if options.images else ())))
+        except ClusterError as error:
+            run(["git", "-C", REPOSITORY, "reset", "--hard"])
+            raise ClusterError(f"{error}; the version and the changelog are as before") from error
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -87,4 +87,4 @@ def _build(program: Path) -> list[str]:
 KUBEBOX = Binary("kubebox", KUBERNETES)
 PAUSE = Binary("pause", "1")
 REGISTRY = Binary("registry", "3.1.2")
-BINARIES = (PAUSE, KUBEBOX, REGISTRY)
+BINARIES = (PAUSE, KUBEBOX)

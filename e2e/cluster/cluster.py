@@ -99,7 +99,7 @@ class Cluster:
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
             "KUBECACHEDIR": str(self.layout.root / "kubectl-cache"),
-            "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), self.network.node))),
+            "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), self.network.host, self.network.node))),
         }
 
     @property

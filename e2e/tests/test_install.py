@@ -15,7 +15,8 @@ from e2e.cluster.images import builder, catalogue
 from e2e.cluster.shell import run
 from e2e.host_runtime import ENVIRONMENT, REPOSITORY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.extended]
+# The page itself waits for up to two hours and a half.
+pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(4 * 3600)]
 
 EXPORT = REPOSITORY / "build" / "countdown"
 
@@ -47,8 +48,10 @@ def push_small_runtime(ref: str, folder: Path, environment: dict[str, str]) -> N
     dockerfile = folder / "Dockerfile"
     dockerfile.write_text(f"FROM {host.ref}\nENV PATH={ENVIRONMENT}/bin:$PATH PYTHONDONTWRITEBYTECODE=1\n")
     builder.build(ref, dockerfile, folder, folder / "build.log")
-    run(["buildah", "push", ref], env=environment)
-    builder.remove(ref)
+    try:
+        run(["buildah", "push", ref], env=environment)
+    finally:
+        builder.remove(ref)
 
 
 def test_pages_lead_to_a_trained_model_and_back_to_an_empty_cluster(tmp_path: Path) -> None:
@@ -63,10 +66,12 @@ def test_pages_lead_to_a_trained_model_and_back_to_an_empty_cluster(tmp_path: Pa
         volumes.apply(cluster, host_runtime.policy("quickstart"))
         shell = environment(cluster, address, tmp_path)
         push_small_runtime(f"{address}/longboat-runtime:{version}", tmp_path, shell)
-        pages.follow("docs/install.md", shell, tmp_path / "install.log")
-        assert (EXPORT / "config.json").exists()
-        assert cluster.kubectl("get", "crds", "-o", "name") == ""
-        for page in ("charts/longboat/README.md", "docs/images.md", "README.md"):
-            pages.follow(page, shell, tmp_path / "page.log")
-        installation.await_operator(cluster)
-        builder.remove(f"{address}/longboat-operator:{version}")
+        try:
+            pages.follow("docs/install.md", shell, tmp_path / "install.log")
+            assert (EXPORT / "config.json").exists()
+            assert cluster.kubectl("get", "crds", "-o", "name") == ""
+            for page in ("charts/longboat/README.md", "docs/images.md", "README.md"):
+                pages.follow(page, shell, tmp_path / "page.log")
+        finally:
+            builder.remove(f"{address}/longboat-operator:{version}")
+        assert "countdown" in cluster.kubectl("get", "rljobs")

@@ -1,10 +1,12 @@
 """The chart renders what a careful platform team would accept, and refuses values it doesn't know."""
 
+import json
 from typing import Any
 
 import pytest
 import yaml
 
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.cli import _parser
 from longboat_operator.kube.resources import (
     CHILDREN,
@@ -53,6 +55,12 @@ def test_the_operator_meets_restricted_pod_security(default: Rendered) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert container["resources"]["limits"]["memory"]
+
+
+def test_a_runtime_template_in_the_values_may_have_every_field() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    fields = {field.alias for field in RLRuntimeSpec.model_fields.values()}
+    assert schema["properties"]["runtimes"]["additionalProperties"]["properties"].keys() == fields
 
 
 def test_probes_and_ports_are_those_that_the_operator_serves(default: Rendered) -> None:

@@ -54,4 +54,4 @@ def test_blocks_of_a_page_share_a_shell(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("page", ["README.md", "charts/longboat/README.md", "docs/images.md", "docs/install.md"])
 def test_pages_that_are_followed_have_commands(page: str) -> None:
-    assert blocks((REPOSITORY / page).read_text())
+    assert any(not block.not_run for block in blocks((REPOSITORY / page).read_text()))

@@ -17,7 +17,7 @@ PRINTS = 'echo "${0##*/} $@"\n'
 
 def push(folder: Path, tool: str | None = PRINTS, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `make push` where `docker` and `buildah` are the script `tool`, or missing."""
-    for name in ("make", "sh", "sed", "nproc", "expr"):
+    for name in ("make", "sh", "sed"):
         (folder / name).symlink_to(shutil.which(name) or "")
     for name in ("docker", "buildah") if tool else ():
         (folder / name).write_text(f"#!/bin/sh\n{tool}")
@@ -31,8 +31,8 @@ def test_operator_and_runtime_are_built_and_pushed_by_docker(tmp_path: Path) -> 
     operator, runtime = (f"r.example/team/longboat-{name}:{VERSION}" for name in ("operator", "runtime"))
     assert push(tmp_path, REGISTRY="r.example/team").stdout.splitlines() == [
         f"docker build --target operator --tag {operator} .",
-        f"docker push {operator}",
         f"docker build --target runtime --tag {runtime} .",
+        f"docker push {operator}",
         f"docker push {runtime}",
     ]
 
@@ -51,9 +51,10 @@ def test_the_image_for_gpus_is_built_by_buildah_with_more_arguments(tmp_path: Pa
     [
         ({}, "REGISTRY is missing"),
         ({"REGISTRY": "r.example", "BUILD": "podman"}, "BUILD is docker or buildah, not podman"),
-        ({"REGISTRY": "r.example", "IMAGE": "longboat"}, "not longboat"),
+        ({"REGISTRY": "r.example", "IMAGE": "longboat-operator longboat"}, "not longboat-operator longboat"),
+        ({"REGISTRY": "r.example", "IMAGE": ""}, "not empty"),
     ],
-    ids=["registry", "tool", "image"],
+    ids=["registry", "tool", "image", "no image"],
 )
 def test_what_it_cannot_do_is_said_in_one_line(tmp_path: Path, variables: dict[str, str], words: str) -> None:
     refused = push(tmp_path, **variables)
@@ -69,6 +70,15 @@ def test_a_missing_tool_is_named(tmp_path: Path) -> None:
 
 
 def test_after_a_failed_build_nothing_is_pushed(tmp_path: Path) -> None:
-    failed = push(tmp_path, f"{PRINTS}exit 1\n", REGISTRY="r.example")
+    failed = push(tmp_path, f'{PRINTS}[ "$3" != runtime ]\n', REGISTRY="r.example")
     assert failed.returncode != 0
-    assert len(failed.stdout.splitlines()) == 1
+    assert [line.split()[1] for line in failed.stdout.splitlines()] == ["build", "build"]
+
+
+def test_a_refused_push_fails(tmp_path: Path) -> None:
+    assert push(tmp_path, '[ "$1" != push ]\n', REGISTRY="r.example").returncode != 0
+
+
+def test_a_tag_of_your_own_stands_for_the_version(tmp_path: Path) -> None:
+    pushed = push(tmp_path, REGISTRY="r.example", IMAGE="longboat-operator", TAG="pr-7")
+    assert pushed.stdout.splitlines()[-1] == "docker push r.example/longboat-operator:pr-7"

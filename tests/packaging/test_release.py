@@ -22,12 +22,15 @@ def test_one_version_is_written_everywhere() -> None:
     named = versions(REPOSITORY)
     assert {"charts/longboat/Chart.yaml", "examples/quickstart/values.yaml", "docs/install.md"} < named.keys()
     assert {file: found for file, found in named.items() if found != {version}} == {}
+    tags = ["git", "grep", "-lE", r"longboat[-a-z]*:[0-9]+\.[0-9]+\.[0-9]"]
+    tracked = subprocess.run(tags, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert set(tracked.stdout.split()) <= named.keys(), "a release would leave these as they are"
 
 
 def test_a_release_changes_the_version_and_the_changelog(tmp_path: Path) -> None:
     for name in ("charts", "changes", "docs", "examples"):
         shutil.copytree(REPOSITORY / name, tmp_path / name)
-    for name in ("pyproject.toml", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "CHANGELOG.md", "README.md"):
         shutil.copy(REPOSITORY / name, tmp_path)
     (tmp_path / "changes" / "+more.added.md").write_text("There is more.\n")
     git = ["git", "-C", str(tmp_path)]
