@@ -1,12 +1,14 @@
-"""Paths and errors."""
+"""Paths, errors and configurations."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from longboat_operator.kube import errors, resources
+from longboat_operator.kube.config import ConfigurationError, load_configuration
 
 
 def test_paths() -> None:
@@ -66,3 +68,12 @@ def test_a_proxys_page_is_an_error_like_any_other() -> None:
 
 def test_silence_is_no_rejection() -> None:
     assert not errors.is_rejection(errors.TransportError("no answer"))
+
+
+@pytest.mark.parametrize("text", [None, "", "text", "a: [b"], ids=["missing", "empty", "no map", "no YAML"])
+async def test_an_unusable_kubeconfig_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "kubeconfig"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=rf"(?s){file}.*give --kubeconfig"):
+        await load_configuration(file)

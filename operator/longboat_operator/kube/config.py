@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from yaml import YAMLError
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -16,10 +17,10 @@ class ConfigurationError(Exception):
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
-    """Loads the given kubeconfig; without one the service account in a pod, the user's kubeconfig elsewhere.
+    """Loads the given kubeconfig; without one, the service account in a pod, or the user's default kubeconfig elsewhere.
 
     Raises:
-        ConfigurationError: it can't be used.
+        ConfigurationError: the configuration is missing or malformed.
     """
     configuration = Configuration()
     in_cluster = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -29,7 +30,8 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
         else:
             path = str(kubeconfig) if kubeconfig else None
             await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
-    except (ConfigException, OSError) as error:
+    # The last three are what the client raises for a malformed file.
+    except (ConfigException, OSError, TypeError, ValueError, YAMLError) as error:
         where = "the pod's service account" if in_cluster else str(kubeconfig or "the default kubeconfig")
         message = f"can't reach the API server by {where}: {error}; give --kubeconfig FILE or run in a pod with a token"
         raise ConfigurationError(message) from error
