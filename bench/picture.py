@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def picture(path: Path, *, rows: int = 1, columns: int, width: float, height: float) -> Iterator[tuple[Any, Any]]:
-    """Yields a figure and its panels [rows, columns], each `width` x `height` inches; written to `path` at the end of the block."""
+    """Yields a figure and its panels [rows, columns], each `width` x `height` inches; writes it to `path` unless the block raises."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -41,7 +41,7 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields all lines of a raw file."""
+    """Yields the parsed lines of a raw file."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
@@ -58,12 +58,12 @@ def runs(path: Path) -> list[list[dict[str, Any]]]:
 
 
 def newest_run(path: Path) -> list[dict[str, Any]]:
-    """Finds the newest run that measured something."""
+    """Returns the lines of the newest run that has more than one. Raises StopIteration if none has."""
     return next(run for run in reversed(runs(path)) if len(run) > 1)
 
 
 def versions() -> dict[str, str]:
-    """Reads the versions of everything that matters for speed."""
+    """Reads the versions of Python and of those of PACKAGES that are installed."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Describes the processor, the CPUs this process may use, memory, and how busy and how fast the machine is at this moment."""
+    """Describes the processor, the CPUs this process may use, memory, kernel, load, and how fast a loop in Python is now."""
     cpu = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -102,7 +102,7 @@ def loop_seconds(additions: int = 10**6) -> float:
 
 
 def commit() -> str:
-    """Reads the commit of this repository, with a mark if files differ from it; `unknown` where there is none."""
+    """Reads how git describes the commit of the current directory, with `-dirty` if tracked files differ; `unknown` if it can't."""
     try:
         output = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

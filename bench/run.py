@@ -11,7 +11,7 @@ from bench.record import raw_file
 
 
 def main() -> None:
-    """Runs a benchmark NAME, the package `bench.NAME` with `measure.add_arguments(parser)` and `measure.run(arguments, path)`."""
+    """Runs the benchmark NAME: `measure.run` of the package `bench.NAME`, then `summary.write`."""
     parser = argparse.ArgumentParser(prog="bench.run", description=main.__doc__)
     parser.add_argument("name")
     name, rest = parser.parse_known_args()

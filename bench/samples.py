@@ -16,7 +16,7 @@ def random_sample(
     logprob: float,
     finish_reason: FinishReason = FinishReason.STOP,
 ) -> GeneratedSample:
-    """Makes a response of `length` tokens, drawn from the range `tokens`, whose log-probs are about `logprob`."""
+    """Makes a sample whose response has `length` tokens, drawn from range(*tokens), with log-probs about `logprob`."""
     return GeneratedSample(
         id=id_,
         prompt_ids=prompt_ids,

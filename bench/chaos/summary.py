@@ -25,7 +25,7 @@ def write(raw: Path) -> None:
 
 
 def by_kind(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """Groups what each kind of fault did: one entry for a fault and a job that it hit."""
+    """Groups what faults did by their kind, in alphabetical order: one entry for each job that a fault hit."""
     jobs_by_kind: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "fault":
@@ -34,7 +34,7 @@ def by_kind(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def by_policy(lines: Iterable[Line]) -> dict[str, dict[str, int]]:
-    """Counts, for each policy, the faults that hit its jobs, by outcome, and sums up what the audits of its jobs found."""
+    """Counts, for each policy, the outcomes of faults, one for each job hit, and sums up what the audits of its jobs found."""
     policies: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in lines:
         if line["kind"] == "fault":
@@ -81,7 +81,7 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], path: Path) -> None:
-    """Draws the seconds to recover, a dot for each fault and job; a cross where the job did not."""
+    """Draws the seconds to recover: a dot for each job that a fault hit, and a cross for one that didn't recover."""
     kinds = by_kind(lines)
     policies = sorted({job["policy"] for jobs in kinds.values() for job in jobs})
     with picture(path, columns=1, width=8, height=0.4 * len(kinds) + 1.2) as (_, panels):

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(arguments: argparse.Namespace, model: Path) -> RLJobSpec:
-    """Makes the job; rollout and grades take no time, so that a step is the trainer's."""
+    """Makes the job's spec: a step trains one group of two responses."""
     spec = {
         "runtimeRef": {"name": "bench"},
         "model": {"path": str(model), "dtype": "Float32"},
@@ -97,9 +97,9 @@ class Times:
     bytes: int = 0
 
     def checkpoints(self) -> list[dict[str, float]]:
-        """Returns, for each checkpoint that steps followed, the seconds of its copy and of its write, and those for which it held up steps.
+        """Returns, for each checkpoint but that of the last step, its step and bytes, and the seconds of its copy, write and stall.
 
-        The last are the time between steps, from its own to the end of its write, beyond what there is between two others.
+        The stall is the time between steps, from its own step until its write has ended, beyond the median between undisturbed ones.
         """
         usual = median(self._gap(step) for step in self._undisturbed())
         last = max(self.trained)
@@ -116,7 +116,7 @@ class Times:
         ]
 
     def steps(self) -> dict[str, float]:
-        """Computes the median seconds of a step without a write and during one, and of the time between two steps."""
+        """Computes the median seconds of an undisturbed step, of a step beside a write, and from an undisturbed step to the next one."""
         undisturbed = self._undisturbed()
         beside = [step for step in self.trained if step > 1 and self._writing(*self.trained[step])]
         return {
@@ -126,7 +126,7 @@ class Times:
         }
 
     def _undisturbed(self) -> list[int]:
-        """Returns the steps without a write during them or before the next one, except the first, which is longer than the others."""
+        """Returns the steps without a write during them or before the next one, except the first, which is longer, and the last."""
         last = max(self.trained)
         return [
             step

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(policy: str, in_flight: int, steps: int) -> RLJobSpec:
-    """Makes a job whose first round has about `in_flight` samples in flight."""
+    """Makes the spec of a job whose first round has about `in_flight` samples in flight."""
     rounds = POLICIES[policy]
     prompts = int(in_flight / GROUP / rounds.get("promptOvercommit", 1.0))
     spec = {
@@ -137,7 +137,7 @@ class Instant:
 
 
 def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
-    """Measures CPU microseconds per event: of folding it alone, and, for events from outside, of folding it and deciding what follows."""
+    """Measures the CPU microseconds of folding an event alone, and of an event from outside with all events that follow from it."""
     instant = Instant(spec)
     began = time.process_time()
     instant.run()
@@ -151,7 +151,7 @@ def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
 
 
 def loop_costs(spec: RLJobSpec) -> dict[str, float]:
-    """Measures the CPU microseconds per trained sample through the driver's whole loop, its log on a disk included."""
+    """Measures the CPU microseconds per trained sample through the driver's whole loop, its log included."""
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
         job = Job("bench", spec, Path(folder), 1)
         reporter = Reporter(job, LocalBroker(1), Reports([], time.time), StageClock(time.monotonic), time.time)

@@ -43,12 +43,12 @@ class Result:
 
 
 def valid(blocks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Returns the blocks by arm and seed: of several the last one that isn't void."""
+    """Returns the blocks that aren't void, by arm and seed; of several, the last one."""
     return {(block["arm"], block["seed"]): block for block in blocks if not block["void"]}
 
 
 def situations(block: Mapping[str, Any], lengths: Trace) -> list[Situation]:
-    """Returns the phase and kind of each round."""
+    """Returns the phase of each round, and whether it is a long one."""
     return [(lengths.phase(step), bool(long)) for step, long in enumerate(block["long"], 1)]
 
 
@@ -86,7 +86,7 @@ def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
 def _bar(
     what: str, least: float, slower: Mapping[int, float], faster: Mapping[int, float], above: float | None = None
 ) -> Bar:
-    """Compares `slower` with `faster`, seconds by seed, by their mean ratio; the interval's lower end has to exceed `above`, if given."""
+    """Judges the geometric mean of `slower` by `faster`, seconds by seed. The interval's lower end has to exceed `above`, if given."""
     ratio = paired(slower, faster)
     if ratio is None:
         return Bar(what, least, None, "blocks are missing")

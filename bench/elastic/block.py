@@ -30,7 +30,7 @@ from longboat_runtime.rounds.policies import open_policy
 
 
 def job_spec(arm: Arm, model: Path, steps: int, seed: int, profile: Path | None = None) -> RLJobSpec:
-    """Makes the job of one block. `model` is a directory with the config.json of the published model."""
+    """Makes the spec of one block's job. `model` is a directory with the config.json of the published model."""
     parallelism: dict[str, Any] = {"mode": str(arm.mode)}
     if profile is not None:
         parallelism["profile"] = str(profile)
@@ -90,9 +90,10 @@ async def run_block(
 def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
     """Reads what was measured of each round, in order, from the log of its job.
 
-    `long`: its kind; `tp`: devices of an engine; `rollout`: seconds from its opening to its end; `seconds`: those to the opening of the
-    next, with the change of engines that comes before that; `preemptions`, `tokens` of all engines, `kv_usage` at most. `reshapes` have
-    the round before which engines changed, their devices from then on, the reason, and seconds.
+    `long`: whether it is; `tp`: devices of an engine; `rollout`: seconds from its opening to its end; `seconds`: those to the opening of
+    the next round, with a change of engines before that, or to the log's last event; `preemptions` and `tokens` of all engines; the
+    highest `kv_usage` of any; `step_seconds`: the mean of engines' steps. `reshapes` have the round, from 0, before which engines
+    changed, their devices from then on, the reason, and seconds.
     """
     rounds: dict[int, dict[str, Any]] = {}
     reshapes: list[list[Any]] = []
@@ -124,7 +125,7 @@ def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
 
 
 def cpu_times() -> tuple[float, float]:
-    """Reads the ticks of all CPUs of the machine since it started: idle, and in all."""
+    """Reads the ticks of all CPUs of the machine since it started: those idle or waiting for I/O, and all."""
     first = Path("/proc/stat").read_text().splitlines()[0]
     times = [float(word) for word in first.split()[1:9]]
     return times[3] + times[4], sum(times)

@@ -42,7 +42,7 @@ class EngineProcess:
         self._pipe.recv()
 
     def attach(self, fleet: PacedFleet) -> None:
-        """Lets the engine's messages go to this fleet, of a job on this loop, from now on."""
+        """Sends the engine's messages to this fleet, on the running loop, from now on."""
         first, self._fleet = self._fleet is None, fleet
         self._loop = asyncio.get_running_loop()
         self._loads = asyncio.Queue()
@@ -53,7 +53,7 @@ class EngineProcess:
         self._pipe.send((command, argument))
 
     async def load(self) -> tuple[Load, Punctuality]:
-        """Returns load and punctuality since the last call."""
+        """Returns the load and the punctuality since the last call."""
         self.send("load")
         return await self._loads.get()
 
@@ -77,7 +77,7 @@ Engines = Mapping[int, Sequence[EngineProcess]]
 
 
 def start_engines(roofline: Roofline, model: Path, longest: int, devices: int, sizes: Sequence[int]) -> Engines:
-    """Starts engines of each size, which share so many devices. Returns once all are up. To be called once in a process."""
+    """Starts, for each size, as many engines as `devices` have room for. Returns once all are up. Call it once in a process."""
     wanted = {
         size: [PacedEngine(f"tp{size}/{number}", size, roofline, model, longest) for number in range(devices // size)]
         for size in sizes
@@ -134,7 +134,7 @@ class PacedFleet(instant_components.Fleet):
             self._serving[name].send("abort", samples)
 
     def finished_in(self, engine: str, samples: Sequence[FinishedSample]) -> None:
-        """Takes what an engine has finished."""
+        """Takes the samples that an engine has finished, except those that the router doesn't know to run there."""
         self._done += [sample for sample in samples if self._router.finished(engine, sample.id)]
         self._ended.set()
         if self._done:

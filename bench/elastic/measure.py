@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, recorder: Recorder, folder: Path) -> None:
-    """Measures blocks of these arms and seeds."""
+    """Measures and records blocks of these arms and seeds; void ones are run again while there is time."""
     from bench.elastic.fleet import start_engines
     from bench.elastic.models import write_published, write_tiny
 
@@ -97,7 +97,7 @@ async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, reco
 
 
 def job_of(arm: Arm, model: Path, lengths: trace.Trace, folder: Path) -> RLJobSpec:
-    """Makes the job of a block; its profile, if it has one, goes into `folder`."""
+    """Makes the spec of a block's job. Writes the profile into `folder`, unless the arm's size is fixed."""
     if arm.mode is ParallelismMode.FIXED:
         return job_spec(arm, model, lengths.rounds, lengths.seed)
     profile = folder / "profile.json"

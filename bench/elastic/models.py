@@ -24,14 +24,14 @@ PUBLISHED = {
 
 
 def write_published(folder: Path) -> Path:
-    """Writes a directory with config.json alone: no engine loads it."""
+    """Makes `folder`, with a config.json alone, as no engine loads it; returns it."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(PUBLISHED))
     return folder
 
 
 def write_tiny(folder: Path, max_length: int) -> Path:
-    """Writes a model of one layer, one head for keys, and no end token: a response ends with its last token."""
+    """Writes a model of one layer and one key head, without an end token: a response runs to its maximum length."""
     from tests.support.tiny_model import build_tiny_model
 
     return without_end(build_tiny_model(folder, layers=1, hidden=64, heads=2, max_length=max_length))

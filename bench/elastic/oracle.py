@@ -30,7 +30,8 @@ def oracle(situations: Sequence[Situation], seconds: Mapping[int, Sequence[Seque
     It has one size for each situation, and is charged `change` seconds for each change.
 
     `seconds[size][seed][round]` are those of rounds in fixed shape, the rounds of all seeds in the same situations. It begins in its
-    first size, and knows all lengths beforehand. All choices are tried. Raises ValueError if rounds are missing.
+    first size, and knows all lengths beforehand. All choices are tried. Raises ValueError if a seed hasn't as many rounds as
+    `situations`.
     """
     kinds = sorted(set(situations))
     sums = {

@@ -41,13 +41,13 @@ class PacedEngine:
 
 
 def engine_config(engine: PacedEngine) -> EngineConfig:
-    """Makes the config of an engine with the tiny model, on one CPU."""
+    """Makes the config of an engine with the tiny model and a single rank."""
     return EngineConfig(engine.name, str(engine.model), "float32", max_length=engine.longest, enforce_eager=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """Counts an engine's `steps`, of which `late` ended beyond LATE of their stated time. `stated` and `taken` are seconds of all."""
+    """Counts `steps`, `late` of which took more than 1 + LATE times as long as stated. `stated`, `taken`, `computing`: seconds of all."""
 
     steps: int = 0
     late: int = 0
@@ -108,7 +108,7 @@ class Pace:
         self.stated = self._roofline.step_seconds(self._devices, max(1, decoded), tokens, computed)
 
     def rested(self) -> None:
-        """Notes that there was nothing to do until now."""
+        """Records that there was nothing to do until now."""
         self._end = None
 
     def step(self, step: Any) -> Any:
@@ -129,7 +129,7 @@ class Pace:
 
 
 def _sleep_until(end: float) -> None:
-    """Sleeps to a tenth of a millisecond or so: whoever wakes goes before those that compute, which have until their own step's end."""
+    """Sleeps until `end`. If permitted, who wakes goes before those that compute, which have until their own step's end."""
     go_first(WAKING)
     while (remaining := end - time.monotonic()) > 0:
         time.sleep(remaining)
@@ -146,9 +146,9 @@ def go_first(priority: int) -> None:
 
 
 def serve(pipe: Connection, engine: PacedEngine) -> None:
-    """Runs the engine's process. It answers once it is up, then carries out commands (name, argument), and sends what it has finished.
+    """Runs the engine's process: sends `up` once it is, then carries out commands (name, argument), and sends what it has finished.
 
-    Commands are `submit`, `abort`, `version`, `load` and `end`; messages are (`finished`, samples), (`load`, (load, punctuality)).
+    Commands are `submit`, `abort`, `version`, `load` and `end`; messages are (`finished`, summaries), (`load`, (load, punctuality)).
     """
     vllm = _start(engine)
     go_first(COMPUTING)
@@ -224,7 +224,7 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             super()._submit(requests, begun)
 
         def serve_version(self, version: int) -> None:
-            """Serves new weights in name only: nothing that runs or is cached outlives a round."""
+            """Takes on the version of new weights without loading any, and drops cached prefixes, in the engine's thread."""
 
             def serve() -> None:
                 self._vllm.set_weight_version(str(version))

@@ -62,14 +62,14 @@ _STEPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Means of a cell over seeds."""
+    """Means of a cell over seeds and rounds."""
 
     seconds: float
     preemptions: float
 
 
 def cells(roofline: Roofline = H800, lengths: TwoLevel = LENGTHS) -> dict[Cell, Fitted]:
-    """Simulates the four cells."""
+    """Simulates the four cells; returns the means of each over seeds and rounds."""
     outcomes: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in SECONDS}
     for size in (1, 2):
         shapes = Shapes(

@@ -34,12 +34,12 @@ class Roofline:
         return int((devices * self.memory * (1 - 1 / RESERVE) - self.weights) / self.kv_token)
 
     def step_seconds(self, devices: int, sequences: int, tokens: float, computed: int = 0) -> float:
-        """Returns the seconds of a step that draws a token for each of `sequences` and computes `computed` prompt tokens.
+        """Returns the seconds of a step that draws a token for each of `sequences`, and computes `computed` other tokens.
 
         The sequences have `tokens` in context together.
 
-        Decoding reads weights and KV cache, or computes, whichever takes longer; prompts, and sequences that are computed again after a
-        preemption, take compute on top.
+        Besides latency and all-reduce, decoding reads weights and KV cache, or computes, whichever takes longer; prompts, and sequences
+        that are computed again after a preemption, take compute on top.
         """
         read = (self.weights + self.kv_token * tokens) / (devices * self.bandwidth)
         decoded = self.token_operations * sequences / (devices * self.compute)
@@ -55,9 +55,9 @@ class Roofline:
         return self.token_operations / (devices * self.compute)
 
     def scaled(self, *, sequences: float, tokens: float, pace: float) -> Roofline:
-        """Scales the devices for a smaller job: each sequence stands for `sequences`, each token, and so each step, for `tokens`.
+        """Returns a roofline for a smaller job: each sequence stands for `sequences`, each token, and so each step, for `tokens`.
 
-        A second stands for 1 / `pace`. Rounds of the smaller job take `pace` times the seconds of the other's.
+        A second stands for 1 / `pace`: a round of the smaller job takes `pace` times the seconds of the one it stands for.
         """
         slower = pace * tokens
         return replace(

@@ -30,7 +30,7 @@ CHANGE_SECONDS = sum(COST.values())
 
 
 def engine_models(arm: Arm | None = None) -> dict[int, EngineModel]:
-    """Makes the engine model of each size; with an arm, as its profile has it."""
+    """Makes the engine model of each size: the right one or, given an arm, that of its profile."""
     models = {size: replace(ROOFLINE.engine_model(size, CONTEXT), block_tokens=BLOCK_TOKENS) for size in SIZES}
     if arm is None:
         return models

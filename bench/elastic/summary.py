@@ -50,7 +50,7 @@ Simulated = dict[tuple[str, int], list[SimulatedStep]]
 
 
 def simulations(result: Result, blocks: Any, phases: trace.Phases) -> Simulated:
-    """Simulates the blocks, with the seconds that driver and messages took in a round of TP1 beyond the simulator's."""
+    """Simulates the blocks, with a latency of messages by what rounds of TP1 took beyond the simulator's seconds."""
     first = next(iter(FIXED))
     seeds = sorted(result.seconds.get(first, {}))
     bare = [predicted(ARMS[first], trace.Trace(seed, phases)) for seed in seeds]
@@ -115,7 +115,7 @@ def _row(bar: Bar) -> str:
 
 
 def _errors(result: Result, simulated: Simulated) -> dict[str, float]:
-    """Computes the errors of the simulator, by arm: all seeds together."""
+    """Computes the relative errors of the simulated seconds, by arm: all seeds together."""
     errors = {}
     for arm, of_arm in result.seconds.items():
         predicted_seconds = sum(step.seconds for seed in of_arm for step in simulated[arm, seed])
@@ -157,7 +157,7 @@ def runs_of(sizes: Sequence[int]) -> str:
 
 
 def _situations(result: Result, blocks: Any, phases: trace.Phases) -> list[str]:
-    """Returns the table of a round's mean seconds and preemptions, by phase, kind and fixed size."""
+    """Returns the table of a round's mean seconds and preemptions, by phase, kind and fixed size, with the oracle's choice."""
     sizes = [arm for arm in FIXED if arm in result.seconds]
     text = [
         "Seconds (preemptions) of a round in fixed shape, means over rounds and seeds, and the oracle's choice:",
@@ -186,7 +186,7 @@ def _situations(result: Result, blocks: Any, phases: trace.Phases) -> list[str]:
 
 
 def _fit(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the table of the published cells; nothing if the run left them out."""
+    """Returns the table of the published cells; an empty list if the run left them out."""
     if not lines:
         return []
     text = [
@@ -226,7 +226,7 @@ def _punctuality(blocks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _reasons(blocks: Any) -> list[str]:
-    """Lists why engines changed in the first seed of each arm."""
+    """Lists why engines changed in the first seed of each arm, for its first twelve changes."""
     text = []
     for arm in ARMS:
         own = {seed: block for (name, seed), block in blocks.items() if name == arm}

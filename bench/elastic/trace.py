@@ -39,11 +39,11 @@ class Trace:
         return ROUNDS_PER_CYCLE * sum(cycles for _, cycles in self.phases)
 
     def phase(self, step: int) -> int:
-        """Returns the phase, from 0, of a step, from 1. A cycle trains just the prompts that it draws."""
+        """Returns the phase, from 0, of a step, from 1: the last phase for steps beyond the trace."""
         return self._phase_of_cycle((step - 1) // ROUNDS_PER_CYCLE)
 
     def __call__(self, sample: SampleId) -> int:
-        """Returns how many tokens a sample's response has, by its row: rows are drawn in order."""
+        """Returns how many tokens a sample's response has. Its row tells the phase, as rows are drawn in order."""
         median, _ = self.phases[self._phase_of_cycle(sample.row // PROMPTS_PER_CYCLE)]
         return replace(_LENGTHS, median=median, seed=self.seed)(sample)
 

@@ -95,7 +95,7 @@ class Run:
 
 
 def play(run: Run) -> dict[str, Any]:
-    """Simulates a job: seconds of all rounds, seconds of its long rounds, and how often engines changed."""
+    """Simulates a job; returns the seconds of all rounds, those of its long rounds, and how often engines changed between rounds."""
     planner: ShapePlanner = FixedShape(run.start)
     if run.profile is not None:
         arm = PROFILES.get(run.profile)
@@ -151,14 +151,14 @@ def _seconds(results: Results, run: Run, seeds: Sequence[int]) -> float:
 
 
 def _speeds(results: Results, name: str, profile: str, seeds: Sequence[int], variant: str) -> list[tuple[float, float]]:
-    """Returns the speeds from each start size: by the speed of the best fixed size and by that of staying."""
+    """Returns the speed from each start size, relative to that of the best fixed size and to that of staying."""
     fixed = {size: _seconds(results, Run(name, 0, size), seeds) for size in SIZES}
     taken = {size: _seconds(results, Run(name, 0, size, profile, variant), seeds) for size in SIZES}
     return [(min(fixed.values()) / taken[size], fixed[size] / taken[size]) for size in SIZES]
 
 
 def _least(profile: str, name: str, fixed: Mapping[int, float], start: int) -> tuple[float, float]:
-    """Returns the bars for a trace from a start size: by the best fixed size, and by staying."""
+    """Returns the least speeds on a trace from a start size, relative to the best fixed size and to staying; 0 means no bar."""
     if profile == EXACT:
         return BENCHMARK if name == "the benchmark's" else BEST[EXACT], 0.0
     if profile == NONE:

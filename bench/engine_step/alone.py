@@ -17,7 +17,7 @@ Rounds = Sequence[Sequence[Sequence[SampleRequest]]]
 
 
 def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
-    """Times the steps of `engines` engines that begin each round together, as in a job."""
+    """Times the steps of `engines` engines that begin each round together, as in a job; returns them engine by engine."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for number in range(engines):

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
-    """Returns the wall and CPU seconds of decode-only steps, by the number of sequences."""
+    """Returns the wall and CPU seconds of decode-only steps, by the numbers of sequences that BANDS compares."""
     return {
         str(size): [
             [round(wall, 6), round(cpu, 6)]
@@ -98,7 +98,7 @@ def _rounds(spec: RLJobSpec) -> alone.Rounds:
 async def _in_job(spec: RLJobSpec, folder: Path, *, profile: bool) -> tuple[list[Step], dict[str, Any]]:
     """Times the engines' steps in a whole job, after a short one that warms up.
 
-    Returns them with what the job's stages and processes took, and where they spent it.
+    Returns them with what the job's stages and processes took and, if `profile` is set, in which functions.
     """
     from bench.rounds.block import run_block
     from bench.rounds.components import task_components

@@ -26,9 +26,9 @@ _NAMES = {
 
 
 def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
-    """Reads the user and system seconds of `root` and of each process below it.
+    """Reads the name and the user and system seconds of `root` and of each process below it, by process id.
 
-    What ended children used counts for a parent other than `root`.
+    What children used that ended and were waited for counts for a parent other than `root`.
     """
     parents, usage = {}, {}
     for entry in Path("/proc").iterdir():
@@ -46,7 +46,7 @@ def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
 
 
 def used(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]]) -> dict[str, float]:
-    """Computes the CPU seconds between two readings, by what the processes are."""
+    """Computes the CPU seconds between two readings, by process name; of processes that are in the second one."""
     total: Counter[str] = Counter()
     for pid, (name, seconds) in after.items():
         total[name] += seconds - before.get(pid, (name, 0.0))[1]
@@ -66,7 +66,7 @@ def _below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
 
 
 class Profile:
-    """Samples processes until `stop`, if py-spy is installed. Stacks of threads that use a CPU."""
+    """Samples processes with py-spy until `stop`: stacks of threads that use a CPU."""
 
     def __init__(self, pids: Mapping[int, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="longboat-bench-")
@@ -85,7 +85,7 @@ class Profile:
         return Path(self._folder.name) / str(pid)
 
     def stop(self) -> dict[str, dict[str, int]]:
-        """Ends the sampling; returns the samples by process and by the innermost function of the sampled stack."""
+        """Ends the sampling; returns the samples by process name and innermost function, for the 25 most frequent functions of each."""
         profiles: dict[str, Counter[str]] = {}
         for pid, process in self._running.items():
             process.send_signal(2)
@@ -99,7 +99,7 @@ class Profile:
 
 
 def innermost(stacks: Sequence[str]) -> Counter[str]:
-    """Counts of innermost functions in py-spy's raw format, `outer;...;inner count`."""
+    """Counts the innermost functions of stacks in py-spy's raw format, `outer;...;inner count`."""
     counted: Counter[str] = Counter()
     for line in stacks:
         stack, _, count = line.rpartition(" ")

@@ -26,7 +26,7 @@ def write(raw: Path) -> None:
 
 
 def functions(run: dict[str, Any], *arms: dict[str, Any]) -> str:
-    """Returns tables, as Markdown, of where the processes of the job spent their time."""
+    """Returns tables, as Markdown, of the functions in which the job's processes were sampled most often."""
     counts: dict[str, Counter[str]] = {}
     for arm in arms:
         for name, counted in arm.get("functions", {}).items():
@@ -87,6 +87,6 @@ def _values(arms: tuple[dict[str, Any], ...], name: str, size: str) -> list[list
 
 
 def _medians(steps: list[list[float]]) -> tuple[float, float, float]:
-    """Computes the medians of wall, of CPU, and of what lies between."""
+    """Computes the medians of wall seconds, of CPU seconds, and of their difference."""
     wall, cpu = (median(column) for column in zip(*steps, strict=True))
     return wall, cpu, median(first - second for first, second in steps)

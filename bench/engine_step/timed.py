@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from longboat_runtime.rollout import actor
+from longboat_runtime.rollout import member
+from longboat_runtime.rollout.actor import EngineActor
 
 # What a step had: sequences that got a token, prompt tokens computed in it, wall and CPU seconds of the engine's thread.
 Step = tuple[int, int, float, float]
 
 
 def note_steps(engine: Any) -> list[Step]:
-    """Makes the engine, one that runs in this process, add each step from now on to the list that is returned."""
+    """Makes the engine, one that runs in this process, add each further step to the list that is returned."""
     steps: list[Step] = []
     batch = [0, 0]
     counters, step = engine._counters, engine._step
@@ -36,7 +37,7 @@ def note_steps(engine: Any) -> list[Step]:
     return steps
 
 
-class TimedActor(actor.EngineActor):
+class TimedActor(EngineActor):
     """An engine in a job."""
 
     async def start(self) -> None:
@@ -53,9 +54,8 @@ class TimedActor(actor.EngineActor):
 @contextmanager
 def timed_engines() -> Iterator[None]:
     """Makes engines that are started within the block note their steps."""
-    usual = actor.EngineActor
-    actor.EngineActor = TimedActor  # type: ignore[misc]
+    member.EngineActor = TimedActor  # type: ignore[misc]
     try:
         yield
     finally:
-        actor.EngineActor = usual  # type: ignore[misc]
+        member.EngineActor = EngineActor  # type: ignore[misc]

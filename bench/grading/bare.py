@@ -49,7 +49,10 @@ TASKS = {
 
 
 def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
-    """Measures the CPU milliseconds of a call, and of a fork that does nothing, that calls, or that enters the sandbox; and the scores."""
+    """Measures the CPU milliseconds of a call, and of a fork that does nothing, calls, or enters the sandbox.
+
+    Returns them with the scores. Confines this process too, for good.
+    """
     named = TASKS[task].reward
     signature = RewardSignature(named.get("signature", "Longboat"))
     # Without a RewardSpec: its library isn't in the processes that grade.
@@ -79,7 +82,7 @@ def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
 
 
 def _forked(score: Scorer, samples: Sequence[RewardSample]) -> float:
-    """Measures the mean CPU seconds of forking, calling and ending, over as many samples as it takes to know."""
+    """Measures the mean CPU seconds of forking, calling and ending, over at least FORKS of the samples, or all if there are fewer."""
     some = samples[:: max(1, len(samples) // FORKS)]
     return sum(_fork(lambda sample=sample: score(sample)) for sample in some) / len(some)
 

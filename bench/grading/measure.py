@@ -114,7 +114,7 @@ def _environment(verl: Path | None) -> dict[str, str]:
 async def _graded(
     task: str, isolation: str, samples: Sequence[RewardSample], scores: Sequence[float | None], arguments: Any
 ) -> dict[str, Any]:
-    """Measures the CPU milliseconds of a grade, by process, and counts the scores that differ from those of the bare loop."""
+    """Measures what a grade takes, its CPU milliseconds by process, and counts the scores that differ from those of the bare loop."""
     reward = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}
     with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         socket = Path(directory) / "graders.sock"
@@ -158,7 +158,7 @@ async def _graded(
 
 
 async def _grade(scheduler: RayRewardScheduler, samples: Sequence[RewardSample], first: int) -> list[Grade]:
-    """Grades one round: its samples finish within ROUND_SECONDS, and engines hand them over every HANDOVER_SECONDS."""
+    """Grades one round, handed over in about equal parts every HANDOVER_SECONDS for ROUND_SECONDS. Returns the grades in order."""
     handovers = round(ROUND_SECONDS / HANDOVER_SECONDS)
     tasks: list[asyncio.Task[Grade]] = []
     for handover in range(1, handovers + 1):

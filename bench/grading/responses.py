@@ -32,7 +32,7 @@ def _countdown() -> ModuleType:
 
 
 def quickstart(rng: random.Random) -> RewardSample:
-    """Makes a countdown with slips, sometimes cut short or run on."""
+    """Makes a countdown, with or without slips, sometimes cut short or run on."""
     task = _COUNTDOWN
     prompt = task.draw(rng)
     right, text = task.answer(prompt), task.demonstration(prompt, rng, rng.choice([0.0, 0.1, 0.5]))
@@ -63,7 +63,7 @@ def gsm8k(rng: random.Random) -> RewardSample:
 
 
 def math_dapo(rng: random.Random) -> RewardSample:
-    """Makes reasoning that mostly ends in a line `Answer:`, or in a box."""
+    """Makes reasoning that mostly ends with an answer, after `Answer:` or in a box."""
     m, n = rng.randint(2, 40), rng.randint(3, 60)
     right = str(m * n + m)
     answer = rng.choice([right, right, str(m * n), rf"\frac{{{m}}}{{{n}}}", f"{right} \\text{{ units}}", "unclear"])
@@ -84,7 +84,7 @@ def math_dapo(rng: random.Random) -> RewardSample:
 
 
 def accuracy(rng: random.Random) -> RewardSample:
-    """Makes a derivation whose answer is a number, fraction, root, interval, set, polynomial or matrix in LaTeX."""
+    """Makes a derivation that mostly ends with an answer in LaTeX, such as a number, root, interval, set, polynomial or matrix."""
     a, b, c = rng.randint(2, 30), rng.randint(2, 30), rng.randint(2, 12)
     right, alike, wrong = rng.choice(
         [
@@ -128,7 +128,7 @@ MAKERS: dict[str, Callable[[random.Random], RewardSample]] = {
 
 
 def responses(task: str, count: int, seed: int = 0) -> Iterator[RewardSample]:
-    """Makes `count` responses to a task of MAKERS."""
+    """Yields `count` responses to a task of MAKERS, the same for the same seed."""
     rng = random.Random(f"{task} {seed}")
     return (MAKERS[task](rng) for _ in range(count))
 

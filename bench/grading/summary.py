@@ -62,5 +62,5 @@ def table(recorded: list[list[dict[str, Any]]]) -> str:
 
 
 def _medians(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Computes medians of what is measured, over repeats."""
+    """Computes the medians over repeats of all values that are floats."""
     return {name: median(line[name] for line in lines) for name, value in lines[0].items() if isinstance(value, float)}

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(size: str, model: Path, arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Returns what each rank, a process of its own, has measured, in bytes and seconds."""
+    """Runs each rank in a process of its own; returns what they have measured, by rank, in bytes and seconds."""
     address = process_group.serve("127.0.0.1")
     rank_arguments = (
         arguments.ranks,
@@ -110,7 +110,7 @@ def _rank(
 
 
 def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: int) -> dict[str, Any]:
-    """Measures the seconds of the second step and the memory of gradients in the third; the first also makes what stays."""
+    """Measures the seconds of the second step, and accumulating gradients in the third. The first also allocates what stays."""
     results: dict[str, Any] = {}
     samples = _samples(rank.world_size * bins, tokens, vocabulary)
     by_id = {sample.id: sample for sample in samples}
@@ -135,10 +135,10 @@ def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: i
 
 @contextmanager
 def _measured(device: str) -> Iterator[dict[str, float]]:
-    """Measures seconds, and bytes above those at the start: the largest allocation, the most held at one time, and those still held.
+    """Yields a dict that gets, after the block, its `seconds` and bytes: `largest` of one allocation, `peak` and `held` beyond the start.
 
-    Of the GPU by its allocator, of the CPU by following every tensor's memory. `host` is the most private memory of the process
-    beyond the start; pages of mapped files are not in it.
+    They are of the GPU, by its allocator, or of the CPU, by the storages that operators make. `host` is the most private memory of
+    the process beyond the start, as `_host_memory` finds it; pages of mapped files are not in it.
     """
     results: dict[str, float] = {}
     with _host_memory() as host:
@@ -165,7 +165,7 @@ def _measured(device: str) -> Iterator[dict[str, float]]:
 
 @contextmanager
 def _host_memory() -> Iterator[Callable[[], int]]:
-    """Yields a function that returns the most private memory of this process in the block, beyond that at its start."""
+    """Yields a function that returns the most private memory that looks every LOOK seconds found, beyond that at the start."""
     before = most = _private_memory()
     ended = threading.Event()
 
@@ -189,7 +189,7 @@ def _private_memory() -> int:
 
 
 def _units(model: torch.nn.Module) -> list[int]:
-    """Lists the sizes, in float32 bytes, of the units that are gathered and scattered separately, largest first."""
+    """Lists the different sizes, in float32 bytes, of the units that are gathered and scattered separately, largest first."""
     sizes = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -201,7 +201,7 @@ def _units(model: torch.nn.Module) -> list[int]:
 
 
 def _samples(count: int, tokens: int, vocabulary: int) -> list[GeneratedSample]:
-    """Makes samples, each of which fills a bin."""
+    """Makes `count` samples of `tokens` tokens, each of which fills a bin."""
     random = np.random.default_rng(0)
     prompts = (random.integers(0, vocabulary, PROMPT_TOKENS).astype(np.int32) for _ in range(count))
     return [

@@ -49,7 +49,7 @@ class ApiDouble:
     # The operator's requests.
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Creates the object, as POST does."""
+        """Creates the object, as POST does; a pod runs and is ready at once. Raises AlreadyExistsError."""
         await self._receive_request()
         key = _key(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"])
         if key in self._objects:
@@ -70,7 +70,10 @@ class ApiDouble:
         force: bool = True,
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Applies an object, as server-side apply does: a status guarded by its version, anything else as a replacement."""
+        """Applies an object that exists: a manager's part of the status, or else a replacement of keys of the first level.
+
+        Raises ConflictError if a status comes with another version than the stored one.
+        """
         await self._receive_request()
         key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
         stored = self._objects[key]
@@ -81,11 +84,11 @@ class ApiDouble:
         return self._apply_status(key, manager, dict(body["status"]))
 
     async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """Makes the object, as a server-side apply would."""
+        """Creates the object as `create` does: raises AlreadyExistsError where KubeClient raises ConflictError."""
         return await self.create(resource, body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
-        """Reads the object, as GET does."""
+        """Reads the object, as GET does. Raises NotFoundError."""
         await self._receive_request()
         stored = self._objects.get(_key(resource, namespace, name))
         if stored is None:
@@ -99,7 +102,7 @@ class ApiDouble:
         return self._store(key, {**self._objects[key], **body})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
-        """Deletes the object at once, where a DELETE may let it linger."""
+        """Deletes the object at once, whatever its uid, where a DELETE may let it linger. Raises NotFoundError."""
         await self._receive_request()
         gone = self._objects.pop(_key(resource, namespace, name), None)
         if gone is None:
@@ -117,18 +120,18 @@ class ApiDouble:
     # Others.
 
     def submit(self, body: Object) -> None:
-        """Creates a job or a template, as a user does."""
+        """Creates a job or a runtime template, as a user does."""
         metadata = {**body["metadata"], "uid": str(uuid.uuid4()), "generation": 1}
         key = (body["kind"], metadata.get("namespace", ""), metadata["name"])
         self._store(key, {**body, "metadata": metadata})
 
     def status(self, namespace: str, name: str) -> dict[str, Any]:
-        """Reads a job's status."""
+        """Reads a job's status; empty if it has none yet."""
         status: dict[str, Any] = self._objects[(RL_JOB.kind, namespace, name)].get("status") or {}
         return status
 
     def drive(self, namespace: str, name: str, **fields: Any) -> None:
-        """Applies a driver's part of the status."""
+        """Applies these fields of the driver's part of the status; its others stay."""
         key = (RL_JOB.kind, namespace, name)
         began = time.process_time()
         before = self.own_seconds

@@ -34,8 +34,8 @@ POLL_SECONDS = 0.2
 def latency(jobs: int, demands: int, period_seconds: float, running: str | None = None) -> dict[str, Any]:
     """Measures `demands` of so many jobs, one every `period_seconds`: seconds until each was read as answered, and the operator's CPU.
 
-    On the test cluster named `running`, else on one of its own.
-    No node takes the jobs' pods, so nothing but the API server and the operator has a part in it.
+    It uses the test cluster named `running`, or one of its own if that is None. Raises RuntimeError if the named one isn't up.
+    No node takes the jobs' pods, so no kubelet has a part in it.
     """
     names = [f"job-{number}" for number in range(jobs)]
     if running is None:
@@ -131,7 +131,7 @@ async def _create(client: KubeClient, resource: Resource, name: str, spec: dict[
 
 
 async def _drive(client: KubeClient, name: str, status: dict[str, Any]) -> None:
-    """Applies a driver's part of the status."""
+    """Applies `status` as the whole of the driver's part."""
     metadata = {"namespace": NAMESPACE, "name": name}
     body = {"apiVersion": RL_JOB.api_version, "kind": RL_JOB.kind, "metadata": metadata, "status": status}
     await client.apply(RL_JOB, body, subresource="status", manager="longboat-driver")

@@ -51,7 +51,7 @@ class Slice:
 def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any]:
     """Measures jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
 
-    `unsettled` are jobs that lack what they asked for, or for which there is something left to do, when nothing calls for a plan.
+    `unsettled` counts jobs that lack what they asked for, or that a plan would still change, once nothing calls for a plan any more.
     """
     return asyncio.run(_run([f"job-{number}" for number in range(jobs)], period_seconds, seconds))
 

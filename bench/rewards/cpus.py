@@ -44,7 +44,7 @@ class Graded:
 
 
 def rounds_of(log: Iterable[Event]) -> list[Graded]:
-    """Collects what became of each round, from a log in which none overlaps with another. Pure."""
+    """Collects what became of each round, in order, from a log in which none overlaps with another. Pure."""
     rounds: list[Graded] = []
     opened = generated = graded = 0.0
     changes: list[tuple[str, float, dict[str, float]]] = []
@@ -82,7 +82,7 @@ def rounds_of(log: Iterable[Event]) -> list[Graded]:
 
 
 def flaws(trace: Trace, graded: list[Graded], incarnations: int) -> Iterator[str]:
-    """Yields what makes a block void: rounds that aren't those of the trace, grades that failed, a driver that started again. Pure."""
+    """Yields what makes a block void: rounds that aren't those of the trace, grades without a score, more than one driver. Pure."""
     if len(graded) != trace.rounds:
         yield f"{len(graded)} rounds"
     for round_ in graded:
@@ -96,7 +96,7 @@ def flaws(trace: Trace, graded: list[Graded], incarnations: int) -> Iterator[str
 
 
 def block(site: Site, arm: str, trace: Trace, total: int) -> dict[str, Any]:
-    """Runs one arm, from the job's start to its end; returns all that is recorded of it."""
+    """Runs one arm, from the job's start to its end; returns all that is recorded of it. A job that fails or is late makes it void."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"{arm}-{trace.seed}")
     seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -> None:
-    """Measures blocks of the arms, in an order that is reversed from seed to seed, so that none always comes first."""
+    """Measures and records blocks of the arms, in an order that is reversed from seed to seed."""
     for seed in range(arguments.blocks):
         trace = Trace(seed, 1 + 2 * arguments.swap, arguments.swap, WORK)
         for arm in ARMS if seed % 2 == 0 else tuple(reversed(ARMS)):
@@ -69,7 +69,7 @@ def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -
 
 @contextmanager
 def _site(running: str | None) -> Iterator[sites.Site]:
-    """Yields Longboat on the cluster named `running`, else on a test cluster of its own, with the tiny model."""
+    """Yields Longboat, with the tiny model, on the cluster named `running`, or on one of its own if that is None. Raises RuntimeError."""
     if running is not None:
         cluster = Cluster.find(running)
         if cluster is None:

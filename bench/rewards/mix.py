@@ -97,7 +97,7 @@ class Mix:
         ]
 
     def responses(self, rows: Sequence[int], round_: int) -> list[Response]:
-        """Draws one response to the problem of each of these rows, as a model gives them in this round."""
+        """Draws one response to the problem of each of these rows in this round."""
         generator = np.random.default_rng((self._seed, 1, round_))
         uniform, normal = generator.random((4, len(rows))), generator.standard_normal(len(rows))
         return [

@@ -78,12 +78,12 @@ class Seen:
     outcomes: dict[tuple[float, str], str] = field(default_factory=dict)
 
     def pod(self, event: Object) -> None:
-        """Takes one event of the watch of pods, which comes now."""
+        """Records a pod that an event adds or modifies, as seen now."""
         if event["type"] in {"ADDED", "MODIFIED"}:
             self.pods.append(pod_seen(time.time(), event["object"]))
 
     def job(self, event: Object) -> None:
-        """Takes one event of the watch of the job."""
+        """Records the moves in the job's status: each decision once, with its newest outcome."""
         body = event["object"]
         status = body.get("status", {}).get("rewardCpu", {})
         pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools") or ()}
@@ -97,7 +97,7 @@ class Seen:
 
 
 def pod_seen(at: float, pod: Object) -> PodSeen:
-    """Reads what a reward pod's graders have in force, and whether its node is done with it."""
+    """Reads the CPUs that a reward pod's graders are given and have in force, and whether its node has carried that out."""
     metadata, status = pod["metadata"], pod.get("status", {})
     resizing = any(each["type"].startswith("PodResize") for each in status.get("conditions") or ())
     return PodSeen(
@@ -132,7 +132,7 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
     share = decision.share - CONVERSION
 
     def last(names: Collection[str], reached: Callable[[PodSeen], bool]) -> float | None:
-        """Returns the seconds from the decision until all of these pods had `reached` it; None if one never did, or without pods."""
+        """Returns the seconds until all of these pods were seen to have `reached` it; None if one wasn't in time, or without pods."""
         first: dict[str, float] = {}
         for pod in during:
             if pod.pod in names and reached(pod):
@@ -152,7 +152,7 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
 
 
 def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, Any]:
-    """Runs the whole trace, in two pools of so many pods each; returns all that is recorded of it."""
+    """Runs the trace, in two pools of so many pods each; returns all that is recorded of it. `void` says how the job failed, if it did."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"moves-{trace.seed}")
     jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?fieldSelector="

@@ -129,7 +129,7 @@ class _Taken:
 
 
 def _taken(response: Response, slowdown: float, limit: float | None) -> _Taken:
-    """Returns what a response takes as graders see it: a limit counts own seconds, the hard limit those on the wall."""
+    """Returns what a response takes as graders see it: `limit`, if any, counts own seconds, the hard limit those on the wall."""
     computes = response.fate is not Fate.ASLEEP
     share = response.cpu_seconds / response.seconds if math.isfinite(response.seconds) else float(computes)
     pace = share * slowdown + 1 - share  # of the wall's seconds, to one of its own

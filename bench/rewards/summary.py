@@ -43,7 +43,7 @@ def page(recorded: Sequence[list[Line]]) -> str:
 
 
 def _newest(recorded: Sequence[list[Line]], kinds: Collection[str]) -> list[Line]:
-    """Returns the `run` line of the newest run with lines of these kinds, and those lines; nothing without such a run."""
+    """Returns the `run` line of the newest run with lines of these kinds, and those lines; an empty list without such a run."""
     for run in reversed(recorded):
         if lines := [line for line in run if line["kind"] in kinds]:
             return [run[0], *lines]
@@ -128,7 +128,7 @@ def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
 
 
 def _saved(rounds: Sequence[Line], name: str) -> float:
-    """Returns how many times as much the hard limit takes as learned ones."""
+    """Returns how many times as much of `name` the hard limit takes as learned ones."""
     hard, learned = (sum(line[name] for line in rounds if line["arm"] == arm) for arm in ARMS)
     return float(hard / learned)
 
@@ -236,7 +236,7 @@ def _row(blocks: Sequence[Line], arm: str, seconds: Seconds, swap: int) -> Itera
 
 
 def _by_block(seconds: dict[str, Seconds]) -> Iterator[float]:
-    """Yields for each seed the seconds of the fixed arm by those of the moving one."""
+    """Yields, for each seed, the ratio of the fixed arm's seconds to the moving one's."""
     for seed in sorted({seed for seed, _ in seconds["moving"]}):
         fixed, moving = (
             sum(value for (other, _), value in seconds[arm].items() if other == seed) for arm in ("fixed", "moving")
@@ -311,7 +311,7 @@ def _moves(lines: list[Line]) -> list[str]:
 
 
 def _stages(moves: Sequence[Mapping[str, Any]]) -> str:
-    """Says when each stage of a move was over, by its median."""
+    """Says after how many seconds each stage of a move was over: medians over the moves in which that was seen."""
     words = {
         "lowered": "donors asked for less",
         "freed": "had less",
@@ -324,7 +324,7 @@ def _stages(moves: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot(recorded: Sequence[list[Line]], path: Path) -> None:
-    """Draws the seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
+    """Draws the seconds of rounds by arm, and the shares of moves that were over within them. Draws nothing if neither is recorded."""
     blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
     seconds = seconds_of(blocks) if blocks else {}
     durations = sorted(value for value in _move_seconds(moves[-1]) if math.isfinite(value)) if moves else []

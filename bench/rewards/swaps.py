@@ -61,7 +61,7 @@ class Trace:
         return DOMAINS[(self.seed + (number - 2) // self.swap + 1) % 2]
 
     def rows(self) -> Rows:
-        """Makes the dataset in the order in which its rows are drawn."""
+        """Makes the rows of the dataset, in the order in which they are drawn."""
         return [row for number in range(1, self.rounds + 1) for row in self._round(number)]
 
     def _round(self, number: int) -> Rows:
@@ -83,18 +83,18 @@ class Trace:
 
 
 def fixed_halves(total: int) -> Pools:
-    """Gives each domain half of `total` millicores, whatever comes."""
+    """Makes a pool for each domain, with half of `total` millicores whatever comes."""
     half = {"min": f"{total // 2}m", "max": f"{total // 2}m"}
     return [{"name": domain, "gradersPerPod": GRADERS_PER_POD, "cpu": half} for domain in DOMAINS]
 
 
 def moving(total: int, replicas: int = 1) -> Pools:
-    """Lets CPUs go to the pool that waits; each pod keeps what it can't be without."""
+    """Makes a pool of `replicas` pods for each domain, without bounds: CPUs go to the pool that waits."""
     return [{"name": domain, "replicas": replicas, "gradersPerPod": GRADERS_PER_POD} for domain in DOMAINS]
 
 
 def one_shared(total: int) -> Pools:
-    """Lets one pool grade both domains."""
+    """Makes one pool that grades both domains."""
     return [{"name": "all", "gradersPerPod": GRADERS_PER_POD}]
 
 
@@ -113,7 +113,7 @@ def write(trace: Trace, data: Path) -> None:
 
 
 def job_spec(trace: Trace, pools: Pools, total: int) -> Mapping[str, Any]:
-    """Makes a job that trains every round of the trace, once `write` has written it, and ends. `total` is in millicores."""
+    """Makes the spec of a job that trains every round of the trace, once `write` has written it, and ends. `total` is in millicores."""
     names = [pool["name"] for pool in pools]
     rewards = [
         {

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, recorder: Recorder) -> None:
-    """Runs both arms on real graders, and the simulated runs."""
+    """Runs the simulated runs, then both arms on real graders, unless `arguments` ask for no rounds. Records the results."""
     for seed in range(arguments.simulated):
         recorder.write("simulated", seed=seed, **_simulated(seed))
     if arguments.rounds:
@@ -119,7 +119,7 @@ async def _graded(arguments: argparse.Namespace, recorder: Recorder) -> None:
 async def _mix(
     seed: int, reward: RewardSpec, client: GraderClient, arguments: argparse.Namespace, recorder: Recorder
 ) -> None:
-    """Runs all rounds of one set of problems, of which nothing is known at first."""
+    """Runs and records all rounds of one set of problems, of which nothing is known at first."""
     contention = Contention(seed, 3600.0)
     arms = _Arms(Mix(seed, arguments.problems), reward, client, arguments.scale)
     for number in range(1, arguments.rounds + 1):
@@ -133,7 +133,7 @@ async def _mix(
 
 @contextmanager
 def _others(count: int) -> Iterator[None]:
-    """Runs so many processes that want a CPU all the time."""
+    """Runs, during the block, so many processes that want a CPU all the time."""
     endless = [sys.executable, "-S", "-c", "while True: pass"]
     processes = [subprocess.Popen(endless) for _ in range(count)]
     try:

@@ -46,7 +46,10 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
 
 
 def steps(records: list[Record]) -> dict[str, list[float]]:
-    """Reads, for each step, its seconds in all, those of rollout, those of training and publication, and whether its round was long."""
+    """Reads, for each step, its seconds, those of rollout, those of training and publication, and 1 if its round was long, else 0.
+
+    Its seconds are without those of evaluation and of the copy of a checkpoint.
+    """
     made = [record.metrics for record in records if record.step]
     return {
         "step": [metrics["timing_s/step"] - sum(metrics.get(name, 0.0) for name in _APART) for metrics in made],
@@ -59,8 +62,8 @@ def steps(records: list[Record]) -> dict[str, list[float]]:
 def fates(log: list[events.Body]) -> dict[str, Any]:
     """Reads what was drawn in which order, and for each launched group: epoch, row, attempt, tokens by index, indices trained.
 
-    A response that was paused and continued has all its tokens. Tokens are negative for a response that was stopped, less one; null for
-    one about which nothing is known.
+    A response that was paused and continued has all its tokens. A response that was stopped after n tokens has -1 - n; one that
+    neither ended nor was stopped has None.
     """
     drawn: list[PromptId] = []
     tokens: dict[tuple[PromptId, int], list[int | None]] = {}
@@ -86,7 +89,7 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
 
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Returns the number of tokens of each response that ended on its own."""
+    """Returns the number of tokens of each response that ended without being stopped."""
     return {sample: count for sample, count in _generated(block) if count >= 0}
 
 
@@ -114,5 +117,5 @@ def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
 
 
 def generated_tokens(block: dict[str, Any]) -> int:
-    """Counts all response tokens, those of stopped responses included."""
+    """Counts the tokens of all responses that ended or were stopped."""
     return sum(ended(block).values()) + sum(stopped(block).values())

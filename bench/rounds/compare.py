@@ -36,7 +36,7 @@ class Measured:
 
 
 def measured(blocks: Blocks, arm: str) -> Measured:
-    """Computes what is measured of an arm; `blocks` are of one task."""
+    """Computes what is measured of an arm. `blocks` are of one task, with the baseline's on each of the arm's seeds."""
     own = {seed: block for (name, seed), block in blocks.items() if name == arm}
     trained = {seed: trained_tokens(block) for seed, block in own.items()}
     samples = {seed: sum(map(len, prompts.values())) for seed, prompts in trained.items()}
@@ -68,7 +68,7 @@ def measured(blocks: Blocks, arm: str) -> Measured:
 def longer(blocks: Blocks, arm: str, other: str) -> Estimate | None:
     """Estimates the mean trained length of the other arm less the arm's, as a share of the baseline's.
 
-    It is that on the prompts that all three trained; None without any.
+    It is over the prompts that all three trained, on the seeds that all have. None without any.
     """
     pairs = []
     for seed in sorted({seed for _, seed in blocks}):
@@ -102,7 +102,7 @@ class Accuracy:
 
 
 def accuracy(blocks: Blocks, arm: str) -> Accuracy:
-    """Compares an arm's accuracy with the baseline's, paired by seed and prompt, over the seeds that the arm has: at least two."""
+    """Compares an arm's accuracy on held-out prompts with the baseline's, paired by seed, over the arm's seeds: at least two."""
     seeds = sorted(seed for name, seed in blocks if name == arm)
     tokens: dict[int, list[int]] = defaultdict(list)
     for seed in seeds:
@@ -122,7 +122,7 @@ def accuracy(blocks: Blocks, arm: str) -> Accuracy:
 
 
 def _less(block: dict[str, Any], baseline: dict[str, Any], rows: Container[int]) -> float:
-    """Returns the share of correct answers to `rows`, less the baseline's; every row has as many answers."""
+    """Returns the share of correct answers to `rows`, less the baseline's share."""
     first, second = (
         float(np.mean([score for row, _, score in each["held_out"] if row in rows])) for each in (block, baseline)
     )
@@ -143,7 +143,7 @@ class Distribution:
 def distribution(blocks: Blocks, prompts: int) -> Distribution:
     """Describes the trained lengths of the baseline.
 
-    Its rounds have `prompts` prompts each, in the order they were drawn; `longest_by_median` is a median over rounds.
+    The prompts that a block trained, in the order they were drawn, make its rounds of `prompts` each; the last may be smaller.
     """
     rounds = []
     for (name, _), block in blocks.items():

@@ -47,7 +47,7 @@ class KeptTrainer:
 
 @asynccontextmanager
 async def task_components(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator[Components]:
-    """Yields everything that a task's blocks share, started. `spec` is that of any of its blocks."""
+    """Yields everything that a task's blocks share, engines and graders ready. `spec` is that of any of its blocks."""
     import ray
 
     from longboat_runtime.driver.assembly import open_components
@@ -73,7 +73,7 @@ async def task_components(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIte
 
 
 def block_components(components: Components, job: Job, task: Task) -> Components:
-    """Makes the components for one block: its own order of prompts from the beginning, and no checkpoints yet."""
+    """Makes the components for one block: the shared ones with its own source of prompts and checkpoints, and without evaluation."""
     spec = job.spec
     return replace(
         components,

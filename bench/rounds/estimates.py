@@ -28,7 +28,7 @@ class Estimate:
         return f"{value} ({low} to {high})"
 
     def needed(self, loss: float) -> int | None:
-        """Returns the count with which the interval would exclude `loss`, if the value stayed; None if it loses that much."""
+        """Estimates the count with which the interval would exclude `loss`, if the value stayed; None if it loses that much or more."""
         margin = self.value + loss
         return None if margin <= 0 else max(1, round(self.count * ((self.value - self.low) / margin) ** 2))
 

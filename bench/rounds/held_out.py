@@ -13,7 +13,7 @@ from longboat_runtime.samples import FinishedSample, Row, SampleRequest, sample_
 
 
 async def answers(components: Components, job: Job, rows: Sequence[Row], each: int) -> list[tuple[int, int, int]]:
-    """Draws `each` answers to each of `rows`; returns (row, tokens, right) of each answer. `right` is 1 or 0."""
+    """Draws `each` answers to each of `rows`; returns (row number, tokens, right) of each answer, sorted. `right` is 1 or 0."""
     requested = {evaluation_id(0, row, index): row for row in rows for index in range(each)}
     await components.fleet.submit(
         [

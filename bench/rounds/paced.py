@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from longboat_runtime.rollout import actor
+from longboat_runtime.rollout import member
+from longboat_runtime.rollout.actor import EngineActor
 
 # A model of 7 to 14 billion parameters takes about that on a current GPU.
 STEP_SECONDS = 0.010
 
 
-class PacedActor(actor.EngineActor):
+class PacedActor(EngineActor):
     """Its engine runs in its process, as all do on CPU."""
 
     async def start(self) -> None:
@@ -36,10 +37,9 @@ class PacedActor(actor.EngineActor):
 
 @contextmanager
 def paced_engines(*, paced: bool) -> Iterator[None]:
-    """Paces engines that are started within the block, if `paced`."""
-    usual = actor.EngineActor
-    actor.EngineActor = PacedActor if paced else usual  # type: ignore[misc]
+    """Makes engines that start within the block paced, if `paced`."""
+    member.EngineActor = PacedActor if paced else EngineActor  # type: ignore[misc]
     try:
         yield
     finally:
-        actor.EngineActor = usual  # type: ignore[misc]
+        member.EngineActor = EngineActor  # type: ignore[misc]

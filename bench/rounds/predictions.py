@@ -42,10 +42,11 @@ class Predictor:
 
     Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
 
-    The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are the baseline's,
-    so of the baseline nothing but its mean is predicted; where an arm overlaps, its trainer too takes what it took. Drawn lengths are
-    known. Learned ones are those of the arm's own log; or, to see what could be known beforehand, those of the baseline's block
-    of the same seed, with the distribution of redraws for a prompt that is launched again.
+    The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are measured on the
+    baseline, so its own prediction is a fit. Where an arm overlaps, its trainer is as much slower as it was.
+
+    Drawn lengths are known. Learned ones are those of the arm's own log, where it has them. Others, or all to see what could be known
+    beforehand, are drawn from the baseline's block of the same seed, with redraws for a prompt that is launched again.
     """
 
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
@@ -63,7 +64,7 @@ class Predictor:
         self.site = replace(self.site, latency=max(0.0, self.overhead) / 2, update=self._rest)
 
     def predict(self, arm: str, *, beforehand: bool = False) -> Predicted:
-        """Predicts all seeds of the arm; `beforehand` without a look at the lengths that it saw."""
+        """Predicts the arm, as means over its seeds; `beforehand` without a look at the lengths that it saw."""
         outcomes = [self._simulate(arm, seed, beforehand=beforehand) for name, seed in self._blocks if name == arm]
         return Predicted(
             rollout=float(np.mean([outcome.rollout_per_sample for outcome in outcomes])),
@@ -114,7 +115,7 @@ class Predictor:
         return FirstLaunchDistribution.from_launches(complete(lengths, longest), self._task.group_size, numbers, seed)
 
     def _source(self) -> Source:
-        """Makes a source of the prompts in the order the dataset gave them, to the farthest that any arm went."""
+        """Makes a source of the prompts in the order the dataset gave them; made-up ones follow where no block went that far."""
         order = max((block["drawn"] for block in self._blocks.values()), key=len)
         prompts = [PromptId(*prompt) for prompt in order]
 

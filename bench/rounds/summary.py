@@ -48,7 +48,10 @@ def write(raw: Path) -> None:
 
 
 def last_run(raw: Path, task: str) -> tuple[dict[str, Any] | None, Blocks]:
-    """Finds the newest run with blocks of the task whose seed the baseline has too, and those blocks, without arms that are no more."""
+    """Finds the newest run with blocks of the task whose seed the baseline has too, and those blocks; (None, {}) if there is none.
+
+    Blocks of arms that ARMS no longer has don't count.
+    """
     runs: list[tuple[dict[str, Any], dict[tuple[str, int], dict[str, Any]]]] = []
     for line in read(raw):
         if line["kind"] == "run":
@@ -181,7 +184,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def _excluded(estimate: Estimate, loss: float) -> str:
-    """Says whether `loss` is excluded, and if not, how many seeds would settle it."""
+    """Says whether `loss` is excluded, and if not, how many seeds would settle it, if any number would."""
     needed = estimate.needed(loss)
     if estimate.low > -loss:
         return "excluded"

@@ -51,7 +51,7 @@ class Task:
             drawn.prepare(folder, self.layers)
 
     def spec(self, arm: str, folder: Path, *, steps: int, prompts: int, seed: int) -> RLJobSpec:
-        """Makes the job of one block."""
+        """Makes the spec of the job that is one block."""
         rounds = {**ARMS[arm], "steps": steps, "promptsPerRound": prompts, "seed": seed}
         rollout = {"enginesPerPod": ENGINES, "kvCache": "256Mi", "enforceEager": True}
         spec: dict[str, Any] = {
@@ -72,7 +72,7 @@ class Task:
         return load_job(json.dumps(job)).spec
 
     def _learned(self, folder: Path, rollout: dict[str, Any]) -> dict[str, Any]:
-        """Makes the parts of the spec that are as in examples/quickstart, except for the number of prompts in a round and of engines."""
+        """Makes the parts of the spec that follow examples/quickstart: data, algorithm, rollout, rewards and trainer."""
         return {
             "dataset": {
                 "files": {"paths": [str(folder / "train.jsonl")]},

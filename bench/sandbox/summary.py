@@ -22,9 +22,10 @@ def write(raw: Path) -> None:
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """Lists in what a run misses the bar.
+    """Lists how a run misses the bar; empty if it meets it.
 
-    Each variant has to do harm without the sandbox and none in it, and the next sample's grade has to come in time.
+    Enough variants of enough classes have to be tried. Each has to do harm without the sandbox and none in it, and the next
+    sample's grade has to come in time.
     """
     tried = _of_kind(lines, "tried")
     unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}

@@ -54,6 +54,6 @@ def case_named(name: str) -> Case:
 
 
 def write_dataset(case: Case, path: Path, count: int, seed: int) -> Path:
-    """Writes JSON lines with a column `prompt`; returns `path`."""
+    """Writes `count` rows of the case as JSON lines to `path`, and returns it."""
     path.write_text("".join(json.dumps(row) + "\n" for row in case.module.rows(count, seed)))
     return path

@@ -15,7 +15,7 @@ MAX_TOKENS = 128
 
 
 def build_model(size: str, directory: Path) -> None:
-    """Builds a model of the same bytes for both systems."""
+    """Builds a model of this size with random weights in `directory`."""
     from tests.support.tiny_model import build_tiny_model
 
     layers, hidden, heads = SIZES[size]
@@ -29,5 +29,5 @@ def rows(count: int, seed: int) -> list[dict[str, str]]:
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-    """Returns the share of lower-case letters in each completion, for both systems (TRL's signature)."""
+    """Returns the share of lower-case letters in each completion, 0 if it is empty, for both systems (TRL's signature)."""
     return [sum(character in string.ascii_lowercase for character in text) / max(1, len(text)) for text in completions]

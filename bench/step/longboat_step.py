@@ -68,7 +68,10 @@ def measure(
     *,
     samples: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
-    """Measures the seconds of each step after the first: whole (from report to report), and by stage. `samples` is that of the spec."""
+    """Measures the seconds of each step after the first: whole (from report to report), and by stage; also its mean response length.
+
+    `samples` is that of the spec.
+    """
     from longboat_runtime.metrics.record import read_records
 
     output = scratch / "longboat"

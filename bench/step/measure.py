@@ -74,7 +74,10 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
-    """Finds the fastest size, from small to large until one is clearly slower: the curve has one valley (overhead, then cache misses)."""
+    """Finds the size with the fastest step apart from generation; tries from small to large until one is clearly slower.
+
+    The curve has one valley (overhead, then cache misses).
+    """
     best_seconds: dict[int, float] = {}
     for size in MICRO_BATCHES:
         if size > case.samples:
@@ -89,7 +92,10 @@ def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
 
 
 def _best_setting(recorder: Recorder, case: Case, model: Path, scratch: Path, arguments: argparse.Namespace) -> Setting:
-    """Finds the best engines, with them the best bins, and with both the better of layers that are compiled and those that aren't."""
+    """Finds the best engines, with them the best bins, and with both whether layers are to be compiled.
+
+    Values that `arguments` give are taken as they are.
+    """
     tried: dict[str, Sequence[Any]] = {
         "engines": ENGINES,
         "eager": EAGER,

@@ -25,7 +25,10 @@ def write(raw: Path) -> None:
 
 
 def last_runs(raw: Path) -> list[dict[str, Any]]:
-    """Finds the `run` line of the newest run, and of each case the steps of the last run that has them of both systems."""
+    """Finds for each case the last run that has steps of both systems.
+
+    Returns the `run` line of the newest of these runs, then the steps of each case.
+    """
     recorded = runs(raw)
     last = {case.name: run for case in CASES for run in recorded if _systems(run, case.name) == set(SYSTEMS)}
     steps = [line for name, run in last.items() for line in run if _is_step(line, name)]
@@ -42,7 +45,10 @@ def _systems(run: list[dict[str, Any]], case: str) -> set[str]:
 
 
 def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
-    """Computes by case and system the median over all steps of all repeats, of every stage and of what isn't generation."""
+    """Computes by case and system the medians over all steps: of each recorded value, and of what isn't generation (`rest`).
+
+    `count` is the number of steps.
+    """
     rows: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for line in lines:
         if line["kind"] == "step":
@@ -56,7 +62,10 @@ def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, floa
 
 
 def faster(lines: list[dict[str, Any]], case: str) -> dict[str, list[float]]:
-    """Returns how many times faster than TRL a step is, whole (`step`) and without generation (`rest`), by the medians of each repeat."""
+    """Returns how many times faster than TRL a step is, whole (`step`) and without generation (`rest`).
+
+    There is a ratio of medians for each repeat that has both systems.
+    """
     repeats = sorted({line["repeat"] for line in lines if _is_step(line, case)})
     by_repeat = [
         medians([line for line in lines if _is_step(line, case) and line["repeat"] == repeat]) for repeat in repeats
@@ -127,7 +136,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def plot(lines: list[dict[str, Any]], path: Path) -> None:
-    """Draws two bars per case: generation and the rest."""
+    """Draws a bar for each system in each case: generation, and the rest on top of it."""
     results = medians(lines)
     cases = list(dict.fromkeys(case for case, _ in results))
     with picture(path, columns=len(cases), width=2.2, height=3.4) as (figure, panels):
@@ -142,7 +151,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def _setting(lines: list[dict[str, Any]], case: str) -> str:
-    """Returns two cells, engines and the trainer's layers, of the setting that was the best in trials."""
+    """Returns two cells of a row: the engines and the trainer's layers with which Longboat was measured."""
     setting = next(line["setting"] for line in lines if _is_step(line, case) and line["system"] == "longboat")
     engines = f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
     return f"{engines} | {'compiled' if setting.get('compile_layers', False) else 'not compiled'}"

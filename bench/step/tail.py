@@ -32,7 +32,7 @@ _reward = _quickstart("reward").reward
 
 
 def build_model(size: str, directory: Path) -> None:
-    """Builds the quickstart's base of this size, which takes half a minute to three minutes."""
+    """Builds the quickstart's base model in this size, its warm-up included."""
     import torch
 
     base = _quickstart("build_base")
@@ -46,7 +46,7 @@ def build_model(size: str, directory: Path) -> None:
 
 
 def rows(count: int, seed: int) -> list[dict[str, str]]:
-    """Draws prompts as the quickstart does."""
+    """Draws prompts of the quickstart's task, with their answers."""
     source = random.Random(seed)
     prompts = [_countdown.draw(source) for _ in range(count)]
     return [{"prompt": prompt, "answer": _countdown.answer(prompt)} for prompt in prompts]

@@ -2,7 +2,8 @@
 
 Settings that differ from TRL's defaults, and why: float32 like Longboat (bf16 is its default), no gradient checkpointing (costs
 time to save memory that is plentiful), all samples of a step generated in one batch, micro-batch chosen by measurement, no
-reference model (beta 0, its default), all cores, rows in their order: both systems answer the same prompts in each step. Advantages, loss and clip are GRPO's in both.
+reference model (beta 0, its default), all cores, rows in their order: both systems answer the same prompts in each step.
+Advantages, loss and clip are GRPO's in both.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def settings(case: Case, micro_batch: int, steps: int, seed: int, output: Path) 
 
 
 def measure(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
-    """Measures the seconds of each step: whole (from the end of the one before), and of generation and reward within it."""
+    """Measures the seconds of each step: whole (from the end of the one before), and of generation and reward within it.
+
+    Each row also has the mean response length, if TRL logs it.
+    """
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback

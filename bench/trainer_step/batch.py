@@ -19,13 +19,13 @@ def advantage(position: int) -> float:
 
 
 def request(step: int, samples: Sequence[GeneratedSample]) -> TrainRequest:
-    """Makes Longboat's request to train the samples."""
+    """Makes Longboat's request to train the samples in this step."""
     entries = tuple(TrainSample(sample.id, advantage(i), sample.size) for i, sample in enumerate(samples))
     return TrainRequest(step, 10_000, entries, len(entries))
 
 
 def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
-    """Pads as TRL's trainer does: prompts on the left and completions on the right, to the longest of the micro-batch."""
+    """Pads prompts on the left and completions on the right, as TRL's trainer does, to the longest of the samples."""
     tensors = {}
     for name, texts in {
         "prompt": [s.prompt_ids for s in samples],

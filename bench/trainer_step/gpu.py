@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Namespace) -> None:
-    """Measures all arms in turn; the device has to have room for them all."""
+    """Measures in turn all arms that `arguments` ask for; the device has to have room for them all."""
     model = build_model(size, folder / size)
     samples = responses(arguments.samples, arguments.longest, VOCABULARY.get(size, 151936))
     lengths = [sample.size.tokens for sample in samples]
@@ -69,7 +69,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
 
 
 def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample]:
-    """Makes `count` samples with random tokens; prompt and response together have at most `longest`."""
+    """Makes `count` samples with random tokens, GROUP_SIZE of each prompt; prompt and response have at most `longest` together."""
     random = np.random.default_rng(0)
     samples = []
     for number in range(count):
@@ -135,7 +135,7 @@ def _longboat_step(rank: TrainerRank, samples: list[GeneratedSample]) -> Callabl
 
 
 def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[int], None]:
-    """Makes the same step by the model as it was before it was compiled."""
+    """Makes the same step by the model without its compiled layers."""
 
     def slower(number: int) -> None:
         compiled = {
@@ -167,7 +167,7 @@ def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def trl_step(model: Path, samples: list[GeneratedSample], micro_batch: int, folder: Path) -> Callable[[int], None]:
-    """Returns a step of GRPOTrainer with a generated batch: loss and backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step of GRPOTrainer on these samples: loss and backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batch: int) -> None:
-    """Measures all arms of a case on one random model of its size; lengths are drawn as the case has them."""
+    """Measures the arms of a case in turn, on one random model of its size. Without g++ the compiled one is left out."""
     model = _random_model(case, folder / "model")
     samples = batch(case)
     arms: dict[str, Callable[[int], None]] = {"TRL": trl_step(case, model, samples, micro_batch, steps)}
@@ -92,9 +92,9 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
 
 
 def batch(case: Case) -> list[GeneratedSample]:
-    """Makes samples of random tokens, with lengths as in bench/step.
+    """Makes samples of random tokens, with lengths about as in bench/step.
 
-    Even ones end by chance (1 in 400 tokens), others are log-normal with median 17.
+    Even ones end by chance (1 in 400 tokens), others are log-normal with median 17; all within the case's limit.
     """
     random = np.random.default_rng(0)
     longest = case.module.MAX_TOKENS
@@ -141,7 +141,7 @@ def _longboat_step(
 def trl_step(
     case: Case, model: Path, samples: list[GeneratedSample], micro_batch: int, steps: int
 ) -> Callable[[int], None]:
-    """Returns a step of GRPOTrainer with a generated batch: loss and backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step of GRPOTrainer on these samples: loss and backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def known_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the lines of trainings, and of the untrained model."""
+    """Reads the lines of trainings, and of the untrained model; none if there is no file."""
     return [line for line in read(path) if line["kind"] != "run"] if path.exists() else []
 
 
@@ -81,7 +81,7 @@ class Measurement:
         self._untrained = untrained["reward"]
 
     def search(self) -> Setting | None:
-        """Finds the mildest setting in which the former loss collapses often enough; None if there is none."""
+        """Finds the mildest of SETTINGS in which the former loss collapses often enough; None if there is none."""
         for setting in SETTINGS:
             outcomes: list[bool] = []
             for seed in SEARCH_SEEDS:
@@ -94,7 +94,7 @@ class Measurement:
         return None
 
     def all(self, phase: str, arms: list[str], setting: Setting, seeds: range) -> None:
-        """Runs all trainings seed by seed, so that arms have equally many whenever this is interrupted."""
+        """Runs all trainings that aren't known yet, seed by seed: arms have about equally many even if this is interrupted."""
         for seed in seeds:
             for arm in arms:
                 self.collapses(Training(phase, arm, setting, seed))

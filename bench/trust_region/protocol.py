@@ -66,14 +66,14 @@ class Training(NamedTuple):
 
 
 def collapsed(rewards: Sequence[float], untrained: float) -> bool:
-    """Whether a training with `rewards` of all steps so far has collapsed; see the package's docstring."""
+    """Whether `rewards` of all steps so far show a collapse: WINDOW consecutive ones whose mean is more than LOSS below `untrained`."""
     return any(
         sum(rewards[first : first + WINDOW]) / WINDOW < untrained - LOSS for first in range(len(rewards) - WINDOW + 1)
     )
 
 
 def search_ended(outcomes: Sequence[bool]) -> bool | None:
-    """Judges a setting by which of its trainings so far have collapsed: True, enough did; False, too few will; None, continue."""
+    """Judges a setting by which of its trainings so far have collapsed: True, enough did; False, too few still can; None, continue."""
     if sum(outcomes) >= COLLAPSES_NEEDED:
         return True
     remaining = len(SEARCH_SEEDS) - len(outcomes)
@@ -81,5 +81,5 @@ def search_ended(outcomes: Sequence[bool]) -> bool | None:
 
 
 def best(collapses: Mapping[str, int], right: Mapping[str, float]) -> str:
-    """Chooses the candidate with the fewest collapses, then the most correct answers."""
+    """Chooses the candidate with the fewest collapses; among equals, the one with the most correct answers."""
     return min(collapses, key=lambda arm: (collapses[arm], -right[arm]))

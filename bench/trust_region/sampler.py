@@ -33,7 +33,7 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> list[tuple[IntArray, FloatArray]]:
-        """Draws one response to each prompt; returns tokens and log-probs."""
+        """Draws one response to each prompt, in order; returns the tokens and log-probs of each."""
         config, rows = self._config, len(prompts)
         ids = torch.tensor(prompts, dtype=torch.int64)
         length, room = ids.shape[1], ids.shape[1] + self._longest

@@ -107,7 +107,7 @@ def _at(lines: Lines, setting: Setting) -> Lines:
 
 
 def _table(lines: Lines) -> list[str]:
-    """Returns a table with one row for each arm."""
+    """Returns the lines of a table with one row for each arm."""
     text = [
         "| loss | collapsed | of seeds | right held-out answers of those that held, % | clipped, % | masked, % |",
         "|---|---|---|---|---|---|",
@@ -123,7 +123,7 @@ def _table(lines: Lines) -> list[str]:
 
 
 def chosen(lines: Lines) -> str:
-    """Returns the candidate that `best` takes from the trainings of phase `select`; a collapsed training has no correct answers."""
+    """Returns the candidate that `best` takes, given trainings of phase `select`; a collapsed one counts as without correct answers."""
     arms = {line["arm"] for line in lines}
     own = {arm: [line for line in lines if line["arm"] == arm] for arm in CANDIDATES if arm in arms}
     return best(
@@ -174,9 +174,9 @@ def _compare(lines: Lines) -> list[str]:
 
 
 def differences_of(lines: Lines) -> dict[int, float]:
-    """Returns by seed the correct held-out answers of the default less those of synchronous training, as a share.
+    """Returns by seed the share of correct held-out answers of the default less that of synchronous training.
 
-    A collapsed training has no correct answers.
+    Seeds without both are left out. A collapsed training counts as without correct answers.
     """
     right = {(line["arm"], line["seed"]): float(np.mean(line["held_out"] or [0.0])) for line in lines}
     return {
@@ -191,7 +191,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
-    """Draws each training's reward over its steps: of the former loss and the default in the hard setting, of both arms in the usual."""
+    """Draws the smoothed reward over the steps of each training of `confirm` and `compare`, in a panel for each arm of a phase."""
     panels = [
         ("the former loss", [line for line in _of_phase(trainings, "confirm") if line["arm"] == BEFORE]),
         ("the default", [line for line in _of_phase(trainings, "confirm") if line["arm"] == DEFAULT]),

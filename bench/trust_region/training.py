@@ -85,7 +85,7 @@ class Bench:
         self._reward = module.reward
 
     def spec(self, seed: int, setting: Setting, sections: Mapping[str, Mapping[str, Any]]) -> RLJobSpec:
-        """Makes the quickstart's job with the rate of `setting`; `sections` replace keys of its sections."""
+        """Makes the spec with this seed and the rate of `setting`; keys of `sections` replace those of its sections."""
         values = self._spec.to_json()
         for name, section in sections.items():
             values[name] |= section
@@ -125,7 +125,7 @@ class Bench:
         return {**steps, "collapsed": False, "failed": "", "held_out": self.examine(versions[-1], each).right}
 
     def examine(self, weights: Mapping[str, Tensor] | None, each: int) -> Examination:
-        """Draws and grades `each` answers to every held-out prompt by `weights` (None: those of the beginning).
+        """Draws and grades `each` answers to every held-out prompt by `weights` (None: those of the beginning, which are restored).
 
         The random numbers are always the same.
         """

@@ -197,7 +197,7 @@ class ResolvedLoss(ResolvedAlgorithm):
 
 
 def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
-    """Returns the knobs given in `spec`, and the preset's for the rest."""
+    """Returns the knobs that are the same under each round policy: those given in `spec`, and the preset's where it has them."""
     preset = PRESETS[spec.name]
     return ResolvedAlgorithm(
         group_size=spec.group_size,
@@ -232,7 +232,7 @@ def resolve_loss(spec: AlgorithmSpec, *, off_policy: bool) -> ResolvedLoss:
 def _importance_cap(spec: AlgorithmSpec, against: ClipAgainst) -> float | None:
     """Returns the cap of a token's importance weight; None: tokens have no weight.
 
-    Against the behaviour policy the clipped ratio is the weight; a mask leaves nothing to truncate.
+    Against the behaviour policy the clipped ratio is the weight. Unless a cap is given, a mask's upper bound is it.
     """
     if against is ClipAgainst.BEHAVIOUR:
         return None

@@ -76,7 +76,7 @@ class FieldsModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the value as it appears in a manifest: camelCase keys, unset optional fields left out."""
+        """Returns the value as it appears in a manifest: camelCase keys, fields that are None left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

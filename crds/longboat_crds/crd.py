@@ -49,7 +49,7 @@ RUNTIME_COLUMNS = (Column("Image", ".spec.image", "Runtime image."), AGE)
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """Returns every CustomResourceDefinition by the name of its file."""
+    """Returns every CustomResourceDefinition by the name of its file, without suffix."""
     return {
         "rljobs": job_definition(),
         "rlruntimes": runtime_definition(),
@@ -99,7 +99,7 @@ def _runtime_version(model: type[RLRuntime | ClusterRLRuntime]) -> dict[str, Any
 
 
 def _root(schema: Schema) -> Schema:
-    """Returns a structural schema whose metadata is left to the API server."""
+    """Returns the structural schema of an object that needs a spec; its metadata is left to the API server."""
     result = structural(schema)
     result["properties"]["metadata"] = {"type": "object"}
     result["properties"]["apiVersion"]["description"] = "Version of this API."

@@ -144,7 +144,7 @@ def if_present(path: str, conclusion: Callable[[Expression], Expression]) -> Exp
 
 
 def exactly_one(*names: str) -> Expression:
-    """Holds where exactly one of the object's optional fields is given."""
+    """Holds where exactly one of these fields of the object is given."""
     count = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
     return Expression(f"({count} == 1)", lambda s: sum(name in s["self"] for name in names) == 1)
 

@@ -57,7 +57,7 @@ def _editor_schema(kind: str) -> str:
 
 
 def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
-    """Returns the text of an object with the chart's labels; `spec` is that of its spec. Raises ValueError if `spec` holds `{{`."""
+    """Returns the text of an object with the chart's labels; `spec` is its spec's text. Raises ValueError if `spec` holds `{{`."""
     if "{{" in spec:
         raise ValueError(f"{body['metadata']['name']}: its text would be taken for a template")
     head = dump({key: value for key, value in body.items() if key in ("apiVersion", "kind")})

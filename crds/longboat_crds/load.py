@@ -38,7 +38,7 @@ class ApiError(ValueError):
 
 
 def load_job(text: str) -> RLJob:
-    """Reads the RLJob in a YAML (or JSON) text, with defaults filled in. Raises ApiError naming every field that is wrong."""
+    """Reads the RLJob in a YAML (or JSON) text, with defaults filled in. Raises ApiError that says what is wrong."""
     job = load(text)
     if not isinstance(job, RLJob):
         raise ApiError([f"kind: is {job.kind}; an RLJob is needed"])
@@ -46,7 +46,7 @@ def load_job(text: str) -> RLJob:
 
 
 def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
-    """Reads an object of any of the three kinds from a YAML (or JSON) text. Raises ApiError."""
+    """Reads an object of any of the three kinds from a YAML (or JSON) text. Raises ApiError that says what is wrong."""
     try:
         documents = [document for document in parse(text) if document is not None]
     except yaml.YAMLError as error:
@@ -63,7 +63,7 @@ def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
 
 
 def checked(model: type[Model], value: Any) -> Model:
-    """Checks a JSON value and returns its model. Raises ApiError naming every field that is wrong."""
+    """Checks a JSON value and returns its model. Raises ApiError with a line for each problem found."""
     refused = list(_refused(model, value))
     try:
         valid = model.model_validate_json(to_json(value), strict=True)
@@ -101,7 +101,7 @@ def _models(kind: Any) -> Iterator[type[ApiModel]]:
 
 
 def _problem(detail: ErrorDetails, schema: Schema) -> str:
-    """Describes an error in one line: the field's path as the API server writes it, what is wrong, and the cure."""
+    """Describes an error in one line: the field's path as the API server writes it, and what is wrong or has to be there."""
     path = _path(detail["loc"])
     context = detail.get("ctx", {})
     if "field" in context:

@@ -22,7 +22,7 @@ def millicores(text: str) -> int:
 
 
 def cpu_quantity(thousandths: int) -> str:
-    """Returns the shortest CPU quantity of so many millicores: `2`, `1500m`."""
+    """Returns the CPU quantity of so many millicores, in cores if they are whole: `2`, `1500m`."""
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 

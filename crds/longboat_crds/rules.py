@@ -87,7 +87,7 @@ class Rule:
 
 
 def validation(cel: str, message: str, field: str, error: FieldError) -> dict[str, Any]:
-    """Returns an item of x-kubernetes-validations; the API server reports `field` relative to the rule's place."""
+    """Returns an item of x-kubernetes-validations; `field`, which the API server reports, is relative to the rule's place."""
     while cel.startswith("(") and cel.endswith(")") and _encloses(cel):
         cel = cel[1:-1]
     return {"rule": cel, "message": message, "fieldPath": f".{field}", "reason": error.value}

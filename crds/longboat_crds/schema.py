@@ -58,7 +58,7 @@ def paragraph(text: str) -> str:
 
 
 def _models(model: type[BaseModel]) -> dict[str, type[BaseModel] | type[StrEnum]]:
-    """Returns the model and everything it is made of, by the names that pydantic gives to definitions."""
+    """Returns the model and all models and enumerations in it, by the names that pydantic gives to definitions."""
     models: dict[str, type[BaseModel] | type[StrEnum]] = {model.__name__: model}
     for info in model.model_fields.values():
         for part in _classes(info.annotation):
@@ -77,7 +77,10 @@ def _classes(annotation: Any) -> list[type]:
 
 
 def _inline(node: Schema, definitions: dict[str, Schema], models: dict[str, Any], model: Any = None) -> Schema:
-    """Returns `node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win."""
+    """Returns `node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win.
+
+    A description beside a reference to an enumeration follows the enumeration's own.
+    """
     node = dict(node)
     if "anyOf" in node:
         [schema] = [choice for choice in node.pop("anyOf") if choice != {"type": "null"}]

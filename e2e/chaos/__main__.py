@@ -26,7 +26,10 @@ DIAGNOSIS = REPOSITORY / "build" / "chaos"
 
 
 def main() -> int:
-    """Runs jobs and faults; returns the exit status: 0 if all jobs recovered from every fault and every audit is clean."""
+    """Runs jobs and faults; returns the exit status: 0 if all jobs recovered from every fault and every audit is clean.
+
+    It is 130 if the run is interrupted, else 1.
+    """
     options = _options()
     signal.signal(signal.SIGTERM, _interrupt)
     diagnosis = DIAGNOSIS / time.strftime(f"%Y%m%d-%H%M%S-seed{options.seed}")
@@ -68,7 +71,7 @@ def main() -> int:
 
 @contextmanager
 def _cluster(name: str | None) -> Iterator[Cluster]:
-    """Yields the running cluster of that name, or one of two nodes for this run."""
+    """Yields the running cluster of that name, or one of two nodes for this run. Raises ClusterError if that one isn't up."""
     if name:
         cluster = Cluster.find(name)
         if cluster is None:

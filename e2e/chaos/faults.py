@@ -33,7 +33,7 @@ UNREACHABLE = (ClusterError, OSError, RuntimeError, http.client.HTTPException)
 def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
     """Carries out a fault, on `job` if it is a fault of one job, and returns its target. Outages are over when this returns.
 
-    Raises NothingToHit, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
+    Raises NothingToHit, or what the cluster's clients raise, if it still fails after RETRY_SECONDS.
     """
     if job is None:
         return persist(lambda: _OF_CLUSTER[fault.kind](cluster, fault))
@@ -41,9 +41,9 @@ def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
 
 
 def persist(call: Callable[[], T]) -> T:
-    """Returns what `call` returns; repeats it while it raises that the API server is away or that there is nothing to hit.
+    """Returns what `call` returns; repeats it while it raises NothingToHit or one of UNREACHABLE.
 
-    Raises the last such error after RETRY_SECONDS.
+    Raises the last such error after RETRY_SECONDS, and any other at once.
     """
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
@@ -96,7 +96,7 @@ def _kill_head(job: Job, fault: Fault) -> str:
 def _suspend(job: Job, fault: Fault) -> str:
     """Suspends the job, and resumes it after half of `outage` seconds, even if it has not suspended by then.
 
-    A forced fault (half of them) first waits until it has.
+    If the fault is `forced`, they only begin when it has.
     """
     job.patch({"suspend": True})
     if fault.forced:
@@ -119,7 +119,7 @@ def _kill_operator(cluster: Cluster, fault: Fault) -> str:
 
 
 def kill_operator(cluster: Cluster) -> None:
-    """Sends SIGKILL to the operator's container, which its node then restarts."""
+    """Sends SIGKILL to the first processes of all containers in the operator's namespace, which their node then restarts."""
     listed = cluster.api.get(f"/api/v1/namespaces/{installation.NAMESPACE}/pods") or {}
     pids = set().union(*(pids for _, pids in _containers(cluster, listed.get("items", []))))
     _kill(pid for pid in pids if _parent(pid) not in pids)
@@ -175,7 +175,10 @@ _OF_CLUSTER: dict[Kind, Callable[[Cluster, Fault], str]] = {
 
 
 def _container(job: Job, draw: float, name: str = "") -> tuple[str, str, set[int]]:
-    """Chooses a running container of the job, of this name if one is given; returns its pod, its name and its processes."""
+    """Chooses a running container of the job, of this name if one is given; returns its pod, its name and its processes.
+
+    Raises NothingToHit if there is none.
+    """
     running = [
         (where, pids) for where, pids in _containers(job.cluster, job.pods().values()) if not name or where[1] == name
     ]
@@ -186,7 +189,7 @@ def _container(job: Job, draw: float, name: str = "") -> tuple[str, str, set[int
 
 
 def _containers(cluster: Cluster, pods: Iterable[Object]) -> list[tuple[tuple[str, str], set[int]]]:
-    """Returns ((pod, container), its processes) for every container that runs."""
+    """Returns ((pod, container), its processes) for every container that runs and has processes."""
     containers = []
     for pod in pods:
         status = pod.get("status", {})
@@ -199,7 +202,7 @@ def _containers(cluster: Cluster, pods: Iterable[Object]) -> list[tuple[tuple[st
 
 
 def _titles(pids: set[int]) -> dict[str, set[int]]:
-    """Groups processes by what they are called."""
+    """Groups processes by `title`; those without one, such as ended ones, are left out."""
     titles: dict[str, set[int]] = {}
     for pid in pids:
         if name := title(process.command_line(pid)):
@@ -208,7 +211,10 @@ def _titles(pids: set[int]) -> dict[str, set[int]]:
 
 
 def title(words: list[str]) -> str:
-    """Names a process: its program, without options and folders; of a Python program its module and command (pure)."""
+    """Names a process by the words of its command line, empty if there are none (pure).
+
+    The name is that of its Ray actor, of its Python script, or of its program or Python module with up to two commands.
+    """
     if not words:
         return ""
     if words[0].startswith("ray::"):

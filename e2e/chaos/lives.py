@@ -31,7 +31,7 @@ CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpoli
 
 @dataclass
 class Life:
-    """One job under a policy. `step` was seen at `looked_at`, on the monotonic clock; `failed` says why the job has ended."""
+    """One job under a policy. `step` was seen at `looked_at`, on the monotonic clock; `failed` says why it won't go on, if it won't."""
 
     job: Job
     policy: RoundPolicyName
@@ -60,7 +60,7 @@ class Life:
 
 
 def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: float) -> Life:
-    """Applies the job with this number."""
+    """Applies the job with this number, and returns its life."""
     rounds: Object = {"policy": policy.value, "steps": 10_000_000, "promptsPerRound": 4, "seed": seed}
     if policy in (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED):
         rounds["promptOvercommit"] = 1.5
@@ -76,7 +76,7 @@ NOTHING = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [],
 
 
 def end(life: Life, diagnosis: Path) -> Object:
-    """Audits a job and deletes it; returns what became of its prompts, and what its deletion left behind beside its claim.
+    """Deletes a job and audits it: returns what became of its prompts, and which of CHILDREN its deletion left behind.
 
     Its logs are kept below `diagnosis` if something is wrong.
     """

@@ -79,7 +79,7 @@ class Run:
     _last: float = 0.0
 
     def go(self) -> None:
-        """Runs until the time is over, every fault has an outcome and every job is audited."""
+        """Runs until time is up, every fault has an outcome and every job is audited."""
         end = time.monotonic() + self.seconds
         coming = faults(self.seed)
         fault = next(coming)
@@ -116,7 +116,7 @@ class Run:
             self._say(f"{audit['job']}: {audit['steps']} steps, {audit['incarnations']} incarnations, {judged}")
 
     def _struck(self, incident: Incident, now: float) -> None:
-        """Takes note that the harm is done, or could not be."""
+        """Records that the harm is done, or that it could not be: its jobs are stuck then."""
         incident.over = now
         error = incident.doing.exception()
         if error is None:
@@ -156,7 +156,7 @@ class Run:
         )  # fmt: skip
 
     def _relieve(self, now: float, end: float) -> None:
-        """Ends jobs whose time is over or that will not go on; begins those that there is room for."""
+        """Ends jobs whose time is up or that won't go on, once their wounds are judged; begins others before `end` if there is room."""
         for life in list(self._lives):
             if not life.ready and not life.failed and now > life.until - self._share + self.patience:
                 life.failed = f"no step within {self.patience:.0f} s of its start"
@@ -177,11 +177,14 @@ class Run:
 
     @property
     def _share(self) -> float:
-        """Seconds that a job lives, so that every policy has its turn."""
+        """Seconds after which a job is to make room, so that every policy has its turn."""
         return self.seconds * min(1.0, self.jobs / len(self.policies))
 
     def _strike(self, fault: Fault, now: float) -> bool:
-        """Lets a fault come, unless its pause isn't over or the jobs that it would hit aren't well enough yet; returns whether it came."""
+        """Begins a fault unless its pause isn't over or the jobs that it would hit aren't well enough yet; returns whether it began.
+
+        Of the faults that happen to every job at once, one waits until the harm of another is done.
+        """
         if now < self._last + fault.pause:
             return False
         ready = [life for life in self._lives if life.ready and not life.failed and now < life.until]
@@ -211,7 +214,7 @@ class Run:
 
 
 def policies(word: str) -> list[RoundPolicyName]:
-    """Reads the policies that `POLICY=` names: all of them in turn, or one. Raises ValueError."""
+    """Reads the policies that `POLICY=` names: `all` of them, or one. Raises ValueError for any other word."""
     if word == "all":
         return list(RoundPolicyName)
     try:

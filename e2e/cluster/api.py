@@ -32,7 +32,8 @@ class Api:
     def get(self, path: str) -> Any | None:
         """Reads the object at a path, None when there is none; raises RuntimeError on any other status.
 
-        A server that doesn't answer, or says that it can't now, is asked again for PATIENCE.
+        A server that doesn't answer, or says that it can't now, is asked again for PATIENCE. Raises OSError or HTTPException if it
+        still doesn't answer then.
         """
         deadline = time.monotonic() + PATIENCE
         while True:

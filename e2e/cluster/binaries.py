@@ -44,7 +44,10 @@ class Binary:
         return self.path
 
     def ensure(self) -> Path:
-        """Builds the program unless it is there; the Go tool's messages go to standard error."""
+        """Builds the program unless it is there, and returns its path; the Go tool's messages go to standard error.
+
+        Raises ClusterError without a Go toolchain, or if the build fails.
+        """
         if self.path.exists():
             return self.path
         if shutil.which("go") is None:

@@ -29,7 +29,7 @@ def cluster_root(name: str) -> str:
 
 
 def hierarchies() -> list[Path]:
-    """Lists the mounted hierarchies: one for cgroup v2, one per controller for v1."""
+    """Lists the mounted hierarchies: one for cgroup v2, several for v1. Raises ClusterError if there is none."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
     folders = [folder for folder in sorted(MOUNT.iterdir()) if (folder / "cgroup.procs").exists()]
@@ -50,7 +50,7 @@ def create(group: str) -> None:
 
 
 def _pass_down(folder: Path) -> None:
-    """Lets the children of a v2 group use the controllers that the group has."""
+    """Lets the children of a v2 group use those of V2_CONTROLLERS that the group has."""
     if not (folder / "cgroup.subtree_control").exists():
         return
     available = (folder / "cgroup.controllers").read_text().split()
@@ -95,7 +95,7 @@ def processes(group: str) -> set[int]:
 
 
 def find(group: str, name: str) -> str | None:
-    """Finds the group called `name` somewhere below a group; None if there is none. Every hierarchy has the same groups."""
+    """Finds the group called `name` at or below a group, in the first hierarchy; None if there is none."""
     hierarchy = hierarchies()[0]
     folders = (folder for folder in _descend(_folder(hierarchy, group)) if folder.name == name)
     return next((f"/{folder.relative_to(hierarchy)}" for folder in folders), None)
@@ -123,7 +123,7 @@ def kill(group: str, patience: float = 120) -> None:
 
     Raises ClusterError if they aren't after `patience` seconds.
 
-    runc freezes a container without a process namespace of its own to signal its processes: one that is killed then leaves it frozen.
+    runc freezes a container without a process namespace of its own to signal its processes. If runc is killed then, it stays frozen.
     """
     deadline = time.monotonic() + patience
     while pids := processes(group):
@@ -148,7 +148,10 @@ def thaw(group: str) -> None:
 
 
 def remove(group: str, patience: float = 120) -> None:
-    """Removes a group and everything below it, waiting up to `patience` seconds for the kernel to let go of ended processes."""
+    """Removes a group and everything below it, waiting up to `patience` seconds for the kernel to let go of ended processes.
+
+    Raises ClusterError if a group can't be removed by then.
+    """
     deadline = time.monotonic() + patience
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):

@@ -1,0 +1,31 @@
+"""Benchmarks put engines of their own in the place of a job's."""
+
+from contextlib import AbstractContextManager
+
+import pytest
+
+from bench.engine_step.timed import TimedActor, timed_engines
+from bench.rounds.paced import PacedActor, paced_engines
+from longboat_runtime.rollout import member
+from longboat_runtime.rollout.actor import EngineActor
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        (paced_engines(paced=True), PacedActor),
+        (paced_engines(paced=False), EngineActor),
+        (timed_engines(), TimedActor),
+    ],
+    ids=["paced", "not paced", "timed"],
+)
+def test_a_job_starts_them_within_the_block(
+    engines: AbstractContextManager[None], expected: type[EngineActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[type[EngineActor]] = []
+    monkeypatch.setattr(member.ray, "remote", started.append)
+    with engines, pytest.raises(AttributeError):  # None has no options
+        member.start_actor(None, None, None)
+    with pytest.raises(AttributeError):
+        member.start_actor(None, None, None)
+    assert started == [expected, EngineActor]
