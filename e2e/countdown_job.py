@@ -40,7 +40,7 @@ def reward(sample):
 
 
 def write_data(folder: Path, datasets: Mapping[str, Iterable[range]]) -> None:
-    """Writes model, reward function and datasets below `folder`/countdown, readable by every user.
+    """Writes model, reward function and datasets below `folder`/countdown, in files that every user may read.
 
     A dataset has `PROMPTS` rows for each round, in order.
     """
@@ -56,7 +56,7 @@ def write_data(folder: Path, datasets: Mapping[str, Iterable[range]]) -> None:
 
 
 def spec(runtime: str, dataset: str, rounds: Mapping[str, Any], **rollout: Any) -> dict[str, Any]:
-    """Makes an RLJob's spec, whose rollout pods have two devices; `rounds` and `rollout` go into its fields of these names."""
+    """Makes an RLJob's spec, by default of rollout pods of two devices; `rounds` and `rollout` go into its fields of these names."""
     data = "/data/countdown"
     return {
         "runtimeRef": {"name": runtime},
@@ -81,7 +81,7 @@ def spec(runtime: str, dataset: str, rounds: Mapping[str, Any], **rollout: Any) 
 
 
 def _write_model(folder: Path) -> None:
-    """Writes a model with 25 million random parameters, and embeddings by which the next word depends on the last one alone.
+    """Writes a model of 25 million parameters, most of them random, whose embeddings make the next word depend on little but the last.
 
     The input embeddings of all words are orthogonal and long against what the layers add. So the output embedding of a word may say
     which words it follows, and how likely.

@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @contextmanager
 def lent(config: pytest.Config, program: str) -> Iterator[Cluster]:
-    """Yields a Kubernetes cluster of two nodes: `--cluster NAME`, else a new one of `program` that is taken down in the end."""
+    """Yields the cluster that `--cluster` names, else a new one of two nodes, which is taken down in the end."""
     name = config.getoption("--cluster")
     if name:
         cluster = Cluster.find(name)
@@ -31,7 +31,7 @@ def lent(config: pytest.Config, program: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Yields one cluster for all tests of the run that take it from here."""
+    """Yields the cluster that tests share, unless their package has one of its own."""
     with lent(request.config, "pytest") as made:
         yield made
 

@@ -14,7 +14,7 @@ KILLED = 128 + signal.SIGKILL
 
 
 def signal_process(job: Job, pod: str, container: str, word: str) -> None:
-    """Sends SIGKILL to every process of a container whose command line holds `word`.
+    """Sends SIGKILL to every process of a container whose command line matches `word`, a pattern of grep's.
 
     The container may end with its process, and with the container the shell that sent the signal, or the stream to it.
     """
@@ -31,7 +31,7 @@ def signal_process(job: Job, pod: str, container: str, word: str) -> None:
 
 
 def _running(job: Job, pod: str, container: str) -> str | None:
-    """Returns the id of the container, None if it doesn't run."""
+    """Returns the id of the container; None if it isn't running."""
     status = job.pods().get(pod, {}).get("status", {})
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     return next(
@@ -45,7 +45,7 @@ def _running(job: Job, pod: str, container: str) -> str | None:
 
 
 def delete_at_once(job: Job, pod: str) -> None:
-    """Deletes a pod whose containers get no more time than every kubelet gives them: about two seconds."""
+    """Deletes a pod from the API at once; its containers get no more than the kubelet's least time to end, about two seconds."""
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force")
 
 

@@ -20,7 +20,7 @@ RELEASE = "longboat"
 def install(kubeconfig: Path, image: str, *settings: str, values: Path | None = None) -> None:
     """Runs `helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
 
-    `settings` are more `--set` values, and `values` a file of values. Raises ClusterError with Helm's own words.
+    `settings` are more `--set` values, and `values` a file of values. Raises ClusterError with Helm's own words if it fails.
     """
     repository, _, tag = image.rpartition(":")
     settings = (f"image.repository={repository}", f"image.tag={tag}", *settings)
@@ -32,7 +32,7 @@ def install(kubeconfig: Path, image: str, *settings: str, values: Path | None = 
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:
-    """Runs Helm against a cluster and returns its output. Raises ClusterError with Helm's own words."""
+    """Runs Helm with this kubeconfig and returns its output. Raises ClusterError with Helm's own words if it fails."""
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig), **helm_folders()}
     program = [str(KUBEBOX.path), "helm"]
     done = subprocess.run([*program, *argv], env=environment, text=True, capture_output=True, check=False)

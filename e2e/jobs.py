@@ -51,7 +51,7 @@ class Job:
         return self.cluster.api.get(f"/apis/longboat.dev/v1alpha1/namespaces/{self.namespace}/rljobs/{self.name}") or {}
 
     def status(self) -> Object:
-        """Reads its status, empty before the operator has written one."""
+        """Reads the job's status; empty while it has none, or if there is no such job."""
         status: Object = self.get().get("status", {})
         return status
 
@@ -60,11 +60,11 @@ class Job:
         self._kubectl("patch", "rljob", self.name, "--type", "merge", "-p", json.dumps({"spec": spec}))
 
     def delete(self) -> None:
-        """Deletes the job and waits until the API server has none of that name."""
+        """Deletes the job, if there is one, and waits until it is gone."""
         self._kubectl("delete", "rljob", self.name, "--ignore-not-found", f"--timeout={DEADLINE_SECONDS:.0f}s")
 
     def step(self) -> int:
-        """Returns the number of committed optimizer steps."""
+        """Returns the number of committed optimizer steps, by the job's status."""
         return int(self.status().get("training", {}).get("step", 0))
 
     def condition(self, kind: str) -> Object:
@@ -87,16 +87,16 @@ class Job:
         }
 
     def pod(self, role: str) -> str:
-        """Returns the name of the newest pod of a role with one replica."""
+        """Returns the name of the newest pod, by attempt, of a role with one replica; raises ValueError if there is none."""
         names = [n for n, p in self.pods().items() if p["metadata"]["labels"]["longboat.dev/role"] == role]
         return max(names, key=lambda n: int(n.rsplit("-a", 1)[1]))
 
     def exec(self, pod: str, container: str, *command: str) -> str:
-        """Runs a command in a container."""
+        """Runs a command in a container and returns its output; raises CommandError if it fails."""
         return self._kubectl("exec", pod, "-c", container, "--", *command)
 
     def processes(self, pod: str, container: str) -> str:
-        """Returns the command lines of all processes of a container."""
+        """Returns the command lines of all processes of a container in one text, those of this look included."""
         return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
 
     def printed(self, pod: str, container: str, what: str) -> re.Match[str]:
@@ -159,7 +159,7 @@ class Job:
             raise NeverHappenedError(f"{what}: {error}\n{self.describe()}") from None
 
     def describe(self) -> str:
-        """Collects everything that explains a job that does not do what it should."""
+        """Collects what may explain why a job doesn't do what it should: its object, pods, events, and the ends of logs."""
         parts = [self._quiet("get", "rljob", self.name, "-o", "yaml")]
         parts.append(self._quiet("get", "pods", "-o", "wide"))
         parts.append(self._quiet("get", "events", "--sort-by=.lastTimestamp"))

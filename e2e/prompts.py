@@ -12,7 +12,7 @@ from tests.support.replay import replay
 
 
 def fates_in(job: Job) -> dict[str, Any]:
-    """Returns the `fates` of a job whose claim the operator made, also while it runs: what is on disk is a state that it was in."""
+    """Returns the `fates` of a job whose claim the operator made, even while it runs: what is on disk is a state that it was in."""
     return fates(volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint"))
 
 

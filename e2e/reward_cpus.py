@@ -56,7 +56,7 @@ def write_data(folder: Path, heavy: str) -> None:
 
 
 def load(folder: Path, heavy: str) -> None:
-    """Makes the grades of pool `heavy`, and of no other, compute from now on."""
+    """Writes the name of the one pool whose grades compute; a grade reads it once."""
     part = folder / "heavy.part"
     part.write_text(heavy)
     part.chmod(0o644)
@@ -64,7 +64,7 @@ def load(folder: Path, heavy: str) -> None:
 
 
 def spec(runtime: str = "host") -> dict[str, Any]:
-    """Makes the spec of a job of two pools of one pod each, which trains until it is deleted."""
+    """Makes the spec of a job of two pools of one pod each, with more steps than any test waits for."""
     rewards = [
         {"name": name, "function": "/data/burn.py:reward", "pool": name, "parameters": {"pool": name}} for name in POOLS
     ]
@@ -74,7 +74,7 @@ def spec(runtime: str = "host") -> dict[str, Any]:
 
 
 def apply_runtime_apart(site: Site, name: str, node: Node) -> str:
-    """Applies a runtime template whose reward pods are on this node and all others on the other one. Returns its name."""
+    """Applies a runtime template that puts reward pods on this node, and all others on the other one of two. Returns its name."""
     (other,) = (each.name for each in site.cluster.nodes if each.name != node.name)
 
     def separate(specs: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def apply_runtime_apart(site: Site, name: str, node: Node) -> str:
 
 
 def requested(node: Node, cluster: Cluster) -> int:
-    """Returns the millicores that the pods on a node ask for."""
+    """Returns the sum of CPU requests of all containers, init containers too, of the pods bound to a node, in millicores."""
     listed = cluster.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={node.name}") or {}
     return sum(
         millicores(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
@@ -95,7 +95,7 @@ def requested(node: Node, cluster: Cluster) -> int:
 
 
 def reward_cpu(job: Job) -> dict[str, Any]:
-    """Reads status.rewardCpu."""
+    """Reads status.rewardCpu; empty if there is none."""
     status: dict[str, Any] = job.status().get("rewardCpu", {})
     return status
 
@@ -129,7 +129,7 @@ class Watched:
         self._groups: dict[str, str] = {}
 
     def see(self, event: dict[str, Any]) -> None:
-        """Takes in one event of a watch; events come in the order of the API server's writes."""
+        """Takes in one event of a watch; they must come in the order of the API server's writes."""
         pod = event["object"]
         uid = pod["metadata"]["uid"]
         if event["type"] == "DELETED":

@@ -21,7 +21,7 @@ class Site:
     data: Path
 
     def apply_runtime(self, name: str, change: Callable[[dict[str, Any]], None]) -> str:
-        """Applies a runtime template like that of `prepare`, changed: `change` gets the pod spec of each role. Returns its name."""
+        """Applies a runtime template like that of `prepare`, whose pod specs, by role, `change` alters in place. Returns its name."""
         made = host_runtime.template(catalogue.find("runtime-host").build().ref, name)
         change({role: body["template"]["spec"] for role, body in made["spec"]["roles"].items()})
         volumes.apply(self.cluster, [made])
@@ -43,7 +43,7 @@ def data_folder(cluster: Cluster, namespace: str) -> Path:
 
 
 def prepare(cluster: Cluster, namespace: str) -> Site:
-    """Provides everything an RLJob needs that is not the job's own. What is there already stays."""
+    """Provides Longboat, volumes, and a namespace with claims and a runtime template `host`; models and data are up to the caller."""
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)

@@ -29,7 +29,7 @@ PARITY = ["python3", "-c", "import sys; print(len(open(sys.argv[1]).read()) % 2)
 
 
 def write_data(folder: Path) -> None:
-    """Writes a model, another one that is a mixture of experts, datasets and a reward function, readable by every user."""
+    """Writes a model, a mixture-of-experts model, datasets and a reward function, in files that every user may read."""
     from tests.support.tiny_model import build_tiny_experts, build_tiny_model
 
     build_tiny_model(folder / "model", max_length=64)
@@ -43,7 +43,7 @@ def write_data(folder: Path) -> None:
 
 
 def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
-    """Makes an RLJob's spec; `changes` replace whole top-level fields."""
+    """Makes an RLJob's spec; `changes` add or replace whole top-level fields."""
     return {
         "runtimeRef": {"name": runtime},
         "model": {"path": "/data/model", "dtype": "Float32"},

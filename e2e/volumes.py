@@ -15,7 +15,7 @@ STORAGE_CLASS = "host"
 
 
 def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
-    """Makes the StorageClass and `count` empty volumes of `size`; those that exist stay as they are."""
+    """Makes the StorageClass and `count` volumes of `size`: new ones are empty, those that exist keep what they hold."""
     root = cluster.layout.root / "volumes"
     folders = [root / f"{number:02}" for number in range(count)]
     for folder in folders:
@@ -27,13 +27,13 @@ def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
 
 
 def apply(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
-    """Applies `objects`, server-side."""
+    """Applies `objects`, server-side and forced."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
 
 
 def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> list[dict[str, Any]]:
-    """Returns a claim `name` in `namespace` that shows `folder` of this machine, and the volume behind it.
+    """Returns a volume that shows `folder` of this machine, and a claim `name` in `namespace` to it.
 
     Pod Security `restricted` forbids hostPath in pods and allows claims.
     """
@@ -78,7 +78,7 @@ def enlarge(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> None
 
 
 def _mount(cluster: Cluster, options: str, folder: Path) -> None:
-    """Mounts a file system in memory that only the cluster's processes see: nothing appears on the machine itself."""
+    """Mounts a file system in memory, or changes a mounted one, where only the cluster's processes see it."""
     enter = ["nsenter", "--target", str(cluster.namespaces.pid), "--mount", "--"]
     run([*enter, "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder])
 

@@ -81,7 +81,7 @@ def table(lines: list[Line]) -> str:
 
 
 def plot(lines: list[Line], path: Path) -> None:
-    """Draws the seconds to recover: a dot for each job that a fault hit, and a cross for one that didn't recover."""
+    """Draws the seconds to recover: a dot for each job that a fault hit and that recovered, a cross for one that didn't."""
     kinds = by_kind(lines)
     policies = sorted({job["policy"] for jobs in kinds.values() for job in jobs})
     with picture(path, columns=1, width=8, height=0.4 * len(kinds) + 1.2) as (_, panels):

@@ -61,7 +61,7 @@ def table(run: dict[str, Any], results: Medians) -> str:
 
 
 def plot(results: Medians, path: Path) -> None:
-    """Draws a panel for each cost: it by the samples in flight, a line for each policy."""
+    """Draws a panel for each cost against samples in flight, with a line for each policy."""
     with picture(path, columns=len(COLUMNS), width=4, height=3.4) as (_, panels):
         for axis, (name, title) in zip(panels[0], COLUMNS.items(), strict=True):
             for policy in POLICIES:

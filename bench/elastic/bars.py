@@ -86,7 +86,7 @@ def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
 def _bar(
     what: str, least: float, slower: Mapping[int, float], faster: Mapping[int, float], above: float | None = None
 ) -> Bar:
-    """Judges the geometric mean of `slower` by `faster`, seconds by seed. The interval's lower end has to exceed `above`, if given."""
+    """Judges the geometric mean ratio of `slower` to `faster`, seconds by seed. Its interval has to begin above `above`, if given."""
     ratio = paired(slower, faster)
     if ratio is None:
         return Bar(what, least, None, "blocks are missing")

@@ -90,9 +90,9 @@ async def run_block(
 def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
     """Reads what was measured of each round, in order, from the log of its job.
 
-    `long`: whether it is; `tp`: devices of an engine; `rollout`: seconds from its opening to its end; `seconds`: those to the opening of
-    the next round, with a change of engines before that, or to the log's last event; `preemptions` and `tokens` of all engines; the
-    highest `kv_usage` of any; `step_seconds`: the mean of engines' steps. `reshapes` have the round, from 0, before which engines
+    `long`: whether it is. `tp`: devices of an engine. `rollout`: seconds from its opening to its end. `seconds`: those until the next
+    round opens, with a change of engines before that, or until the log's last event. `preemptions` and `tokens` are of all engines,
+    `kv_usage` is the highest of any, `step_seconds` the mean of their steps. `reshapes` have the round, from 0, before which engines
     changed, their devices from then on, the reason, and seconds.
     """
     rounds: dict[int, dict[str, Any]] = {}

@@ -129,7 +129,7 @@ class Pace:
 
 
 def _sleep_until(end: float) -> None:
-    """Sleeps until `end`. If permitted, who wakes goes before those that compute, which have until their own step's end."""
+    """Sleeps until `end`. If permitted, whoever wakes goes before those that compute, which have until their own step's end."""
     go_first(WAKING)
     while (remaining := end - time.monotonic()) > 0:
         time.sleep(remaining)

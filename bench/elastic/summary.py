@@ -50,7 +50,7 @@ Simulated = dict[tuple[str, int], list[SimulatedStep]]
 
 
 def simulations(result: Result, blocks: Any, phases: trace.Phases) -> Simulated:
-    """Simulates the blocks, with a latency of messages by what rounds of TP1 took beyond the simulator's seconds."""
+    """Simulates the blocks, with the latency of messages that explains what rounds of TP1 took beyond the simulator's seconds."""
     first = next(iter(FIXED))
     seeds = sorted(result.seconds.get(first, {}))
     bare = [predicted(ARMS[first], trace.Trace(seed, phases)) for seed in seeds]

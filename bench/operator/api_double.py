@@ -49,7 +49,7 @@ class ApiDouble:
     # The operator's requests.
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Creates the object, as POST does; a pod runs and is ready at once. Raises AlreadyExistsError."""
+        """Creates the object, as POST does; a pod runs and is ready at once. Raises AlreadyExistsError if its name is taken."""
         await self._receive_request()
         key = _key(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"])
         if key in self._objects:
@@ -88,7 +88,7 @@ class ApiDouble:
         return await self.create(resource, body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
-        """Reads the object, as GET does. Raises NotFoundError."""
+        """Reads the object, as GET does. Raises NotFoundError if there is none."""
         await self._receive_request()
         stored = self._objects.get(_key(resource, namespace, name))
         if stored is None:
@@ -102,7 +102,7 @@ class ApiDouble:
         return self._store(key, {**self._objects[key], **body})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
-        """Deletes the object at once, whatever its uid, where a DELETE may let it linger. Raises NotFoundError."""
+        """Deletes the object at once, whatever its uid, where a DELETE may let it linger. Raises NotFoundError if there is none."""
         await self._receive_request()
         gone = self._objects.pop(_key(resource, namespace, name), None)
         if gone is None:

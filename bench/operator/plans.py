@@ -16,7 +16,7 @@ LOOKS = 200
 
 
 def plan_costs(repeats: int) -> dict[str, float]:
-    """Measures the CPU milliseconds of a plan that finds nothing to do and of a Python loop: medians over `repeats`, of LOOKS plans each."""
+    """Measures the CPU milliseconds of a plan that finds nothing to do, and of a Python loop: medians over `repeats`."""
     cluster = SimulatedCluster(
         spec_of(rollout={"replicas": 12}, trainer={"replicas": 4}, rewardPools=[{"name": "default", "replicas": 3}])
     )
@@ -37,7 +37,7 @@ def plan_costs(repeats: int) -> dict[str, float]:
 
 
 def _with_reward_pools() -> RewardCluster:
-    """Makes a cluster with a converged job, one of whose four reward pools of eight pods each has been given more CPUs."""
+    """Makes a cluster with a converged job, whose four reward pools of eight pods each have asked for CPUs."""
     pools = [{"name": name, "replicas": 8} for name in ("code", "math", "style", "tools")]
     cluster = RewardCluster(reward_spec("32", pools, rollout={"replicas": 1}, trainer={"replicas": 1}))
     cluster.up()

@@ -82,7 +82,7 @@ def rounds_of(log: Iterable[Event]) -> list[Graded]:
 
 
 def flaws(trace: Trace, graded: list[Graded], incarnations: int) -> Iterator[str]:
-    """Yields what makes a block void: rounds that aren't those of the trace, grades without a score, more than one driver. Pure."""
+    """Yields what makes a block void: rounds that aren't those of the trace, missing or unscored grades, more than one driver. Pure."""
     if len(graded) != trace.rounds:
         yield f"{len(graded)} rounds"
     for round_ in graded:

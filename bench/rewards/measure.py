@@ -69,7 +69,10 @@ def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -
 
 @contextmanager
 def _site(running: str | None) -> Iterator[sites.Site]:
-    """Yields Longboat, with the tiny model, on the cluster named `running`, or on one of its own if that is None. Raises RuntimeError."""
+    """Yields Longboat, with the tiny model, on the cluster named `running`, or on one of its own if that is None.
+
+    Raises RuntimeError if the named one isn't up.
+    """
     if running is not None:
         cluster = Cluster.find(running)
         if cluster is None:

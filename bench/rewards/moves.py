@@ -97,7 +97,7 @@ class Seen:
 
 
 def pod_seen(at: float, pod: Object) -> PodSeen:
-    """Reads the CPUs that a reward pod's graders are given and have in force, and whether its node has carried that out."""
+    """Reads the CPUs asked for a reward pod's graders and those in force, and whether its node has carried out all that is asked."""
     metadata, status = pod["metadata"], pod.get("status", {})
     resizing = any(each["type"].startswith("PodResize") for each in status.get("conditions") or ())
     return PodSeen(
@@ -132,7 +132,10 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
     share = decision.share - CONVERSION
 
     def last(names: Collection[str], reached: Callable[[PodSeen], bool]) -> float | None:
-        """Returns the seconds until all of these pods were seen to have `reached` it; None if one wasn't in time, or without pods."""
+        """Returns the seconds from the decision until all of these pods were seen to have `reached` it.
+
+        None without pods, or if one wasn't seen to before the next decision.
+        """
         first: dict[str, float] = {}
         for pod in during:
             if pod.pod in names and reached(pod):

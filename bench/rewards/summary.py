@@ -324,7 +324,7 @@ def _stages(moves: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot(recorded: Sequence[list[Line]], path: Path) -> None:
-    """Draws the seconds of rounds by arm, and the shares of moves that were over within them. Draws nothing if neither is recorded."""
+    """Draws the seconds of rounds by arm, and the share of moves that were over by seconds. Draws nothing if there is neither."""
     blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
     seconds = seconds_of(blocks) if blocks else {}
     durations = sorted(value for value in _move_seconds(moves[-1]) if math.isfinite(value)) if moves else []

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, recorder: Recorder) -> None:
-    """Runs the simulated runs, then both arms on real graders, unless `arguments` ask for no rounds. Records the results."""
+    """Simulates runs, then runs both arms on real graders unless `arguments.rounds` is 0. Records the results."""
     for seed in range(arguments.simulated):
         recorder.write("simulated", seed=seed, **_simulated(seed))
     if arguments.rounds:

@@ -48,7 +48,7 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
 def steps(records: list[Record]) -> dict[str, list[float]]:
     """Reads, for each step, its seconds, those of rollout, those of training and publication, and 1 if its round was long, else 0.
 
-    Its seconds are without those of evaluation and of the copy of a checkpoint.
+    Its seconds are without evaluation, and without what training waited for a checkpoint.
     """
     made = [record.metrics for record in records if record.step]
     return {

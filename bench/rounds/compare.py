@@ -144,6 +144,7 @@ def distribution(blocks: Blocks, prompts: int) -> Distribution:
     """Describes the trained lengths of the baseline.
 
     The prompts that a block trained, in the order they were drawn, make its rounds of `prompts` each; the last may be smaller.
+    `longest_by_median` is a median over rounds.
     """
     rounds = []
     for (name, _), block in blocks.items():

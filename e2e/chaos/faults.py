@@ -220,7 +220,7 @@ def title(words: list[str]) -> str:
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split(" ")[0]
     names = [word for word in words if not word.startswith("-")]
-    if Path(names[0]).name.startswith("python"):
+    if names and Path(names[0]).name.startswith("python"):
         names = names[1:]
     if names and names[0].endswith(".py"):
         return "/".join(Path(names[0]).parts[-2:])

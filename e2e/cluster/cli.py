@@ -20,7 +20,7 @@ Command = Callable[[Options], None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns the exit status."""
+    """Runs a command; returns 0, or 1 after a ClusterError. `kubectl` replaces this process if the cluster is up."""
     options = _parser().parse_args(argv)
     try:
         options.run(options)

@@ -44,7 +44,7 @@ class Cluster:
 
     @classmethod
     def find(cls, name: str) -> "Cluster | None":
-        """Finds the cluster with this name, if it is up."""
+        """Finds the cluster with this name; None if it isn't up."""
         file = Layout.from_name(name).description
         if not file.exists():
             return None
@@ -56,9 +56,9 @@ class Cluster:
 
     @classmethod
     def up(cls, name: str, nodes: int = 1, timings: Timings = QUICK) -> "Cluster":
-        """Starts a new cluster and waits until it takes pods; on any failure nothing of it is left.
+        """Starts a new cluster and waits until it takes pods; if that fails, removes what it has made.
 
-        Raises ClusterError when it is up already, or can't be brought up: the message holds the end of the log.
+        Raises ClusterError if a cluster of this name is up already, or the machine lacks a program that it needs.
         """
         if nodes < 1:
             raise ClusterError(f"a cluster has at least 1 node, not {nodes}")
@@ -75,7 +75,7 @@ class Cluster:
 
     @classmethod
     def down(cls, name: str) -> bool:
-        """Removes the cluster with this name and everything of it; False when there was nothing."""
+        """Removes the cluster with this name, whether it is up or not; returns whether its folder existed."""
         _check_root()
         with _lock(name):
             existed = Layout.from_name(name).root.exists()
@@ -108,10 +108,13 @@ class Cluster:
         return self.control_plane.api
 
     def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 360) -> str:
-        """Runs kubectl as the administrator and returns its output; raises CommandError when it fails.
+        """Runs kubectl as the administrator and returns its output.
 
-        `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments. A command that
-        cannot connect, so that nothing has been asked yet, is repeated for up to PATIENCE seconds.
+        A command whose error output says that it couldn't connect is repeated until PATIENCE seconds have passed.
+
+        Raises:
+            CommandError: it failed.
+            ClusterError: it hasn't ended after `timeout` seconds.
         """
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -123,15 +126,15 @@ class Cluster:
                 time.sleep(1)
 
     def load(self, archive: Path) -> None:
-        """Imports an image archive into every node."""
+        """Imports an image archive into every node that hasn't imported this file yet."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: node.load(archive), self.nodes))
 
     def load_image(self, name: str) -> str:
         """Builds an image of ours unless that is done, and imports it; returns the name to use it by.
 
-        The name changes with the contents, so a Deployment that is given it rolls out. `localhost/longboat-NAME:dev` is
-        always the version loaded last.
+        The name changes with what the image is built from, so a Deployment that is given a new one rolls out. On the nodes,
+        `localhost/longboat-NAME:dev` is the version that this loaded last.
         """
         image = catalogue.find(name)
         built = image.build()
@@ -154,7 +157,7 @@ class Cluster:
         raise ClusterError(f"cluster {self.name} has no node {name!r}, only {', '.join(n.name for n in self.nodes)}")
 
     def add_node(self) -> Node:
-        """Adds a node and waits until it is Ready."""
+        """Adds a node, waits until it is Ready, and returns it."""
         with _lock(self.name):
             node = self._begin_node()
             self._await_node(node)
@@ -215,16 +218,16 @@ class Cluster:
 
 
 def names() -> list[str]:
-    """Lists the names of all clusters of this cache folder, up or half made."""
+    """Lists the names of all clusters in the cache folder, whether they are up or not."""
     folder = Layout.from_name("any").root.parent
     return sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.exists() else []
 
 
 @contextlib.contextmanager
 def own(program: str, nodes: int, timings: Timings = QUICK) -> Iterator[Cluster]:
-    """Yields a cluster for this process, which is gone at the end of the block.
+    """Yields a new cluster for this process, and takes it down at the end of the block.
 
-    First takes down those that killed processes have left.
+    First takes down those of the same program whose process no longer exists.
     """
     for name in names():
         made = re.fullmatch(rf"{re.escape(program)}-(\d+)", name)
@@ -242,7 +245,10 @@ def _control_group(name: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Removes everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
+    """Removes a cluster, in whatever state it is.
+
+    Raises ClusterError if a process doesn't end, or something is still mounted in its folder.
+    """
     layout = Layout.from_name(name)
     cgroups.kill(cgroups.cluster_root(name))
     cgroups.remove(cgroups.cluster_root(name))
@@ -269,7 +275,7 @@ def _check_machine() -> None:
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Keeps other processes from changing the cluster with this name; the file goes with the cluster."""
+    """Holds the lock of the cluster with this name for the block; removes its file at the end if no cluster is left."""
     root = Layout.from_name(name).root
     root.parent.mkdir(parents=True, exist_ok=True)
     path = root.parent / f"{name}.lock"

@@ -11,7 +11,7 @@ from e2e.cluster.timings import Timings
 
 
 def kubeconfig(cluster: str, server: str, authority: Pair, user: Pair) -> str:
-    """Returns a kubeconfig that holds its certificates itself."""
+    """Returns a kubeconfig with its certificates and key embedded."""
 
     def data(pem: bytes) -> str:
         return base64.b64encode(pem).decode()
@@ -46,7 +46,7 @@ def kubeconfig(cluster: str, server: str, authority: Pair, user: Pair) -> str:
 
 
 def containerd(node: NodeLayout) -> str:
-    """Returns containerd's configuration: everything below the node's folder."""
+    """Returns containerd's configuration. Its state and socket are the node's own; CNI configuration and registries are the cluster's."""
     return f"""version = 2
 root = "{node.root}/containerd/root"
 state = "{node.root}/containerd/state"
@@ -69,7 +69,7 @@ state = "{node.root}/containerd/state"
 
 
 def kubelet(node: NodeLayout, network: Network, timings: Timings, offset: int, group: str) -> str:
-    """Returns the kubelet's configuration; nodes share an address, so ports are the usual ones plus `offset`."""
+    """Returns the kubelet's configuration; nodes share an address, so each has ports of its own, by its `offset`."""
     pki = node.cluster.pki
     return _json(
         {
@@ -120,7 +120,7 @@ def proxy(layout: Layout, network: Network) -> str:
 
 
 def cni(layout: Layout, network: Network) -> str:
-    """Returns the configuration of the pod network: one bridge for all nodes, addresses handed out from files."""
+    """Returns the configuration of the pod network: all nodes share one bridge and one folder that records addresses in use."""
     return _json(
         {
             "cniVersion": "1.0.0",
@@ -146,7 +146,7 @@ def cni(layout: Layout, network: Network) -> str:
 
 
 def corefile(layout: Layout, network: Network) -> str:
-    """Returns CoreDNS' configuration: cluster names only; any other name fails at once."""
+    """Returns CoreDNS' configuration: it resolves names and addresses of the cluster, and fails at once for all others."""
     return f""".:53 {{
   bind {network.node}
   errors

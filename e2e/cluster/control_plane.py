@@ -42,7 +42,7 @@ class ControlPlane:
         return Api(self.network, Pair(pki / "ca.crt", pki / "ca.key"), Pair(pki / "admin.crt", pki / "admin.key"))
 
     def write_files(self) -> None:
-        """Makes the authority, certificates, kubeconfigs and configuration files."""
+        """Writes the control plane's keys, certificates, kubeconfigs and configuration files, and those that all nodes share."""
         layout, node, authority = self.layout, self.network.node, Authority(self.layout.pki)
         service_account_keys(layout.pki)
         inside = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", API_SERVICE)
@@ -61,7 +61,7 @@ class ControlPlane:
         (layout.conf / "resolv.conf").touch()  # an empty one: the host's search domains must not reach pods
 
     def start(self) -> None:
-        """Starts everything; returns when the API server serves."""
+        """Starts etcd and the API server, and once that serves, the other components, for which it doesn't wait."""
         for component in components.FIRST:
             self._spawn(component)
         self._await("kube-apiserver")
@@ -70,7 +70,7 @@ class ControlPlane:
                 self._spawn(component)
 
     def await_ready(self) -> None:
-        """Waits until pods are taken and names resolve."""
+        """Waits until namespace `default` takes pods and CoreDNS is ready."""
         self._await("kube-controller-manager")
         self._await("coredns")
 
@@ -80,7 +80,7 @@ class ControlPlane:
             os.kill(pid, number)
 
     def restart(self, component: str) -> None:
-        """Kills a component and starts it again; returns when its process runs, which is before it serves."""
+        """Kills a component and starts it again, without waiting until it serves."""
         for pid in self._processes(component):
             process.kill(pid)
         self._spawn(component)
@@ -108,7 +108,7 @@ class ControlPlane:
         )
 
     def _takes_pods(self) -> bool:
-        """Whether pods are taken: one is refused before its namespace's service account exists."""
+        """Whether namespace `default` takes pods: it refuses them until it has its service account."""
         return self.api.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
     def _resolves_names(self) -> bool:

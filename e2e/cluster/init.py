@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main(hidden: list[str]) -> None:
-    """Runs as the first process of the namespaces, and never returns."""
+    """Sets up the namespaces as their first process, prints its process id as the host sees it, and never returns."""
     pid = Path("/proc/self").readlink()  # /proc is still the host's, so this is the process id as the host sees it
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "--make-rshared", "/"], check=True)

@@ -53,7 +53,7 @@ class Network:
 
 
 def free_indexes(taken: list[str]) -> list[int]:
-    """Lists the indexes whose subnets overlap none of the subnets taken (each in CIDR notation), lowest first."""
+    """Lists the indexes whose subnets overlap none of the IPv4 subnets in `taken`, lowest first; a default route doesn't count."""
     others = [ipaddress.ip_network(subnet, strict=False) for subnet in taken]
     others = [subnet for subnet in others if subnet.version == 4 and subnet.prefixlen > 0]
 
@@ -66,7 +66,7 @@ def free_indexes(taken: list[str]) -> list[int]:
 
 
 def claim(owner: str) -> Network:
-    """Takes a free index for an owner by creating its host link: the kernel refuses a second one of that name."""
+    """Claims a free index by creating its host link, of whose name the kernel allows only one; raises ClusterError if none is free."""
     routes = json.loads(run(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]) or "[]")
     addresses = json.loads(run(["ip", "-json", "-4", "address"]) or "[]")
     taken = [route["dst"] for route in routes if route["dst"] != "default"]

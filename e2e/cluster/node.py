@@ -32,7 +32,7 @@ class Node:
     def number(
         cls, offset: int, cluster: str, layout: Layout, network: Network, namespaces: Namespaces, timings: Timings
     ) -> "Node":
-        """Returns the handle of a node, made or not."""
+        """Returns a handle to the node with number `offset`, whether it exists or not."""
         return cls(cluster, NodeLayout(layout, f"node{offset}"), network, namespaces, timings, offset)
 
     @property
@@ -51,7 +51,7 @@ class Node:
         return f"{self.group}/system"
 
     def create(self, authority: Authority, first_images: list[Path]) -> None:
-        """Makes the node's files and starts it; returns before the node is Ready."""
+        """Makes the node's files, starts it and imports its first images; doesn't wait until it is Ready."""
         self.layout.kubelet_root.mkdir(parents=True)
         self.layout.pod_logs.mkdir()
         self.layout.loaded.mkdir()
@@ -82,7 +82,7 @@ class Node:
         self.ctr("version")
 
     def start_kubelet(self) -> None:
-        """Starts the kubelet, for the first time or after `kill_kubelet`."""
+        """Starts the kubelet, without waiting for it."""
         self._spawn("kubelet", self._kubelet)
 
     def kubelet_runs(self) -> bool:
@@ -90,7 +90,7 @@ class Node:
         return bool(process.find(self._kubelet, self.system_group))
 
     def kill_kubelet(self) -> None:
-        """Kills the kubelet only: the node is lost to Kubernetes while its containers run on, as in a partition."""
+        """Kills the kubelet and waits for its end: Kubernetes will take the node for lost while its containers run on."""
         for pid in process.find(self._kubelet, self.system_group):
             process.kill(pid)
 
@@ -100,11 +100,11 @@ class Node:
             os.kill(pid, number)
 
     def power_off(self) -> None:
-        """Kills everything on the node at once: kubelet, containerd and all containers."""
+        """Kills kubelet, containerd and all containers without warning, and waits until they are gone."""
         cgroups.kill(self.group)
 
     def power_on(self) -> None:
-        """Starts the node after `power_off`."""
+        """Starts the node after `power_off`; doesn't wait until it is Ready."""
         self.layout.socket.unlink(missing_ok=True)
         self.start_containerd()
         self.start_kubelet()
@@ -119,7 +119,7 @@ class Node:
         return cgroups.processes(group) if group else set()
 
     def load(self, archive: Path) -> None:
-        """Imports an image archive (OCI or Docker) into the node's containerd, unless this very file is in it."""
+        """Imports an image archive (OCI or Docker) into the node, unless this file (same name, size and mtime) was imported before."""
         status = archive.stat()
         version = f"{status.st_size} {status.st_mtime_ns}"
         loaded = self.layout.loaded / archive.name
@@ -132,7 +132,7 @@ class Node:
         self.ctr("images", "tag", "--force", ref, name)
 
     def ctr(self, *argv: str) -> str:
-        """Runs containerd's client against the node, in the kubelet's namespace of images and containers."""
+        """Runs containerd's client against the node, in the kubelet's namespace of images and containers; returns its output."""
         return run(["ctr", "--address", self.layout.socket, "--namespace", "k8s.io", *argv])
 
     def ready(self, api: Api) -> bool:

@@ -18,7 +18,10 @@ MAX_SOCKET = 107  # of a Unix socket's path, see unix(7)
 
 
 def cache() -> Path:
-    """Returns the folder for binaries, images and clusters: `$XDG_CACHE_HOME/longboat`, by default below `~/.cache`."""
+    """Returns the folder for binaries, images and clusters: `$XDG_CACHE_HOME/longboat`, by default below `~/.cache`.
+
+    Raises ClusterError if it would be hidden inside a cluster.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = (Path(home) / "longboat").resolve()
     if any(folder.is_relative_to(hidden) for hidden in HIDDEN):
@@ -27,14 +30,14 @@ def cache() -> Path:
 
 
 def default_name() -> str:
-    """Returns a cluster name of this checkout's own, so that two checkouts on one machine don't meet."""
+    """Returns a cluster name made from this checkout's path, so that checkouts on one machine seldom share one."""
     digest = hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:4]
     stem = re.sub(r"[^a-z0-9]+", "-", REPOSITORY.name.lower()).strip("-")[: MAX_NAME - 5]
     return f"{stem or 'checkout'}-{digest}"
 
 
 def check_name(name: str) -> str:
-    """Returns the name, or raises ClusterError when it can't be a cluster's."""
+    """Returns the name; raises ClusterError if a cluster can't have it."""
     if len(name) > MAX_NAME or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
         raise ClusterError(f"{name!r} is no cluster name: use up to {MAX_NAME} of a-z, 0-9 and '-', as in 'dev-2'")
     return name

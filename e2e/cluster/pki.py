@@ -56,7 +56,7 @@ class Authority:
 
 
 def service_account_keys(folder: Path) -> Pair:
-    """Creates the key that signs service account tokens; `certificate` is its public half."""
+    """Creates the key that signs service account tokens; of the files returned, `certificate` is its public half."""
     pair = Pair(folder / "service-accounts.pub", folder / "service-accounts.key")
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

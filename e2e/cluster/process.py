@@ -9,7 +9,7 @@ from e2e.cluster.waiting import wait_until
 
 
 def command_line(pid: int) -> list[str]:
-    """Reads the words of a process's command line; none when it has ended, also while nobody has reaped it."""
+    """Reads the words of a process's command line; none once it has ended, reaped or not, and briefly while it execs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
@@ -18,7 +18,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def find(command: list[str], group: str) -> list[int]:
-    """Returns the ids of the processes of a control group that run this command line, or are about to (`setsid COMMAND`)."""
+    """Returns the ids of processes in and below a control group whose command line ends with this one, as `setsid COMMAND` does too."""
     return [pid for pid in cgroups.processes(group) if command_line(pid)[-len(command) :] == command]
 
 

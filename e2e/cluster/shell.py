@@ -32,7 +32,9 @@ def run(
 ) -> str:
     """Runs a command and returns its standard output.
 
-    Raises CommandError with its error output when it fails, and ClusterError when it hasn't ended after `timeout` seconds.
+    Raises:
+        CommandError: it failed; the error holds its error output or, if that is empty, its output.
+        ClusterError: it hasn't ended after `timeout` seconds.
     """
     words = [str(word) for word in argv]
     try:
@@ -45,7 +47,7 @@ def run(
 
 
 def require(*programs: str) -> None:
-    """Raises ClusterError naming every missing program and the command that brings it."""
+    """Raises ClusterError if a program is missing; its message names all such, and how to install them."""
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         packages = sorted({PACKAGES.get(program, program) for program in missing})

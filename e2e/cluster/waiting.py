@@ -12,7 +12,7 @@ EXEC_SECONDS = 5.0
 
 
 def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, interval: float = 0.05) -> None:
-    """Returns as soon as `condition()` is true; raises ClusterError with the complaint after so many seconds."""
+    """Polls until `condition()` is true; raises ClusterError with the complaint if it isn't after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -112,7 +112,7 @@ def _follow(platform: Platform, seconds: dict[str, float], begun: float) -> str 
 
 
 def read_metrics(platform: Platform) -> list[report.Record]:
-    """Reads the job's records from its checkpoint claim."""
+    """Reads the job's records from its checkpoint claim, by a pod that mounts it. Raises DemoFailed if the pod fails."""
     pod = platform.pod(["python", "-c", READ_METRICS])
     pod["volumes"].append(
         {"name": "checkpoint", "persistentVolumeClaim": {"claimName": f"{JOB}-checkpoint", "readOnly": True}}

@@ -28,7 +28,7 @@ class Platform(Protocol):
     """A Kubernetes with what a platform team provides."""
 
     def intentions(self) -> list[str]:
-        """Says what the demo will do there, one sentence each."""
+        """Lists what the demo will do there, in words."""
 
     def prepare(self) -> None:
         """Installs Longboat, and makes a runtime template and a namespace with a claim `longboat-data`."""
@@ -46,7 +46,7 @@ class Platform(Protocol):
         """
 
     def remains(self, job: str) -> list[str]:
-        """Says how to look further at an RLJob, and how to take everything down."""
+        """Lists ways, mostly commands, to look further at an RLJob and to clean up."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ STAGES = ("gen", "reward", "update_actor", "update_weights", "save_checkpoint", 
 
 
 def parse(text: str) -> list[Record]:
-    """Reads the records of a job from lines of JSON, in their order; skips other lines."""
+    """Reads the records of a job, in order, from lines of JSON; skips lines that don't begin with `{`."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -44,7 +44,7 @@ def table(records: list[Record]) -> str:
 
 
 def picture(records: list[Record], file: Path) -> None:
-    """Draws reward, held-out accuracy and response length by step, as a PNG."""
+    """Draws reward, held-out accuracy and response length by step into `file`, whose suffix says in which format."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Yields a cluster of these tests' own: an operator that is installed would act on jobs that other tests make."""
+    """Yields a cluster of these tests' own, unless `--cluster` is given: the operator would act on jobs that other tests make."""
     with lent(request.config, "e2e") as made:
         yield made
 
@@ -124,10 +124,10 @@ def elastic_job(long_lived_jobs: dict[str, LongLivedJob], request: pytest.Fixtur
 
 @pytest.fixture(scope="package")
 def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
-    """Yields jobs that operator and kubelet let wait for half a minute: other tests may run meanwhile.
+    """Yields two jobs, by name, that operator and kubelet keep waiting for a while, so that other tests may run meanwhile.
 
-    `unmounted` has a reward whose ConfigMap doesn't exist, which the kubelet takes its time to say. `freed` found its driver's
-    ServiceAccount taken, and the operator looks again whether it still is; it isn't.
+    `unmounted` has a reward whose ConfigMap doesn't exist, which the kubelet takes its time to say. `freed` found the name of its
+    driver's ServiceAccount taken; it is free again, which the operator finds out when it next looks.
     """
     jobs = {name: Job(site.cluster, site.namespace, name) for name in ("unmounted", "freed")}
     unready = {"startDeadlineSeconds": 7200}  # far longer than their tests take

@@ -15,7 +15,7 @@ Spec = dict[str, Any]
 
 
 def missing_model(spec: Spec) -> None:
-    """Names a model that an engine doesn't find."""
+    """Names a model that isn't there."""
     spec["model"]["path"] = "/data/nowhere"
 
 
@@ -25,12 +25,12 @@ def unknown_reward(spec: Spec) -> None:
 
 
 def missing_column(spec: Spec) -> None:
-    """Names a column that isn't there; the driver notices, as it does everything that is wrong with the data."""
+    """Names a column that the driver doesn't find in the data."""
     spec["dataset"]["columns"] = {"prompt": "question"}
 
 
 def missing_command(spec: Spec) -> None:
-    """Names a compiler that a reward pod doesn't find."""
+    """Names a command that a reward pod doesn't find."""
     spec |= small_job.code_spec(runCommand=["no-such-compiler", "{file}"])
 
 
@@ -44,7 +44,7 @@ SPOILED = (missing_model, unknown_reward, missing_column, missing_command, row_w
 
 @pytest.fixture(scope="module")
 def full(site: Site) -> Iterator[Job]:
-    """Yields a job whose volume has room for one checkpoint (3.5 MB): the second finds none."""
+    """Yields a job whose volume of 6 MiB has room for one checkpoint, but not for two, until a test enlarges it."""
     volumes.apply(site.cluster, volumes.in_memory(site.cluster, site.namespace, "small", 6))
     job = Job(site.cluster, site.namespace, "full-volume")
     job.apply(
@@ -96,7 +96,7 @@ def test_spec_problem_is_named(
 
 
 def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job) -> None:
-    """The job is as before once there is more room."""
+    """It writes checkpoints again, and is no longer degraded, once there is more room."""
     full.wait_for_step(4)
     degraded = full.wait(
         "reason CheckpointVolumeFull",

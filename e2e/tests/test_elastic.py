@@ -28,7 +28,7 @@ LARGE_ENGINES = {"enginesPerPod": 1, "tensorParallel": 2}
 
 @pytest.fixture(scope="module")
 def runtime(site: Site) -> str:
-    """Applies a runtime template whose pods have shared memory for two publications of 101 MB, and writes the jobs' data."""
+    """Writes the jobs' data, and applies a runtime template whose rollout and trainer pods have 512 MiB of shared memory."""
     countdown_job.write_data(site.data, {"growing": GROWING, "shrinking": SHRINKING})
 
     def enlarge(specs: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ def test_a_driver_that_is_killed_while_engines_are_reshaped(
 
 
 def reshaped(job: Job, phase: ReshapePhase) -> str:
-    """Waits until a pod's reshape is in this phase, and returns the pod."""
+    """Waits until the driver prints that a pod's reshape has reached this phase; returns the pod's name."""
     job.wait_for_step(1)
     pod = job.printed(job.pod("driver"), "driver", rf"reshape of (\S+): {phase}$")[1]
     assert not job.status()["training"].get("reshapes"), "it has not been reported, so it goes on"

@@ -54,9 +54,9 @@ def doomed(site: Site) -> Iterator[Node]:
 
 @pytest.fixture(scope="module", autouse=True)
 def failing(site: Site, doomed: Node) -> Iterator[Job]:
-    """Yields a job whose driver fails at every first step, on the node that isn't lost.
+    """Yields a job each of whose drivers fails at its first step, on the node that isn't lost.
 
-    It takes its time, so it begins before all tests.
+    It takes its time, so it begins before the tests of this module.
     """
     folder = site.data / "faults"
     folder.mkdir()
@@ -83,7 +83,7 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     (other,) = (node.name for node in site.cluster.nodes if node is not doomed)
 
     def place(specs: dict[str, Any]) -> None:
-        """Puts trainers on the node that will be lost, all else on the other one, as long as there are both."""
+        """Puts trainers on the node that will be lost, as long as it takes pods, and all other pods on the other one."""
         for role, spec in specs.items():
             if role != "trainer":
                 spec["nodeSelector"] = {HOSTNAME: other}

@@ -115,7 +115,7 @@ class Moving:
 
     @contextmanager
     def _act_while_frozen(self) -> Iterator[None]:
-        """Lets an operator act while the node of the reward pods carries out nothing."""
+        """Starts an operator while the kubelet of the reward pods' node is frozen, which it is until the end of the block."""
         self.node.signal_kubelet(signal.SIGSTOP)
         try:
             scale_operator(self.job.cluster, 1)
@@ -205,7 +205,7 @@ def _cpus(pod: Object) -> Cpus:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """Yields Longboat on a cluster of these tests' own, which doesn't take a node for lost while its kubelet is frozen."""
+    """Yields Longboat on a cluster of these tests' own, which takes a node for lost only after 20 minutes of silence."""
     with clusters.own("e2e-cpu-faults", nodes=2, timings=PATIENT) as cluster:
         prepared = sites.prepare(cluster, "e2e")
         small_job.write_data(prepared.data)
@@ -224,7 +224,7 @@ def node(site: Site) -> Node:
 
 @pytest.fixture(scope="module")
 def moving(site: Site, node: Node) -> Iterator[Moving]:
-    """Yields one job for all tests, each of which leaves it settled: what they share is the minute of its start."""
+    """Yields one job for all tests of this module, so that it starts only once; each leaves it settled."""
     runtime = apply_runtime_apart(site, "rewards-apart", node)
     reward_cpus.write_data(site.data, heavy=POOLS[0])
     job = Job(site.cluster, site.namespace, "cpu-faults")
@@ -265,7 +265,7 @@ def test_the_api_server_is_gone_in_the_middle_of_a_move(moving: Moving) -> None:
 
 @pytest.fixture
 def no_more_cpus(moving: Moving) -> Iterator[Callable[[], None]]:
-    """Puts a quota of the namespace into force that no pod's CPUs may grow under; what is yielded takes it away."""
+    """Puts into force a quota of the namespace under which no pod's CPUs may grow; yields a function that removes it."""
     job = moving.job
     metadata = {"name": "no-more-cpus", "namespace": job.namespace}
     spec = {"hard": {"requests.cpu": "1m"}}

@@ -28,10 +28,10 @@ ENGINE = "ray::EngineActor.start"
 
 @pytest.fixture
 def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
-    """Starts a job whose rounds never end, so that responses run whenever something happens.
+    """Starts a job with more steps than any test waits for, so that responses run whenever something happens.
 
     The parameter of its test is its number of rollout pods.
-    No other test's job has its name: it would find that one's checkpoints.
+    Its name comes from its test's: a job that had the name of another test's would find that one's checkpoints.
     """
     made = new_job(re.sub("[^a-z0-9]+", "-", request.node.name)[-24:].strip("-0123456789"))
     made.apply(small_job.spec(rounds=ROUNDS, rollout={"replicas": request.param, **ROLLOUT}))
@@ -168,7 +168,7 @@ def test_pods_are_killed_while_they_come(job: Job) -> None:
     delete_at_once(job, first)
 
     def engine_starts() -> str:
-        """Returns the pod in which an engine starts; empty: in none yet."""
+        """Returns the pod that has replaced the first, if an engine starts in it, else an empty string."""
         pod = new()
         ready = pod and pod != first and job.pods()[pod]["status"]["phase"] == "Running"
         return pod if ready and ENGINE in job.processes(pod, "rollout") else ""

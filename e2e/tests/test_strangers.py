@@ -19,13 +19,13 @@ PATHS = {"ServiceAccount": "serviceaccounts", "PersistentVolumeClaim": "persiste
 
 
 def account(site: Site) -> dict[str, Any]:
-    """Returns an account under which Spark's driver runs, or another program's; its pods may need its token."""
+    """Returns the manifest of an account such as Spark's driver runs under, whose pods get its token."""
     metadata = {"name": "spark-driver", "namespace": site.namespace, "labels": {"app": "spark"}}
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": True}
 
 
 def claim(site: Site) -> dict[str, Any]:
-    """Returns a claim of a class without volumes: nothing happens to it."""
+    """Returns the manifest of a claim of a class without volumes, which therefore stays unbound."""
     metadata = {"name": "spark-checkpoint", "namespace": site.namespace, "labels": {"app": "spark"}}
     resources = {"requests": {"storage": "1Gi"}}
     spec = {"accessModes": ["ReadWriteOnce"], "resources": resources, "storageClassName": "none"}

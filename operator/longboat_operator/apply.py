@@ -111,7 +111,7 @@ class _Run:
         return None
 
     async def _unanswered(self, action: Action) -> KubeError | None:
-        """Carries the action out; returns the error if it got no answer."""
+        """Carries the action out; returns an error after which the plan ends, mostly that of a request without an answer."""
         try:
             await self._apply_action(action)
         except KubeError as error:

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the operator and returns the exit status.
 
-    It is 0 after a signal, 1 when leadership was lost or on an error, 2 for unusable options or an unusable cluster.
+    It is 0 after a signal, 2 if the API server's configuration or the lease's duration is unusable, 1 after any other error.
 
     Raises:
         SystemExit: the arguments can't be parsed (its status is 2 too), or ask for help.

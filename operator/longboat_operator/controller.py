@@ -84,7 +84,7 @@ class Controller:
         self._leading = False
 
     def changed(self, change: Change) -> None:
-        """Wakes the keys for which a change of the cache calls for a plan, and those that waited for exactly this; none on a standby."""
+        """Wakes the keys for which a change of the cache calls for a plan, or ends their wait for it to catch up; none on a standby."""
         if not self._leading:
             return
         job_woken, capacity_woken = wakes_job(change.old, change.new), wakes_capacity(change.old, change.new)
@@ -115,7 +115,7 @@ class Controller:
             self._queue.add(job)
 
     async def work(self) -> None:
-        """Reconciles keys from the queue until it is closed. Only what ends the process (lost leadership) is raised."""
+        """Reconciles keys from the queue until it is closed. Raises LeadershipLostError; other errors of a pass end only that pass."""
         while (key := await self._queue.get()) is not None:
             started = self._clock()
             try:
@@ -125,7 +125,7 @@ class Controller:
             RECONCILE_SECONDS.labels(result).observe(self._clock() - started)
 
     async def reconcile(self, key: Key) -> str:
-        """Makes one pass for one key; returns a word for the outcome, for the metric."""
+        """Makes one pass for one key; returns a word for the outcome, for the metric. Raises LeadershipLostError."""
         if not self.expectations.met(key):
             self._held.add(key)
             self._queue.add_after(key, HELD_SECONDS)
@@ -180,7 +180,11 @@ class Controller:
         return new is not None and new["kind"] == RL_JOB.kind and self._published_versions.get(key) == version_of(new)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
-        """Plans until the plan has the answers it asks for, but for those that the server refuses; returns its snapshot and the plan."""
+        """Plans until the plan has the answers it asks for, but for those that the server refuses; returns its snapshot and the plan.
+
+        Raises:
+            KubeError: the server gave no answer.
+        """
         random = secrets.token_hex(4)
         requested: set[Target] = set()
         while True:

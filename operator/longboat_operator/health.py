@@ -24,8 +24,8 @@ class Health:
 def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: float, leading: bool) -> Health:
     """Judges whether to trust the process, and whether to restart it. Pure.
 
-    A standby is ready: readiness says that the cache is current, not who leads. The API server being away makes a process
-    unready, never dead, since a restart wouldn't bring it back.
+    A standby can be ready: readiness says that the cache is current, not who leads. A long silence of the API server makes a process
+    unready, but is no reason to restart it.
     """
     not_ready = list(watch_problems)
     not_alive = ["a watch is dead and only a restart revives it"] if watch_dead else []
@@ -37,7 +37,7 @@ def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: flo
 
 
 async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner:
-    """Serves `/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line."""
+    """Starts to serve `/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line. The runner's `cleanup` ends it."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health().not_alive)
@@ -49,7 +49,7 @@ async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner
 
 
 async def serve_metrics(port: int, registries: tuple[CollectorRegistry, ...]) -> web.AppRunner:
-    """Serves `/metrics` in Prometheus' text format."""
+    """Starts to serve `/metrics` in Prometheus' text format. The runner's `cleanup` ends it."""
 
     async def metrics(_: web.Request) -> web.Response:
         body = b"".join(generate_latest(registry) for registry in registries)

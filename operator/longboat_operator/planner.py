@@ -24,7 +24,7 @@ from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.conditions import Finding, find
+from longboat_operator.reading.conditions import Finding, find, has_ended
 from longboat_operator.reading.status import read_status
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read
@@ -170,8 +170,10 @@ def _finished(view: JobView, now: datetime) -> Plan:
 
 
 def _unreadable(job: Object, message: str, now: datetime) -> Plan:
-    """Reports a spec of another version and otherwise leaves the job alone: whatever runs keeps running."""
+    """Reports a spec of another version and otherwise leaves the job alone: whatever runs keeps running, and an end stays as it was."""
     old = read_status(job.get("status") or {})
+    if has_ended(old.conditions):
+        return Plan()
     generation = int(job["metadata"].get("generation", 0))
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
     status = old.model_copy(

@@ -201,7 +201,7 @@ class Shell:
         log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
 
     async def _warm_kopf(self, resource: Resource, namespace: str | None, selector: str) -> None:
-        """Waits until kopf has listed, which it doesn't say: a list of our own tells what it owes."""
+        """Waits until kopf has delivered what a list of our own shows: kopf doesn't announce that it has listed."""
         source = Source(resource.kind, namespace)
         await self._list_again(resource, namespace, selector)
         await _until(lambda: not self._freshness.owes(source))

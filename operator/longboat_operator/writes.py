@@ -108,7 +108,7 @@ class Writes:
         return word
 
     async def _apply(self, action: ApplyObject) -> str:
-        """Applies an object, and once more with another digest if the server keeps other content than it was sent: defaults, mostly."""
+        """Applies an object, and once more with another digest if the one it has isn't that of what the server keeps: defaults, mostly."""
         resource, body = BY_KIND[action.body["kind"]], action.body
         if action.uid is None:
             applied = await self._client.apply_new(resource, body)

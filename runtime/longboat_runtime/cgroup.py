@@ -8,18 +8,18 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """Reads the CPUs in cgroup v2's `cpu.max` ("200000 100000" or "max 100000")."""
+    """Reads the CPUs in cgroup v2's `cpu.max` ("200000 100000" or "max 100000"); None without a limit."""
     quota, period = text.split()
     return None if quota == "max" else int(quota) / int(period)
 
 
 def parse_cfs(quota: str, period: str) -> float | None:
-    """Reads the CPUs in cgroup v1's `cpu.cfs_quota_us` (-1: no limit) and `cpu.cfs_period_us`."""
+    """Reads the CPUs in cgroup v1's `cpu.cfs_quota_us` (-1: no limit) and `cpu.cfs_period_us`; None without a limit."""
     return None if int(quota) < 0 else int(quota) / int(period)
 
 
 def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
-    """Returns the CPUs that this container's cgroup lets it use, None without a limit. A container sees its own cgroup as the root."""
+    """Returns the CPUs that this container's cgroup lets it use; None: no known limit. A container sees its own cgroup as the root."""
     unified = root / "cpu.max"
     if unified.exists():
         return parse_cpu_max(unified.read_text())

@@ -22,7 +22,7 @@ def ask(client: Any, pod: str) -> bool:
 
 
 def asking(client: Any) -> list[str]:
-    """Returns the pods that have asked to go, those that are free included; names never come again."""
+    """Returns the names of the pods that have asked to go, also of those that are free or gone: names never come again."""
     return [key.decode() for key in client.internal_kv_keys(b"", _NAMESPACE, timeout=_SECONDS)]
 
 

@@ -33,6 +33,14 @@ def test_success(cluster: SimulatedCluster) -> None:
     assert cluster.children["Service"], "goes with the job"
 
 
+def test_an_end_stays_as_it_was_under_an_api_that_cannot_read_the_spec(cluster: SimulatedCluster) -> None:
+    cluster.train(0, "Succeeded")
+    cluster.settle()
+    cluster.edit(futureField={"x": 1})
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.SUCCEEDED, Reason.JOB_SUCCEEDED)
+
+
 def test_a_finished_job_is_deleted_after_its_time(cluster: SimulatedCluster) -> None:
     cluster.train(0, "Succeeded")
     cluster.settle()

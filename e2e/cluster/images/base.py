@@ -17,7 +17,7 @@ DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["python3"]\n'
 
 
 def gather(folder: Path) -> None:
-    """Writes down what the image depends on."""
+    """Writes the Dockerfile, and the release, packages and clean-up that the image is made with."""
     (folder / "Dockerfile").write_text(DOCKERFILE)
     (folder / "recipe").write_text(f"{mirror.installed_from().release} {PACKAGES} {CLEAN}")
 

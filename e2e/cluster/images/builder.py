@@ -45,7 +45,7 @@ def variables(folder: Path, registry: str) -> dict[str, str]:
 
 
 def export(ref: str, archive: Path, name: str = "") -> None:
-    """Writes a Docker archive of an image, in which it is called `name` (default: as in the storage)."""
+    """Writes a Docker archive of an image, in which it is called `name` (default: `ref`)."""
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
     run([*_buildah(), "push", ref, f"docker-archive:{part}:{name or ref}"], env=_environment())
@@ -61,7 +61,7 @@ def ensure(ref: str, archive: Path) -> None:
 
 @contextmanager
 def unpacked(ref: str) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yields the root file system of an image in the storage, and the environment that it sets."""
+    """Mounts an image of the storage for the block; yields the folder of its files, and the environment that it sets."""
     image = json.loads(run([*_buildah(), "inspect", "--type=image", ref], env=_environment()))
     variables = image["OCIv1"]["config"]["Env"]
     container = run([*_buildah(), "from", "--pull=never", ref], env=_environment()).strip()

@@ -36,7 +36,7 @@ class Image:
     make: Callable[[str, Path, Path], None]
 
     def build(self) -> "Built":
-        """Builds the image unless that is done."""
+        """Builds the image unless its archive exists; returns its name and archive."""
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as folder:
             self.gather(Path(folder))
@@ -50,7 +50,7 @@ class Image:
 
     @property
     def nickname(self) -> str:
-        """Name that a cluster gives the version loaded last."""
+        """Name that `Cluster.load_image` gives the version it has loaded last."""
         return self._ref("dev")
 
     def _ref(self, tag: str) -> str:
@@ -65,7 +65,7 @@ class Image:
 
 
 def digest(folder: Path) -> str:
-    """Computes a hash of the names and contents of all files in a folder."""
+    """Computes 12 hexadecimal digits of a hash of the paths and contents of all files in and below a folder."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
@@ -126,7 +126,7 @@ DAILY = ("base", "runtime-host", "operator")
 
 
 def find(name: str) -> Image:
-    """Finds the image of ours with this name; raises ClusterError when there is none."""
+    """Finds our image with this name; raises ClusterError if there is none."""
     if name not in IMAGES:
         raise ClusterError(f"{name!r} is neither an archive nor one of our images: {', '.join(IMAGES)}")
     return IMAGES[name]

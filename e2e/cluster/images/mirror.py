@@ -16,7 +16,7 @@ class Mirror:
 
 
 def installed_from() -> Mirror:
-    """Reads the archive of the running release from apt's configuration."""
+    """Returns the first archive of the running release that apt knows; raises ClusterError if it knows none."""
     release = _os_release()["VERSION_CODENAME"]
     wanted = ["--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Created-By: Packages"]
     for line in run(["apt-get", "indextargets", *wanted]).splitlines():

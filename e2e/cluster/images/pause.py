@@ -38,7 +38,7 @@ def _docker_archive(binary: bytes) -> bytes:
 
 
 def _tar(files: dict[str, bytes]) -> bytes:
-    """Packs files into a tar, executable, owned by root and with a fixed time: the same contents give the same bytes."""
+    """Packs files into a tar, executable, owned by root and with a fixed time: the same files in the same order give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, data in files.items():

@@ -33,7 +33,7 @@ def server() -> Iterator[Cluster]:
 
 
 def _await_policies(jobs: Jobs) -> None:
-    """Waits for the policies, which take effect some moments after they were created."""
+    """Waits until one of the policies refuses what it should: they take effect some moments after they were created."""
     jobs.create(changed({"metadata.name": "probe", "spec.rewards.0.parameters": {"a": 1}}))
     jobs.merge("probe", {"status": {"startTime": STARTED}}, "status")
     renamed = cycle([{"a": None, "b": 1}, {"a": 1, "b": None}])
@@ -73,7 +73,7 @@ def new_job(jobs: Jobs) -> Iterator[NewJob]:
 
 @pytest.fixture
 def restricted(server: Cluster) -> Iterator[str]:
-    """Yields a namespace that enforces Pod Security `restricted`."""
+    """Yields the name of a namespace that enforces Pod Security `restricted`, and deletes it in the end."""
     name = "restricted"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}

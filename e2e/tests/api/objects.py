@@ -51,7 +51,7 @@ class Jobs:
     token: str | None = None
 
     def create(self, body: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
-        """Creates the object, with strict field validation."""
+        """Creates the object with strict field validation, or with `dry_run` only checks that it could. Raises Refused if not."""
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         return self._call("POST", "", body, query)
 
@@ -64,7 +64,7 @@ class Jobs:
         return JobRef(self.namespace, name, self.get(name)["metadata"]["uid"])
 
     def delete(self, name: str) -> None:
-        """Deletes the object; no other object waits for it, so it is gone at once."""
+        """Deletes the object, which has no finalizers and so is gone at once."""
         self._call("DELETE", f"/{name}")
 
     def merge(self, name: str, body: dict[str, Any], subresource: str = "") -> dict[str, Any]:

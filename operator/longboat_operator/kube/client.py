@@ -50,11 +50,14 @@ class KubeClient:
         self._gate = gate
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
-        """Reads one object."""
+        """Reads one object. NotFoundError: there is none."""
         return await self._transport.send(Request("GET", resource.path(namespace, name), "get", resource.plural))
 
     async def served(self, group: str, version: str) -> set[str]:
-        """Returns the plural names of the kinds the server has in a group's version; empty if it has no such group."""
+        """Returns the names of the resources that the server serves in this version of the group; empty if it doesn't serve that version.
+
+        Subresources are included (`rljobs/status`).
+        """
         request = Request("GET", f"/apis/{group}/{version}", "get", "apis")
         try:
             answer = await self._transport.send(request)
@@ -183,7 +186,7 @@ class KubeClient:
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> dict[str, Any]:
-        """Deletes the object if its uid is still `uid` (else ConflictError); dependents go in the background."""
+        """Deletes the object; its dependents go in the background. ConflictError: its uid isn't `uid`. NotFoundError: there is none."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds

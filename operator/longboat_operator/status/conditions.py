@@ -40,7 +40,7 @@ class Facts:
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
-    """Yields the conditions of a job that is not finished, in the order of their types."""
+    """Yields findings about a job that is not finished, in the order of their types; not every type has one."""
     if facts.suspension is Suspension.NONE:
         yield from _resolved(view, facts)
         yield _scheduled(view, facts)
@@ -60,7 +60,7 @@ def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
 
 
 def final_findings(end: Finding) -> Iterator[Finding]:
-    """Yields the conditions of a job that has ended; `end` says how."""
+    """Yields findings about a job that has just ended; the last one is `end`, which says how."""
     yield from _without_pods(Reason.JOB_FINISHED)
     yield end
 
@@ -119,10 +119,10 @@ def _running(view: JobView, facts: Facts) -> Finding:
 
 
 def _head_lost(view: JobView) -> str | None:
-    """Returns how the Ray head ended, while that interrupts the rounds; None: something else does, or nothing.
+    """Returns how the Ray head last ended, if that is why rounds don't run; else None.
 
-    Rule: the head's container ended since the condition Running last changed: while it was True, or again since. All
-    pods then wait for its successor, and the driver restarts.
+    Rule: it is if the head's container has ended since the condition Running last changed, or if Running already says so.
+    All pods then wait for the head's successor, and the driver restarts.
     """
     running = find(view.status.conditions, ConditionType.RUNNING)
     ends = [

@@ -45,9 +45,13 @@ def events_of(
 ) -> Iterator[EmitEvent]:
     """Yields events that report what has changed between two statuses, and which pods may leave from now on.
 
-    Rule: phases, restarts, scales, pods that leave, reshapes and CPUs that moved or were refused always; a demand for rollout pods when it
-    begins to be limited; a condition when it says for the first time, or for a new reason, that something is wrong (its reason is not of
-    progress) that no other event reports. Counts and times never: they are in the status.
+    Rules:
+    * every restart, departure, new reshape, new refusal of CPUs, and move of CPUs that has ended is reported;
+    * so are most new phases, and a role's new number of pods while the phase of a started job stays the same;
+    * a demand for rollout pods is reported when it begins to be limited;
+    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress), unless
+      another event does that;
+    * counts and times alone are never reported: they are in the status.
     """
     for role in ROLES:
         yield from (_restart(record) for record in counts[role].news)
@@ -80,7 +84,7 @@ def _scaled(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
 
 
 def _reason_of(status: RLJobStatus, replicas: int) -> str | None:
-    """Returns the driver's reason for so many rollout pods, if it has them because it asked for them."""
+    """Returns the reason of the driver's demand if it asked for, and was granted, exactly so many rollout pods; else None."""
     demand, grant = rollout_demand(status), rollout_grant(status)
     if demand and grant and grant.answers == demand.number and demand.replicas == grant.replicas == replicas:
         return demand.reason

@@ -65,7 +65,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
 
 
 def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -> RLJobStatus:
-    """Returns the status of a job that has just ended; it stays like this."""
+    """Returns the status of a job that has just ended."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=False)
     roles = survey(view, NOWHERE, {})
@@ -108,7 +108,10 @@ def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
 
 
 def _ray_token(view: JobView, facts: Facts) -> str | None:
-    """Names the Secret with Ray's token. A suspended job drops it with its last pod: nobody looks after the Secret until it resumes."""
+    """Names the Secret with Ray's token; None before there is one, and while the job is suspended.
+
+    A suspended job drops it with its last pod: nobody looks after the Secret until it resumes.
+    """
     if facts.suspension is Suspension.SUSPENDED:
         return None
     return facts.creation.ray_token or view.status.ray_token_secret
@@ -157,7 +160,10 @@ def _rule_holds(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
 
 
 def reason_of(conditions: Sequence[Condition], phase: Phase) -> str | None:
-    """Returns the reason of the condition that explains the phase: one that is not yet True, or one that is."""
+    """Returns the reason of the first condition explaining the phase that is True or, if the phase awaits it, not True.
+
+    If there is none, it is that of the last one present; None if none is.
+    """
     rule = rule_of(phase)
     explanatory = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
     explaining = [condition for condition in explanatory if (condition.status == "True") is not rule.awaited]

@@ -9,10 +9,10 @@ from longboat_operator.reading.view import JobView
 
 
 def reported_of(view: JobView) -> Reported | None:
-    """Returns what has been reported once this status is published.
+    """Returns what has been reported once this status is published; None: nothing.
 
     Rule: the current driver's reshapes, those of its status alone, so that the memory is bounded; and whether its newest
-    answered demand was met, so that a limit is told when it begins to hold, not with every further demand.
+    answered demand was limited, so that a limit is told when it begins to hold, not with every further demand.
     """
     old = view.status.reported or Reported()
     reshapes, limited = old.reshapes, old.demand_limited

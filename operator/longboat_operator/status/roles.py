@@ -48,7 +48,7 @@ class RoleSurvey:
 
     @cached_property
     def pools(self) -> Mapping[str, RoleSurvey]:
-        """The survey of each reward pool that has places; a role without pools has one, under no name."""
+        """The survey of each reward pool that has places, by name; a role without pools has one under an empty name, if it has places."""
         names = dict.fromkeys(place.pool for place in self.places)
         if len(names) == 1:
             return dict.fromkeys(names, self)
@@ -108,13 +108,13 @@ def summary(roles: Survey) -> str:
 
 
 def first_problem(roles: Survey) -> PodProblem | None:
-    """Returns the problem of the first pod that has one, in start order."""
+    """Returns the problem of the first pod that has one, in start order; None if none has."""
     pods = ((pod, role_survey.lost.get(pod.uid)) for role_survey in roles.values() for pod in role_survey.pods)
     return next((problem for pod, loss in pods if (problem := problem_of(pod, loss))), None)
 
 
 def first_unscheduled(roles: Survey) -> PodProblem | None:
-    """Returns why the first pod for which the scheduler found no node has none."""
+    """Returns the scheduling problem of the first pod that has one, in start order; None if none has."""
     pods = (pod for role_survey in roles.values() for pod in role_survey.pods)
     return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
@@ -160,7 +160,7 @@ def _cpu(role_survey: RoleSurvey) -> str | None:
 
 
 def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
-    """Sums the CPU limits of one container over pods; None when one has no limit, or there is none."""
+    """Sums the CPU limits of one container over pods; None if one of them has no limit, or no pod has that container."""
     limits = [
         (c.get("resources") or {}).get("limits", {}).get("cpu")
         for pod in pods

@@ -50,7 +50,7 @@ def version_of(obj: Object) -> int:
 
 
 def job_of(obj: Object) -> JobKey | None:
-    """Returns the job that an object is (RLJob) or is labelled with."""
+    """Returns the job that an object is (RLJob) or is labelled with; None if neither."""
     metadata = obj["metadata"]
     name = metadata["name"] if obj["kind"] == RL_JOB.kind else (metadata.get("labels") or {}).get(LABEL_JOB)
     return JobKey(metadata["namespace"], name) if name else None
@@ -73,7 +73,7 @@ class Cache:
     # -- reading
 
     def job(self, key: JobKey) -> Object | None:
-        """Returns the RLJob."""
+        """Returns the RLJob; None: the cache lacks it."""
         return self.get(ObjectKey(RL_JOB.kind, key.namespace, key.name))
 
     def jobs(self) -> Iterator[tuple[JobKey, Object]]:
@@ -82,12 +82,12 @@ class Cache:
             yield JobKey(key.namespace, key.name), obj
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
-        """Returns the objects labelled with the job, by kind and name, whoever owns them; every kind is there, maybe empty."""
+        """Returns the objects labelled with the job, by kind and name, whoever owns them; every kind of child is there, maybe empty."""
         children = self._children.get(key, {})
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Returns a runtime template; `namespace` is ignored for a ClusterRLRuntime."""
+        """Returns a runtime template; None: the cache lacks it. `namespace` is ignored for a ClusterRLRuntime."""
         return self.get(ObjectKey(kind, namespace if kind == RL_RUNTIME.kind else "", name))
 
     def get(self, key: ObjectKey) -> Object | None:

@@ -52,7 +52,7 @@ class Expectations:
         return key in self._open
 
     def waiting(self) -> list[Key]:
-        """Returns the keys that wait."""
+        """Returns the keys that waited for something when they were last asked about."""
         return list(self._open)
 
     def _shown(self, expected: Expectation) -> bool:

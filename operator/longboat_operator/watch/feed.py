@@ -32,22 +32,22 @@ class Feed:
         self._clock = clock
 
     def put(self, obj: Mapping[str, Any]) -> None:
-        """Takes in an object that was added or changed."""
+        """Takes in an object that was listed, added or changed."""
         trimmed = trim(obj)
         self._freshness.note_reached(key_of(trimmed), version_of(trimmed))
         self._tell(self._cache.put(trimmed))
 
     def remove(self, obj: Mapping[str, Any]) -> None:
-        """Takes note that an object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
+        """Records that an object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
         self.vanish(key_of(obj), version_of(obj))
 
     def vanish(self, key: ObjectKey, version: int) -> None:
-        """Takes note that an object is known to be gone as of `version`."""
+        """Records that an object is known to be gone as of `version`."""
         self._freshness.note_reached(key, version)
         self._tell(self._cache.remove(key, version))
 
     def listed(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
-        """Takes note that a source was listed in full as of `version`; its objects have been put already."""
+        """Records that a source was listed in full as of `version`; its objects have been put already."""
         self.absent(source, present, version)
         self.heard(source, version)
         self._freshness.note_listed(source, self._clock())
@@ -61,12 +61,12 @@ class Feed:
         self._freshness.note_gone(source, present, version)
 
     def heard(self, source: Source, version: int) -> None:
-        """Takes note that an ordered source has delivered everything up to `version` (event taken, or bookmark)."""
+        """Records that an ordered source has delivered everything up to `version`."""
         self._cache.saw(source, version)
         self._freshness.note_heard(source, self._clock())
 
     def newer(self, key: ObjectKey, version: int) -> None:
-        """Takes note that a re-list shows a version that the cache lacks."""
+        """Records that a re-list shows a version that the cache lacks."""
         self._freshness.note_newer(key, version, self._clock())
 
     def _tell(self, change: Change | None) -> None:

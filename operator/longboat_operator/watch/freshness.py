@@ -45,16 +45,16 @@ class Freshness:
         self._heard[source] = now
 
     def note_heard(self, source: Source, now: float) -> None:
-        """Notes that an event or a bookmark came."""
+        """Notes that the source spoke: an event or a bookmark came, a list was completed, or a watch began."""
         self._heard[source] = now
 
     def note_newer(self, key: ObjectKey, version: int, now: float) -> None:
-        """Notes that a re-list shows `version`, the cache something older: from now on the stream owes it."""
+        """Notes that a re-list shows `version`, which the cache lacks: the stream owes it from now on, or still."""
         owed = self._awaited.get(key)
         self._awaited[key] = (version, owed[1] if owed else now)
 
     def note_reached(self, key: ObjectKey, version: int) -> None:
-        """Notes that the cache took `version` of the object, or its deletion."""
+        """Notes that `version` of the object, or its deletion as of then, has come: it, or an older one, is no longer owed."""
         if (awaited := self._awaited.get(key)) and version >= awaited[0]:
             del self._awaited[key]
 
@@ -65,11 +65,11 @@ class Freshness:
                 self.note_reached(key, version)
 
     def silence(self, now: float) -> dict[Source, float]:
-        """Returns the seconds since each bookmarked source was last heard."""
+        """Returns the seconds since each bookmarked source was last heard; those never heard are left out."""
         return {source: now - self._heard[source] for source in self._bookmarked if source in self._heard}
 
     def lag(self, now: float) -> float:
-        """Returns the seconds the most overdue object has been owed."""
+        """Returns the seconds that the most overdue object has been owed; 0 if none is."""
         return max((now - since for _, since in self._awaited.values()), default=0.0)
 
     def owes(self, source: Source) -> bool:

@@ -36,7 +36,11 @@ class Informer:
         self.source = Source(resource.kind, namespace)
 
     async def run(self) -> None:
-        """Lists and watches forever; errors are logged and followed by a wait, longer each time."""
+        """Lists and watches forever.
+
+        Failures of requests are logged and followed by a wait, which grows up to a limit. An expired version or a quiet watch
+        isn't such a failure.
+        """
         failures = 0
         while True:
             try:

@@ -32,8 +32,8 @@ class Difference:
 def compare(cached: Mapping[ObjectKey, int], listed: Mapping[ObjectKey, int], list_version: int) -> Difference:
     """Compares the cache's versions with a list taken as of `list_version`. Pure.
 
-    Held, not listed and no newer than the list: it is gone, whatever the watch said (kopf drops deletions that fall into
-    a re-list). Listed in a newer version than held, or not held: the watch owes it.
+    Vanished is what is held, not listed and no newer than the list, whatever the watch said: kopf drops deletions that
+    fall into a re-list. Newer is what is listed in a newer version than held, or not held.
     """
     return Difference(
         frozenset(key for key, version in cached.items() if key not in listed and version <= list_version),
@@ -61,7 +61,7 @@ class Repair:
         self._previous: dict[Source, int] = {}
 
     async def run(self) -> None:
-        """Lists all sources again, one after the other, forever."""
+        """Lists all sources again, one after the other, forever; a failed list is logged."""
         while True:
             for resource, namespace, selector in self._sources:
                 await asyncio.sleep(self._period_seconds / len(self._sources) * random.uniform(0.9, 1.1))
@@ -71,7 +71,7 @@ class Repair:
                     log.warning("re-list failed", kind=resource.kind, error=str(error))
 
     async def once(self, resource: Resource, namespace: str | None, selector: str) -> Difference:
-        """Lists a kind once more, repairs the cache, and returns the difference."""
+        """Lists a source once more, removes what is gone, notes what the watch owes, and returns the difference. Raises KubeError."""
         source = Source(resource.kind, namespace)
         listed: dict[ObjectKey, int] = {}
         list_version = 0

@@ -115,7 +115,7 @@ def _pick(source: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _shared(value: Any) -> Any:
-    """Returns an equal value that other objects may hold too; nobody changes what the cache holds."""
+    """Returns an equal value, which other objects may share: what the cache holds must not be changed."""
     return _parsed(to_json(value))
 
 

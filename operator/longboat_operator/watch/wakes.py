@@ -69,8 +69,9 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does. It reads a job's bounds, its demand, its grant, whether it is suspended or finished, and which
-    rollout pods its status no longer records. It also reads whether rollout pods exist, are ready, or are about to go.
+    Only what that plan reads does. Of a job it reads whether it is suspended, finished or being deleted, the bounds, demands and grant of
+    rollout pods and of reward pools' CPUs, its incarnation, and which rollout pods its status no longer records. Of a rollout pod it
+    reads its identity, its phase, and whether it is ready or being deleted.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)
@@ -91,7 +92,7 @@ def _of_a_resize(status: Mapping[str, Any]) -> list[Any]:
 
 
 def _wakes_capacity(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """Whether the change wakes the capacity.
+    """Whether a change between two results of `_of_a_capacity` wakes the capacity: any does, unless it only adds records.
 
     A record that is added tells of a pod that is there; one that goes frees the name of a pod that left.
     """

@@ -99,7 +99,7 @@ class Agent:
             await asyncio.sleep(_POLL_INTERVAL)
 
     async def _turn(self) -> bool:
-        """Makes one observation, decision and action; returns False when the agent gives up."""
+        """Makes one observation, decision and action; returns False when the agent gives up, or couldn't end the child in time."""
         supervisor = self._supervisor
         code = supervisor.exit_code if supervisor.exited.is_set() else None
         head = await self._duty.head()
@@ -129,7 +129,7 @@ class Agent:
         return termination_message(self._duty.role, code, self._supervisor.last_lines, self._state.failures)
 
     def _failure_arguments(self) -> list[str]:
-        """Returns the arguments that tell the next child how the one before it failed."""
+        """Returns the arguments that tell the next child how the one before it failed; empty if it didn't, or there is no such option."""
         option = self._duty.failure_option
         return [option, self._failure] if option and self._failure else []
 
@@ -175,7 +175,7 @@ class Agent:
 
 
 def termination_message(role: str, code: int | None, lines: Sequence[str], failures: int = 1) -> str:
-    """Says what ended and why. The cause, which is the last line that a Python program or Ray writes, comes last. Pure."""
+    """Says what ended, how, and, last, its last line of standard error: there Python programs and Ray name the cause. Pure."""
     how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     cause = next((line for line in reversed(lines) if line), "it wrote nothing to standard error")
     often = f" (failure {failures} in a row)" if failures > 1 else ""

@@ -50,7 +50,7 @@ class HeadProbe:
         self._last_error = ""
 
     async def poll(self) -> Head:
-        """Returns what the head is now. A call to Ray that hangs isn't followed by another until it has come back."""
+        """Returns what the head is now. While a request for the cluster's id hangs, no other is made."""
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), _CONNECT_SECONDS)
         except ConnectionRefusedError:
@@ -81,7 +81,7 @@ class HeadProbe:
         return bool(await self._answer(_in_thread(lambda: _has_node(self.address, label, value))))
 
     async def _answer(self, answer: asyncio.Future[T | None]) -> T | None:
-        """Returns what Ray says; None if it fails or takes too long, which is logged once while the error stays the same."""
+        """Returns what Ray says; None if it fails or takes too long, which is logged unless the last such error was the same."""
         done, _ = await asyncio.wait([answer], timeout=_ANSWER_SECONDS)
         error = answer.exception() if done else TimeoutError(f"no answer in {_ANSWER_SECONDS:g} s")
         if error is None:

@@ -16,9 +16,10 @@ _BYTES_PER_TOKEN = 16
 
 
 def object_store_size(shared_memory: int) -> int:
-    """Returns the bytes of a /dev/shm of `shared_memory` bytes that Ray's object store gets.
+    """Returns the size of Ray's object store in bytes, given `shared_memory` bytes of /dev/shm.
 
-    Weights travel through it, so a pod's template sizes it by the size of /dev/shm: `object_store_need` and what is reserved.
+    That is all but what is reserved for engines, and at least Ray's minimum, even if /dev/shm is smaller. So a pod's template sizes the
+    store, through which weights travel, by the size of /dev/shm.
     """
     return max(shared_memory - RESERVED_SHARED_MEMORY, MINIMAL_OBJECT_STORE)
 

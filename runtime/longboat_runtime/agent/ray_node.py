@@ -21,7 +21,10 @@ _AGENTS = {"--dashboard_agent_command=": "dashboard", "--runtime_env_agent_comma
 
 @contextmanager
 def bare_nodes() -> Iterator[None]:
-    """Keeps nodes that this process starts within the block from having other processes. Functions of Ray are replaced meanwhile."""
+    """Makes nodes that are started within the block do without processes that no job needs; a raylet's agents have stand-ins.
+
+    Functions of Ray are replaced meanwhile, in this process.
+    """
     from ray._private import services
     from ray._private.node import Node
 
@@ -50,7 +53,7 @@ def _with_stand_ins(start: Any) -> Any:
 
 
 def _stand_in(word: str) -> str:
-    """Returns a word of the raylet's command line with an agent's command, if it holds one, replaced by its stand-in's."""
+    """Returns a word of a command line of Ray's; one that gives the command of a raylet's agent gives its stand-in's instead."""
     for option, agent in _AGENTS.items():
         if word.startswith(option):
             return f'{option}"{sys.executable}" -I -S "{__file__}" {agent}'
@@ -58,7 +61,7 @@ def _stand_in(word: str) -> str:
 
 
 def _with_ports(start: Any) -> Any:
-    """Wraps `start` so that the files in which the raylet's agents leave their ports are there: the raylet waits for them."""
+    """Wraps `start` so that it first writes the files in which the raylet's agents leave their ports: the raylet waits for them."""
     from ray import _raylet
 
     compiled: Any = _raylet

@@ -75,7 +75,7 @@ def head(place: Place) -> Duty:
 
 
 def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
-    """Describes the driver beside its head. It ends with the head at once: it may never see that by itself."""
+    """Describes the driver beside its head. It is ended soon after the head: it may never see that by itself."""
     probe = HeadProbe(address)
     command = [
         sys.executable,
@@ -108,7 +108,7 @@ def worker(role: Role, place: Place, address: str, number: int) -> Duty:
 
 
 def reward_worker(place: Place, address: str, pool: str, slots: int, socket: Path) -> Duty:
-    """Describes a Ray node of a reward pool, on which `slots` grades run at once; `socket` is where its pod's graders listen."""
+    """Describes a Ray node of a reward pool, on which at most `slots` grades run at once; `socket` is where its pod's graders listen."""
     return _worker(Role.REWARD, place, address, {resource(pool): slots}, socket)
 
 

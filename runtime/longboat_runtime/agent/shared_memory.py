@@ -29,7 +29,7 @@ class Segment:
 
 
 def leftovers(segments: Iterable[Segment], mapped: Collection[int]) -> list[str]:
-    """Returns the names of segments that no living process has mapped and none is about to; `mapped` are inodes.
+    """Returns the names of segments of our kinds that are neither `mapped` (inodes) nor so young that they may yet be.
 
     Names wouldn't do: a semaphore is mapped under another one, from which its own is linked. The process that made it keeps it mapped
     while another one is started that opens it by name.
@@ -59,7 +59,7 @@ def sweep(directory: Path, *, everything: bool = False, now: float | None = None
 
 
 def _mapped(directory: Path) -> set[int]:
-    """Returns the inodes of files of `directory` that a process has mapped."""
+    """Returns the inodes of files of `directory` that are mapped by processes whose maps this one may read."""
     inodes: set[int] = set()
     prefix = f"{directory}/"
     for process in Path("/proc").iterdir():

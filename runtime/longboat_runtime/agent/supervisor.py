@@ -128,11 +128,13 @@ def descendants() -> set[int]:
 
 
 def children(pid: int) -> set[int]:
-    """Returns the children of all threads of a process; empty if it is gone."""
+    """Returns the ids of the children of a process; empty if it is gone. Some may be missing while a thread of it ends."""
     pids: set[int] = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+    with gone:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            pids |= {int(child) for child in (task / "children").read_text().split()}
+            with gone:
+                pids |= {int(child) for child in (task / "children").read_text().split()}
     return pids
 
 

@@ -45,5 +45,5 @@ def export(source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: P
 
 
 def _belongs_to_model(name: str) -> bool:
-    """Whether the file is neither weights nor the config: tokenizer, chat template, generation defaults."""
+    """Whether a file of this name is neither weights, nor their index, nor the config: tokenizer, chat template and so on."""
     return name != CONFIG and not name.endswith(_WEIGHT_INDEX) and Path(name).suffix not in _WEIGHT_SUFFIXES

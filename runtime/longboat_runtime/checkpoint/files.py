@@ -98,7 +98,7 @@ def verify(root: Path, entries: tuple[FileEntry, ...]) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Computes the XXH3 (128 bits) of a file's content."""
+    """Computes the XXH3 (128 bits) of a file's content, in hexadecimal digits."""
     total = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -32,7 +32,7 @@ def parse(incarnation: str, step: str) -> Position | None:
 def removable(
     complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position, newest: int
 ) -> list[Position]:
-    """Returns what may be removed once `saved` is complete: all but the `keep` newest complete ones, and unfinished ones.
+    """Returns what may be removed once `saved` is complete: unfinished ones, and complete ones but for `saved` and the `keep` newest.
 
     Nothing may if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its
     partial ones are its own business.

@@ -25,10 +25,10 @@ from longboat_runtime.problems import SpecProblem
 def snapshot(
     tensors: Mapping[str, Tensor], hosts: DeviceMesh, earlier: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Copies this rank's parts into host memory, sharded as before: the originals may change while the copies are written.
+    """Returns copies of this rank's parts in host memory, sharded as before: the originals may change while these are written.
 
-    They go into the memory of an `earlier` snapshot of the same tensors, so that there is never a second one: fresh memory,
-    which the kernel has to clear first, would take more than twice as long.
+    They overwrite an `earlier` snapshot of the same tensors, if there is one: fresh memory, which the kernel has to clear
+    first, would take more than twice as long.
     """
     earlier = earlier or {name: _empty(tensor, hosts) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
@@ -66,12 +66,12 @@ def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGrou
 
 
 def names(directory: Path) -> set[str]:
-    """Reads the names of the tensors in `directory`. Raises OSError if they can't be read."""
+    """Reads the names of the tensors in `directory`. Raises OSError if the file that has them can't be opened."""
     return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
 
 
 def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
-    """Allocates host memory for a copy of `tensor`."""
+    """Allocates host memory for a copy of this rank's part of `tensor`."""
     local = torch.empty_like(_local(tensor), device="cpu")
     if not isinstance(tensor, DTensor):
         return local
@@ -81,17 +81,17 @@ def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of the tensor."""
+    """Returns this rank's part of the tensor: all of it, unless it is a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _disk_error(error: CheckpointException) -> OSError | None:
-    """Returns the OSError that some rank met, if that is the cause."""
+    """Returns an OSError that some rank met; None if none did."""
     return next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
 
 
 def _no_space(tensors: Mapping[str, Tensor], directory: Path) -> OSError | None:
-    """Returns the OSError of a full volume, if less is free than this rank's parts: torch's archive writer hides why a write failed."""
+    """Returns the OSError of a full volume if less is free than this rank's parts need, else None: torch hides why a write failed."""
     if shutil.disk_usage(directory).free >= sum(_local(tensor).nbytes for tensor in tensors.values()):
         return None
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))

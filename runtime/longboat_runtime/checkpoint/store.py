@@ -38,8 +38,8 @@ class CheckpointStore:
         """Returns the newest checkpoint (of `step`, if given) whose files are all as they were written. None if there is none.
 
         Highest incarnation first, then highest step. Reads every byte of the one it returns; newer ones that are not as they
-        were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if all are: starting
-        over silently would throw away training that may still be rescued.
+        were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if there are some and
+        all are damaged: starting over silently would throw away training that may still be rescued.
         """
         damaged: list[str] = []
         for position in sorted(self._complete(), reverse=True):
@@ -79,9 +79,9 @@ class CheckpointStore:
     ) -> Manifest:
         """Saves in one transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
 
-        One at a time: the next begins when this has returned. One that this incarnation has already completed is left as it is.
-        Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable) or what `write_model` raised; earlier checkpoints
-        are then untouched and nothing of this one is left.
+        One at a time: the next begins when this has returned. One that this incarnation has already completed is verified and kept.
+        Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable), another OSError, or what `write_model` raised;
+        earlier checkpoints are then untouched, and this one is removed as far as possible.
         """
         position = Position(self.incarnation, step)
         directory = self.root / position.path

@@ -14,7 +14,8 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem | None:
     """Returns the problem to tell if `error` means that the volume is full or can't be written; None for any other error.
 
-    `fatal` is whether a full volume ends the job, which it doesn't if there is another try.
+    `fatal` is whether a full volume ends the job, which it doesn't if there is another try. A SpecProblem that caused `error` and says so
+    is returned as it is.
     """
     problem = spec_problem_in(error)
     if problem is not None:

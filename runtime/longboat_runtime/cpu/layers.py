@@ -45,9 +45,9 @@ def install(model: nn.Module, *, norms: bool = True) -> None:
 
 @cache
 def _computing_by(forward: Callable[..., Tensor], kind: type[nn.Module]) -> type[nn.Module]:
-    """Makes a subclass of `kind` that computes by `forward`.
+    """Makes a subclass of `kind` that computes by `forward`, the same one for the same arguments.
 
-    With a function of each module's own torch would compile every layer again.
+    If each module had a function of its own, torch would compile every layer again.
     """
     return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -55,7 +55,7 @@ def _computing_by(forward: Callable[..., Tensor], kind: type[nn.Module]) -> type
 def _scales_only(module: nn.Module) -> bool:
     """Whether a module is an RMS norm that multiplies by its weight.
 
-    Transformers' other kinds call their epsilon otherwise, or have more parameters.
+    Transformers' other kinds have other class names, other names for their epsilon, or more parameters.
     """
     named = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
     return named and [name for name, _ in module.named_parameters()] == ["weight"]
@@ -119,7 +119,8 @@ def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
     The product of matrices needs a transposed copy of the gradient, which costs as much as the product itself if rows are many and
     short. The weight of a convolution over single points has the same gradient, for which oneDNN needs no copy: measured on an AMD
     EPYC with AVX-512, 4480 rows take 0.5 to 0.8 of the time with widths of 64 to 512, and 1152 rows at a width of 3072 take longer:
-    the product stays where rows are fewer than twice the width. With one thread torch gives oneDNN only batches of sixteen and more.
+    the product stays where rows are fewer than twice the width, or no multiple of _IMAGES. With one thread torch gives oneDNN only
+    batches of sixteen and more.
     """
     rows, (out, in_) = len(inputs), (gradient.shape[1], inputs.shape[1])
     if rows % _IMAGES or rows < 2 * max(out, in_):

@@ -17,9 +17,9 @@ def suggestion(name: str, available: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Converts the value to what JSON can represent.
+    """Converts the value to JSON's types.
 
-    Dates become ISO text, durations seconds, decimals text, bytes UTF-8 or base64 text.
+    Dates become ISO text, durations seconds, bytes UTF-8 or else base64 text, sets lists, and anything else its `str`.
     """
     match value:
         case None | bool() | int() | float() | str():

@@ -20,7 +20,7 @@ DOMAIN = "domain"
 
 
 def create_task(source: ReasoningGymSource, field: str) -> Any:
-    """Creates the procedural dataset of `source`. Raises SpecProblem for an unknown task or setting."""
+    """Creates the procedural dataset of `source`. Raises SpecProblem for an unknown task, or a setting that the task lacks or rejects."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 

@@ -40,7 +40,10 @@ class Prompts:
         self._template = _compile(dataset.prompt_template)
 
     def text(self, record: Mapping[str, Any], place: str) -> tuple[str, bool]:
-        """Returns the prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does)."""
+        """Returns the prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does).
+
+        Raises SpecProblem if the row has no such prompt, or a template fails for it.
+        """
         if self._template is not None:
             try:
                 return self._template.render(record), False
@@ -115,7 +118,7 @@ _SPECIAL_TOKENS = 8
 def column(record: Mapping[str, Any], path: str | None, field: str, place: str) -> Any:
     """Returns the column named `path`, or a value inside a column (`reward_model.ground_truth`); None if the spec names no column.
 
-    Raises a SpecProblem that names the existing columns.
+    Raises SpecProblem, which names the existing columns, if there is no such column or value.
     """
     if path is None:
         return None
@@ -146,7 +149,10 @@ def _compile(template: str | None) -> jinja2.Template | None:
 
 
 def context_length(model: ModelSpec) -> int:
-    """Returns the length in tokens that prompt plus response may have at most (`model_config.longest_sequence`)."""
+    """Returns the length in tokens that prompt plus response may have at most (`model_config.longest_sequence`).
+
+    Raises SpecProblem if there is no config.json, or no valid length.
+    """
     path = Path(model.path) / "config.json"
     if not path.is_file():
         raise SpecProblem(
@@ -158,11 +164,11 @@ def context_length(model: ModelSpec) -> int:
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer in the model's directory. Downloads nothing and runs no code from the directory."""
+    """Loads the tokenizer in the model's directory; downloads nothing. Raises SpecProblem if there is none that can be loaded."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model.path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(model.path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise SpecProblem(
             Reason.MODEL_INVALID,

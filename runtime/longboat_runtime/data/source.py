@@ -101,7 +101,10 @@ class TablePrompts:
         return self._skipped if self._skips else None
 
     def draw(self, count: int, domain: str = "") -> list[PromptId]:
-        """Draws the next `count` prompts of a domain, which must have a quota; without quotas, of all rows."""
+        """Draws the next `count` prompts of a domain, which must have a quota; without quotas, of all rows.
+
+        Raises SpecProblem if a row can't be launched, or if too many generated rows, one after another, are too long.
+        """
         prompts: list[PromptId] = []
         skipped = 0
         while len(prompts) < count:
@@ -176,13 +179,13 @@ class TablePrompts:
         return self._labels(self._table.record(row), self._table.place(row))[0]
 
     def _labels(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
-        """Returns the domain and ground truth of a row."""
+        """Returns the domain and ground truth of a row: empty and None where the spec names no column for them."""
         domain = column(record, self._columns.domain, "spec.dataset.columns.domain", place)
         truth = column(record, self._columns.ground_truth, "spec.dataset.columns.groundTruth", place)
         return (str(domain) if self._columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
-        """Returns the cursors by domain, the settings that determine the order, and the number of rows skipped."""
+        """Returns the cursors by domain, what determines the order (number of rows, seed, shuffle), and the number of rows skipped."""
         order = self._order
         return {
             "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
@@ -240,7 +243,7 @@ def open_evaluation(
 ) -> list[Row]:
     """Reads the held-out rows, at most `maxPrompts`, in the order of the table; empty without spec.dataset.evaluation.
 
-    Raises SpecProblem.
+    Rows that are too long are skipped or an error, as in training. Raises SpecProblem.
     """
     evaluation = dataset.evaluation
     if evaluation is None:

@@ -24,7 +24,7 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def record(self, row: int) -> dict[str, Any]:
-        """Returns the row's column values, all of them JSON values."""
+        """Returns the row's column values, by name, in JSON's types."""
 
     def place(self, row: int) -> str:
         """Says where a person can find the row, such as `train.jsonl line 7`."""

@@ -52,9 +52,9 @@ class AdoptingStore(CheckpointStore):
         self._adopted, self._resume = CheckpointStore(adopted, keep, incarnation), resume
 
     def newest(self, step: int | None = None) -> Manifest | None:
-        """Finds the newest checkpoint, of this job or else of the claim it resumes from.
+        """Finds the newest checkpoint of this job, or else the newest (of `resumeFrom.step`, if given) of the claim it resumes from.
 
-        Raises SpecProblem if neither has one: the job must not silently start from scratch.
+        Raises SpecProblem if neither has one, or the first that has some has only damaged ones: the job must not silently start over.
         """
         own = super().newest(step)
         adopted = own or self._adopted.newest(self._resume.step)
@@ -109,7 +109,7 @@ async def open_components(
 
 
 async def _own_store() -> ActorHandle:
-    """Starts a new store. The previous driver's store dies with that driver, but Ray may not have noticed yet."""
+    """Starts a new store once the previous driver's is gone. That dies with its driver, but Ray may not have noticed yet."""
     while True:
         try:
             return start_store()

@@ -59,7 +59,7 @@ class Audits:
         self._limit(result.overall)
 
     def _lengths_of(self, window: Sequence[PromptHistory], *, audited: bool) -> list[PromptLengths]:
-        """Returns the lengths of the prompts first launched in audit rounds (`audited`), or in other rounds."""
+        """Returns the lengths of those prompts of the window that were first launched in audit rounds (`audited`), or in other rounds."""
         return [
             history.lengths(self._source.domain(history.prompt.row)) for history in window if history.audited == audited
         ]

@@ -46,8 +46,8 @@ def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], a
 def skip_problem(report: TrainReport, skipped_steps: int, limit: int) -> SpecProblem | None:
     """Returns the problem to report if minibatches were skipped; None if none was.
 
-    `skipped_steps` is how many steps in a row before this one trained nothing. If this one trained nothing either and there are
-    now `limit` (`trainer.maxSkippedSteps`) of them, the job fails: the next step would start from the same weights.
+    `skipped_steps` is how many steps in a row before this one trained nothing. If this one also trained nothing, and there are now at
+    least `limit` (`trainer.maxSkippedSteps`) of them, the problem is fatal: the next step would start from the same weights.
     """
     if not report.skipped:
         return None

@@ -33,10 +33,10 @@ class Broker(Protocol):
         """Waits until the job's spec differs from `previous`, and returns it. Raises Superseded."""
 
     async def granted(self, previous: RolloutGrant | None) -> RolloutGrant:
-        """Waits until the grant of rollout pods differs from `previous`, and returns it. Raises Superseded."""
+        """Waits until there is a grant of rollout pods that differs from `previous`, and returns it. Raises Superseded."""
 
     async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
-        """Waits until the grant of reward pools' CPUs differs from `previous`, and returns it. Raises Superseded."""
+        """Waits until there is a grant of reward pools' CPUs that differs from `previous`, and returns it. Raises Superseded."""
 
     def publish(self, status: DriverStatus) -> None:
         """Sets the driver's status. Returns at once; it is written when the change is worth a request."""
@@ -104,6 +104,6 @@ class LocalBroker:
 
 
 def granted(demand: RolloutDemand, rollout: RolloutSpec | None) -> RolloutGrant:
-    """Grants what is asked for, within the bounds of the spec, if there are any (pure)."""
+    """Grants what is asked for, within the bounds of `rollout`, if given (pure)."""
     least, most = (rollout.min_replicas or 0, rollout.replicas) if rollout else (0, demand.replicas)
     return RolloutGrant(answers=demand.number, replicas=min(max(demand.replicas, least), most))

@@ -30,8 +30,9 @@ def next_demand(
 ) -> RolloutDemand:
     """Makes the demand of this incarnation that follows `before`, for so many `replicas`; `pods` are there, `drained` may be deleted.
 
-    The rule: it gets another number if another number of pods is asked for or others have been drained. The order of `give_first` is
-    taken anew then, and when pods have come or gone: what runs where changes all the time, and is no reason to ask again.
+    The rule: it gets the next number if another number of pods is asked for or `drained` has changed. The order of `give_first` is taken
+    anew then, and when pods have come or gone. Otherwise it is `before`: what runs where changes all the time, and is no reason to ask
+    again.
     """
     ask = replicas, [*drained] or None
     same = before is not None and (before.replicas, before.drained) == ask
@@ -52,8 +53,8 @@ def next_cpu_demand(
 ) -> RewardDemand | None:
     """Makes the demand of this incarnation that follows `before`, for this division of CPUs.
 
-    The rule: it gets another number if some pool asks for `cpus.LEAST_MOVE` more or less than it did, and is the same demand otherwise.
-    As long as nobody has asked, the division is compared with what is `granted`; None if no pool differs by so much.
+    The rule: it gets the next number if some pool asks for at least `cpus.LEAST_MOVE` more or less than it did, else it is `before`.
+    While that is None, the division is compared with what is `granted`; the result is None too if no pool differs by so much.
     """
     requested = granted if before is None else asked_cpus(before)
     if not differs(requested, division.pools):
@@ -75,10 +76,11 @@ def asked_cpus(division: RewardDemand | RewardGrant) -> dict[str, int]:
 
 
 def expected_grades(view: View, prompts: int, pools_of: Callable[[PromptId], Collection[str]]) -> dict[str, float]:
-    """Estimates how many responses that engines are making now each pool, by name, will have to grade, as far as that is known.
+    """Estimates how many of the responses that engines are generating now each pool, by name, will have to grade.
 
-    `prompts` are those of a round; `pools_of` are the pools that grade the responses to a prompt. Only the first `groupSize`
-    responses of a group are graded, and only as many groups of a racing round as it trains. Nobody knows which, so each counts in part.
+    `prompts` is the number of prompts that a round trains; `pools_of` returns the pools that grade the responses to a prompt. A group
+    needs only `groupSize` responses, and a racing round only as many groups as it trains. Nobody knows which groups, so each counts in
+    part.
     """
     grades: dict[str, float] = {}
     for round_ in view.open_rounds():

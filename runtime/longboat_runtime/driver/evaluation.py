@@ -51,12 +51,12 @@ def is_due(step: int, steps: int, every: int) -> bool:
 
 
 def evaluation_id(step: int, row: Row, index: int) -> SampleId:
-    """Makes an id that no training sample and no other evaluation has: epochs below 0, one for each step."""
+    """Makes an id that no training sample and no other step's evaluation has: epochs below 0, one for each step."""
     return SampleId(-1 - step, row.prompt.row, 0, index)
 
 
 def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
-    """Decides how held-out samples are drawn: like training samples, except for what the evaluation's `spec` sets itself."""
+    """Decides how held-out samples are drawn: like training samples, except for what the evaluation's `spec` has fields of its own for."""
     own = {field.name: getattr(spec, field.name) for field in fields(Sampling) if field.name in type(spec).model_fields}
     return replace(training, **own)
 
@@ -118,7 +118,7 @@ class Evaluation:
         )
 
     def _discard_graded(self, sample: SampleId) -> None:
-        """Discards a graded sample together with others: the store needn't hold more than what is being graded, nor be called for each."""
+        """Discards a graded sample, DISCARDED_TOGETHER at a time: the store needn't be called for each, nor hold many that are graded."""
         self._graded.append(sample)
         if len(self._graded) >= DISCARDED_TOGETHER:
             self._discard(self._graded)
@@ -149,8 +149,8 @@ class Evaluation:
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
     """Returns the scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
-    `val/accuracy` is the share of samples with at least FULL_SCORE, `val/pass@K` is there with several samples for each prompt.
-    Timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
+    `val/accuracy` is the share of graded samples with at least FULL_SCORE, `val/pass@K` is there for prompts with several of them.
+    Grader errors have no score; timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
     """
     if not results:
         return {}

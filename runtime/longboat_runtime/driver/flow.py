@@ -131,7 +131,7 @@ class SampleFlow:
                 self._happened(event)
 
     def generated_all(self) -> None:
-        """Sends what waits to be graded, as soon as the last samples are there too: nothing more is being generated."""
+        """Sends to graders what waits to be sent with others, once the last samples are there too: nothing more is being generated."""
         asyncio.get_running_loop().call_soon(self._components.rewards.flush)
 
     def give_up_grades(self, samples: Sequence[SampleId]) -> None:

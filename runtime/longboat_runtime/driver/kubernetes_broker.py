@@ -237,7 +237,7 @@ class KubernetesBroker:
 
 
 def _read(spec: dict[str, Any], previous: RLJobSpec) -> RLJobSpec:
-    """Parses the spec; returns `previous` if it has a field that this version doesn't understand: the job then continues unchanged."""
+    """Parses the spec; returns `previous` if this version can't read it: the job then continues unchanged."""
     try:
         return RLJobSpec.model_validate(spec)
     except ValidationError as error:

@@ -42,9 +42,10 @@ class Loads:
         await self._ask(before)
 
     async def finish(self, number: int, works: RoundWorks, view: View) -> events.RoundMeasured | None:
-        """Returns what engines felt in the round, which is over, and what it asked of them; None if they weren't asked or none answered.
+        """Returns what engines felt in the round, which is over, and what it asked of them; None if it wasn't begun here or none answered.
 
-        It waits at most STOP_SECONDS for responses that engines were told to stop: how far they came is part of what was asked.
+        It waits about STOP_SECONDS at most for responses that engines were told to stop: how far they came is part of what was asked.
+        What was asked is left out if the sizes of engines differ, or no response has come back.
         """
         if self._round == number:
             await self._ask(number)

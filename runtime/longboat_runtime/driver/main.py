@@ -49,13 +49,15 @@ async def drive(
     resume: Path = RESUME,
     secrets: Path | None = None,
 ) -> tuple[Ending, SpecProblem | None]:
-    """Runs the job to its end, which the status shows before this returns. On SIGTERM the job is saved and stopped.
+    """Runs the job until it ends or is suspended. On SIGTERM the job is saved and stopped.
+
+    The status is stored before this returns, unless another driver has superseded this one.
 
     `sockets` and `resume` are those of `open_components`. `secrets` is the directory with the credentials of trackers, None for those
     of the user who runs this.
 
-    Returns how the job ended, and the problem if it failed. Raises errors that the next start may overcome: a lost trainer, store
-    or head.
+    Returns how this start ended, and the problem if the job failed. Raises other errors, which the next start may overcome, such as a
+    lost trainer, store or head.
     """
     reports = Reports([], time.time)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
@@ -90,7 +92,7 @@ async def drive(
 
 
 def _files(job: Job) -> list[Sink]:
-    """Opens the metric files on the checkpoint volume. Raises SpecProblem if it is full or not writable."""
+    """Opens the metric files on the checkpoint volume. Raises SpecProblem if it is full or not writable, or another OSError."""
     try:
         return [JsonLines(job.home / "metrics.jsonl"), TensorBoard(job.home / "tensorboard")]
     except OSError as error:
@@ -105,7 +107,7 @@ def superseded(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Returns the first error in nested groups (pure)."""
+    """Returns the error, or the first one in a group, however nested (pure)."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

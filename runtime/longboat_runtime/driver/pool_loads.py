@@ -33,7 +33,7 @@ class Course:
         self.look(self.opened, self.first)
 
     def look(self, now: float, load: PoolLoad) -> None:
-        """Adds the pool's load at this time."""
+        """Takes in the pool's load at this time."""
         self.last = load
         self.waiting = max(self.waiting, load.waiting)
         self.queue_seconds = max(self.queue_seconds, load.queue_seconds)
@@ -83,7 +83,7 @@ class PoolLoads:
         self._round = number
 
     def finish(self, number: int) -> events.RoundGraded | None:
-        """Returns what pools did in the round, which is over; None if no pool says so."""
+        """Returns what pools did in the round, which is over; None if it wasn't begun here, or no pool had a load then."""
         if self._round == number:
             self._sample_loads()
             self._round = None

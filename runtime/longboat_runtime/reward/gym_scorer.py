@@ -18,7 +18,7 @@ def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSam
     """Makes a scorer that calls the task's `score_answer`.
 
     The one parameter, `tag`, names the tag around the answer (`answer` for `<answer>4</answer>`; the last one counts, a
-    response without it has the wrong form). Without it the whole response, stripped, is the answer.
+    response without it has the wrong form). Without a `tag` the whole response is the answer. Raises SpecProblem for any other parameter.
     """
     unknown = sorted(set(parameters) - {"tag"})
     if unknown:

@@ -50,7 +50,7 @@ class _PendingGrade:
 
 @dataclass(slots=True)
 class _Worker(Slots):
-    """`requests` are those that it has, by number, and those of its `share`, which have yet to be sent.
+    """`requests` are those that it has, by number, including those of its `share`, which have yet to be sent.
 
     `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next one
     waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel. Its graders' container
@@ -145,8 +145,9 @@ class RewardPool:
 
         `row_sample` is what functions are told about its row. `limits` are those of functions whose timeouts are learned, by name.
 
-        A grader error is retried on another worker. A worker or graders that are lost cost no attempt (see `Attempts`). If the call is
-        cancelled, so is the grade: it leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost the sample.
+        A grader error is retried, on another worker if there is one; workers and graders that are lost cost no attempt (see `Attempts`). If
+        the call is cancelled, so is the grade: it leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost
+        the sample.
         """
         outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
@@ -174,7 +175,7 @@ class RewardPool:
         return attempts.final(outcomes)
 
     def moved(self, group: Group) -> None:
-        """Takes note that the group's rank has changed."""
+        """Moves the group's requests in the queue to where its new rank puts them."""
         self._queue.moved(group)
 
     def flush(self) -> None:
@@ -188,7 +189,10 @@ class RewardPool:
                 worker.hurry.set()
 
     def follow(self, nodes: Mapping[str, int]) -> None:
-        """Follows the pool's nodes, with as many grading slots each: workers on others are lost, nodes that lack one get one."""
+        """Follows the pool's nodes, each with its grading slots: gives up workers on others, and starts one where one is missing.
+
+        A node whose worker couldn't load the rewards gets another one only after a while.
+        """
         for node in set(self._workers) - set(nodes):
             lost = self._workers[node]
             self._lose(lost, ConnectionError("its node is gone"))
@@ -350,7 +354,7 @@ class RewardPool:
     # --- Workers ---------------------------------------------------------------------------------------------------
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
-        """Gives up a worker that is lost. What it was asked is asked again of others, which costs no attempt."""
+        """Gives up a worker that is lost. What it was asked goes back into the queue, which costs no attempt."""
         if self._workers.get(worker.node) is worker:
             log.warning("a reward worker is lost", pool=self.name, node=worker.node, error=str(error))
             del self._workers[worker.node]

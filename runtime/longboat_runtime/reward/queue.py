@@ -67,7 +67,7 @@ class GradeQueue(Generic[Item]):
         self.moved(group)
 
     def moved(self, group: Group) -> None:
-        """Takes note that the group's rank has changed."""
+        """Moves the group's requests to where its new rank puts them."""
         if group.number in self._waiting:
             heappush(self._ranks, group.rank)
 

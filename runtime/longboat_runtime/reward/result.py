@@ -48,7 +48,8 @@ class RewardResult:
 def as_result(value: Any) -> RewardResult | None:
     """Turns what a function returned into a RewardResult; None stays None (the function doesn't apply to this sample).
 
-    Numbers (also numpy's and torch's scalars) are scores. Raises TypeError for anything else, ValueError unless finite.
+    Numbers (also numpy's and torch's scalars) are scores. Raises ValueError for one that isn't finite, and an error, mostly TypeError, for
+    anything else.
     """
     if value is None:
         return None
@@ -102,7 +103,7 @@ class FunctionOutcome:
     begun: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
+        """Returns a JSON object that `from_json` reads; `begun` isn't in it."""
         value = {
             "kind": self.kind,
             "score": self.score,

@@ -13,7 +13,7 @@ from longboat_runtime.reward.test_cases import CasesError, check_row
 
 
 def row_check(rewards: Sequence[RewardSpec]) -> RowCheck:
-    """Makes the check of rows for these rewards: each with a sandbox finds test cases in the rows of its domains."""
+    """Makes the check of rows for these rewards. It raises SpecProblem for a row that one with a sandbox applies to but can't grade."""
     runs = [(index, reward) for index, reward in enumerate(rewards) if reward.sandbox is not None]
 
     def check(columns: Mapping[str, Any], domain: str, truth: Any, place: str) -> None:

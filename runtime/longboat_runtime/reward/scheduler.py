@@ -77,7 +77,7 @@ class RayRewardScheduler:
         urgency: Urgency = Urgency(),  # noqa: B008 - immutable
         limits: Mapping[str, TimeLimit] | None = None,
     ) -> Grade:
-        """Computes the weighted sum of the functions for the row's domain."""
+        """Grades a stored sample by the functions for the row's domain (see `combine`). Raises KeyError if the store has lost it."""
         rewards = applicable(self._rewards, row.domain)
         shares: dict[RewardPool, list[RewardSpec]] = {}
         for reward in rewards:
@@ -104,7 +104,7 @@ class RayRewardScheduler:
 
     @contextmanager
     def _group_of(self, sample: SampleId, urgency: Urgency) -> Iterator[Group]:
-        """Yields the sample's group, for as long as samples of it are being graded; its rank in all queues follows what is known of it."""
+        """Yields the sample's group, which is kept while any of its samples is being graded; the rank in all queues follows `urgency`."""
         key = sample.prompt, sample.attempt
         group = self._groups.get(key)
         if group is None:
@@ -139,7 +139,7 @@ class RayRewardScheduler:
 
 
 async def _together(parts: Sequence[Coroutine[Any, Any, dict[str, FunctionOutcome]]]) -> dict[str, FunctionOutcome]:
-    """Runs all parts at once and returns their outcomes. If one of them fails, or nobody waits any more, the others are cancelled."""
+    """Runs all parts at once and returns their outcomes. If one of them fails the others are cancelled, as all are with this call."""
     if len(parts) == 1:
         return await parts[0]
     outcomes: dict[str, FunctionOutcome] = {}

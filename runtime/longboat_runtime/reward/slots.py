@@ -17,7 +17,7 @@ _NEWEST = 0.1
 
 @dataclass(slots=True)
 class Slots:
-    """A worker's node, how many grades run there `at_once` now, how many requests it has, and the seconds that one takes (moving mean)."""
+    """A worker's node, how many grades may run there `at_once`, how many requests it has, and the seconds that one takes (moving mean)."""
 
     node: str
     at_once: int
@@ -26,10 +26,10 @@ class Slots:
 
     @property
     def slots(self) -> int:
-        """Number of requests it is given at once: what runs, and AHEAD_SECONDS of work, so that no process is idle while an answer travels.
+        """Most requests that it has at once: what runs, and AHEAD_SECONDS of work, so that no process is idle while an answer travels.
 
-        Not more, since what waits there can't be graded by another worker that becomes free: of grades that take seconds nothing waits,
-        nor before it is known what one takes. The mean decides: if few hang and most are quick, an answer's way is short beside it.
+        Not more, since what waits there can't be graded by another worker that becomes free. So few or no grades that take seconds wait,
+        and none before it is known what one takes. The mean decides: if few hang and most are quick, an answer's way is short beside it.
         """
         ahead = 0.0 if self.seconds is None else AHEAD_SECONDS / max(self.seconds, 1e-9)
         return min(self.at_once + round(self.at_once * min(ahead, MOST_AHEAD)), self.at_once * MOST_AHEAD)
@@ -45,7 +45,7 @@ def resource(pool: str) -> str:
 
 
 def reward_nodes(nodes: Sequence[Mapping[str, Any]], pools: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Returns for each pool: node id -> grading slots of its living nodes in `ray.nodes()`."""
+    """Returns the grading slots of each pool's living nodes, by pool and node id; `nodes` are those of `ray.nodes()`."""
     return {
         pool: {
             node["NodeID"]: int(node["Resources"][resource(pool)])

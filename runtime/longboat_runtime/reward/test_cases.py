@@ -117,7 +117,7 @@ def _collected(name: str) -> bool:
 
 
 def _names(source: str | bytes) -> tuple[str, ...]:
-    """Returns the names that tests define, import or use, outside their functions and classes."""
+    """Returns the names that tests define, import or use outside their functions and classes. Raises CasesError if they aren't Python."""
     try:
         return compile(source, "test", "exec", dont_inherit=True).co_names
     except _UNCOMPILABLE as error:
@@ -129,7 +129,10 @@ def _names(source: str | bytes) -> tuple[str, ...]:
 
 
 def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> tuple[TestCaseFormat, Any]:
-    """Finds the format and, where one value holds the cases, that value. For Auto it is the first format whose columns are there."""
+    """Finds the format, and the value by which it is recognised: for PrimeCode and Apps the one that holds the cases.
+
+    For Auto it is the first format that fits. Raises CasesError if none does.
+    """
     forms = _FINDERS if form is TestCaseFormat.AUTO else {form: _FINDERS[form]}
     for each, find in forms.items():
         source = find(truth, columns)
@@ -180,7 +183,10 @@ _NEEDS = {
 
 
 def _paired(source: Any, where: str) -> Tests:
-    """Reads `inputs` and `outputs` as lists of one length, and `fn_name` where a function is called; or the JSON of that."""
+    """Reads an object, or JSON of one: `inputs` and `outputs`, lists of one length, and `fn_name` where a function is called.
+
+    Raises CasesError if it isn't that, or if there are no cases.
+    """
     value = _object(source, where)
     inputs: Any = value.get("inputs")
     outputs: Any = value.get("outputs")
@@ -238,7 +244,10 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Tests:
 
 
 def _packed(text: str, name: str) -> str:
-    """Unpacks base64 of what zlib made of a pickled text. Nothing is unpickled: only a text is taken out of the pickle."""
+    """Unpacks base64 of what zlib made of a pickled text; raises CasesError for anything else.
+
+    Nothing is unpickled: only a text is taken out of the pickle.
+    """
     try:
         opcodes = list(pickletools.genops(zlib.decompress(base64.b64decode(text, validate=True))))
     except (binascii.Error, zlib.error, ValueError, IndexError) as error:
@@ -255,14 +264,14 @@ def _packed(text: str, name: str) -> str:
 
 
 def _lines(value: Any) -> str:
-    """Joins the lines of a text; a text stays as it is."""
+    """Joins a list of lines into a text; a text stays as it is, anything else is turned into one."""
     if isinstance(value, str):
         return value
     return "\n".join(str(line) for line in value) if _is_list(value) else str(value)
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
-    """Reads the arguments of a call: a list, or a text with one argument as JSON in each line."""
+    """Reads the arguments of a call: a list, or a text with one in each line, as JSON or as it stands. Raises CasesError."""
     if isinstance(value, str):
         return tuple(_parsed(line) for line in value.split("\n") if line.strip())
     if not _is_list(value):
@@ -271,7 +280,7 @@ def _arguments(value: Any) -> tuple[Any, ...]:
 
 
 def _parsed(text: str) -> Any:
-    """Reads a text as JSON; what isn't JSON is meant as it stands."""
+    """Reads a text as JSON; one that isn't JSON is meant as it stands."""
     try:
         return _loads(text)
     except (ValueError, RecursionError):
@@ -323,7 +332,7 @@ def _text(columns: Mapping[str, Any], name: str) -> str:
 
 
 def program_of(response: str) -> str:
-    """Finds the last fenced code block; the whole response if it has none. A block that is cut off counts up to the end."""
+    """Finds the last fenced code block, its language aside; the whole response if it has none. One that is cut off counts up to the end."""
     parts = response.split("```")
     if len(parts) < 3:
         return response if len(parts) == 1 else _without_language(parts[1])
@@ -347,7 +356,7 @@ def completed(prompt: str, function: str, program: str) -> str:
 
 
 def _code(prompt: str) -> str:
-    """Returns a prompt that is code, or the code in it; empty if there is none."""
+    """Returns the prompt if it compiles as Python, else its last fenced block if that does, else an empty string."""
     for text in (prompt, program_of(prompt) if "```" in prompt else ""):
         try:
             compile(text, "prompt", "exec")

@@ -81,7 +81,7 @@ class Rule:
         return score is not None and (score >= 1.0 if self.cases else score > 0.0)
 
     def limit(self, anchor: float) -> float:
-        """Returns the limit in seconds for an anchor, at most the hard limit."""
+        """Returns the limit in seconds for an anchor: not below `least`, and never above the hard limit."""
         return min(max(self.factor * anchor, self.least), self.hard)
 
     def audited(self, name: str, sample: SampleId) -> bool:
@@ -127,7 +127,10 @@ class Limits:
 
     @classmethod
     def from_snapshot(cls, reward_times: RewardTimes, snapshot: Mapping[str, Any]) -> Limits:
-        """Reads what `to_snapshot` returned, by what is known now. Raises KeyError or TypeError if it isn't one."""
+        """Reads what `to_snapshot` returned, given the times of the same snapshot.
+
+        Raises KeyError, TypeError or ValueError if it isn't one.
+        """
         problems = {**reward_times.problems, **{row: ProblemTimes(*problem) for row, *problem in snapshot["before"]}}
         for row in snapshot["later"]:
             del problems[row]
@@ -144,7 +147,7 @@ class Tally:
     """What became of the grades that had a learned limit. Seconds are own seconds.
 
     `kill_room` is the time of all `kills` from the limit to the hard one. `wrong` counts the `audits` that were correct beyond the limit:
-    those would have been killed wrongly. All that went on beyond it took `beyond` of the `room` up to the hard limit.
+    those would have been killed wrongly. All audits that went on beyond it took `beyond` of the `room` up to the hard limit.
     """
 
     grades: int = 0
@@ -156,7 +159,7 @@ class Tally:
     beyond: float = 0.0
 
     def add(self, time: GradeTime, hard: float, *, correct: bool) -> None:
-        """Adds one grade with a limit."""
+        """Adds one grade that had a limit."""
         assert time.limit is not None
         self.grades += 1
         self.kills += time.killed
@@ -187,7 +190,7 @@ class RewardTimes:
     of_domains: dict[str, Tally] = field(default_factory=dict)
 
     def domain(self, name: str) -> str:
-        """Returns a domain's name here: domains beyond MOST_DOMAINS are one."""
+        """Returns the name under which a domain is tracked: `""` for any new one once MOST_DOMAINS have had a correct run."""
         return name if name in self.domains or len(self.domains) < MOST_DOMAINS else ""
 
     def add(self, row: int, domain: str, time: GradeTime, *, correct: bool) -> None:
@@ -221,7 +224,7 @@ class RewardTimes:
         return Limits(self.name, self.rule, dict(self.problems), priors)
 
     def to_snapshot(self) -> dict[str, Any]:
-        """Returns JSON values; rows in the order in which they were used."""
+        """Returns JSON values; problems in the order in which they were last used."""
         return {
             "problems": [[row, *problem] for row, problem in self.problems.items()],
             "domains": {name: asdict(domain) for name, domain in self.domains.items()},
@@ -233,7 +236,7 @@ class RewardTimes:
 
     @classmethod
     def from_snapshot(cls, name: str, rule: Rule, snapshot: Mapping[str, Any]) -> RewardTimes:
-        """Reads what `to_snapshot` returned. Raises KeyError or TypeError if it isn't one."""
+        """Reads what `to_snapshot` returned. Raises KeyError, TypeError or ValueError if it isn't one."""
         return cls(
             name,
             rule,
@@ -280,13 +283,16 @@ class LearnedTimeouts:
                 self._held.pop(prompt, None)
 
     def limits(self, sample: SampleId, round_: int) -> dict[str, TimeLimit]:
-        """Returns the limits of a sample's grades in a round, by reward; of a group that its round has left to the next one, the newest."""
+        """Returns the limits of a sample's grades in a round, by reward.
+
+        Falls back to the newest ones if the round is already trained, as for a group that was left to the next one.
+        """
         domain = self._domain(sample.row)
         frozen = self._rounds.get(round_, self._newest)
         return {limit.name: limit.for_sample(sample, self.rewards[limit.name].domain(domain)) for limit in frozen}
 
     def newest(self) -> Sequence[Limits]:
-        """Returns the limits of the newest round, by each reward; of a driver that has opened none, as of its start."""
+        """Returns the limits of the newest round, one for each reward; those as of its start from a driver that has opened none."""
         return self._newest
 
     def to_snapshot(self) -> dict[str, Any]:
@@ -307,7 +313,7 @@ class LearnedTimeouts:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Continues from a snapshot, for those rewards that it has. Raises KeyError or TypeError if it isn't one."""
+        """Continues from a snapshot, for those rewards that it has. Raises KeyError, TypeError or ValueError if it isn't one."""
         if not snapshot:
             return
         for name, reward_times in self.rewards.items():
@@ -341,7 +347,7 @@ class LearnedTimeouts:
             self._held.setdefault(graded.sample.prompt, {})[graded.sample] = times
 
     def _learn(self, prompt: PromptId) -> None:
-        """Learns the grades of this group, which are complete, in the order of samples, so that the order of grading doesn't matter."""
+        """Learns the grades of this group all at once, in the order of samples, so that the order of grading doesn't matter."""
         for _, times in sorted(self._held.pop(prompt, {}).items()):
             for name, (time, correct) in times.items():
                 self.rewards[name].add(prompt.row, self._domain(prompt.row), time, correct=correct)

@@ -43,7 +43,7 @@ class Score:
 def score_of(results: Sequence[CaseResult], cases: int, *, fraction: bool) -> Score:
     """Scores a program with these results of the first of `cases` test cases; the others weren't run, which is no pass.
 
-    Where nothing was run at all, nothing has passed: that is one case that failed.
+    Without any case nothing has passed: that counts as one case that failed.
 
     All or nothing: 1 if all pass, else 0; it is a timeout if the first case that doesn't pass timed out. With `fraction` the part of
     the cases that pass; a timeout if none does and one timed out: a program that passes others isn't too slow for the task.
@@ -81,7 +81,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def _lines_of_words(text: str) -> Iterator[list[str]]:
-    """Yields the words of each line, one line after the other: all words of a long output at once would be many times its size."""
+    """Yields the words of each line that has any, line by line: all words of a long output at once would be many times its size."""
     return (words for line in text.splitlines() if (words := line.split()))
 
 

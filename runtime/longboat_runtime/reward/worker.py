@@ -81,8 +81,8 @@ class RewardWorker:
     ) -> SpecProblem | str | None:
         """Loads these functions, given by their places in `spec.rewards`.
 
-        Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached. `isolation` is what other workers have
-        learned about how the grades of a reward must be kept apart.
+        Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached, else None. `isolation` is what other
+        workers have learned about how the grades of a reward must be kept apart.
         """
         reasons = {name: in_force.reason for name, in_force in isolation.items() if in_force.reason}
         try:
@@ -183,7 +183,7 @@ class RewardWorker:
         self._answered.set()
 
     def _still_wanted(self, requests: Sequence[GradeRequest]) -> list[GradeRequest]:
-        """Returns those of fetched requests that nobody has cancelled meanwhile."""
+        """Returns those of fetched requests that nobody has cancelled meanwhile, and takes all of them out of `_fetching`."""
         wanted = [request for request in requests if request.number in self._fetching]
         self._fetching.difference_update(request.number for request in requests)
         return wanted

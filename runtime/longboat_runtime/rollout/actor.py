@@ -54,7 +54,7 @@ class EngineActor:
             self._started.abort(ids)
 
     async def _begun(self, requests: Sequence[SampleRequest]) -> dict[SampleId, GeneratedSample]:
-        """Returns the first parts of samples to be continued, as far as the store has exactly those."""
+        """Returns the first parts of samples to be continued, by id, as far as the store has exactly those."""
         wanted = {request.id: request.begun for request in requests}
         while wanted:
             try:
@@ -85,7 +85,7 @@ class EngineActor:
         return self._started.take_load()
 
     async def stacks(self) -> str:
-        """Returns the stacks of all threads, the engine's own among them."""
+        """Returns the stacks of all threads of this process, the engine's own among them."""
         return await asyncio.to_thread(thread_stacks)
 
     async def shutdown(self) -> None:

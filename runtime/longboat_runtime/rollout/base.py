@@ -52,7 +52,7 @@ class BaseEngine:
 
     @property
     def _decoding(self) -> int:
-        """The number of samples that vLLM ran in its last step, without the probe."""
+        """The number of samples that vLLM still runs, as of the end of its last step."""
         return min(self._counters.running, len(self._running))
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
@@ -65,9 +65,9 @@ class BaseEngine:
     def _startable(
         self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]
     ) -> list[tuple[SampleRequest, GeneratedSample | None]]:
-        """Returns the requests that don't run yet.
+        """Returns the requests that don't run yet, each with its first part or None. If nothing runs, steps are timed from now on.
 
-        If an update has failed since they were taken, there are none: all go back as they came.
+        If an update has failed since they were taken, it returns none: all go back as they came.
         """
         by_id = {sample.id: sample for sample in begun}
         if self._failed_update is None:
@@ -91,7 +91,7 @@ class BaseEngine:
             self._begun[name] = begun
 
     def _finish(self, name: str, output: Any) -> None:
-        """Notes that vLLM has ended the request of this name: its sample is ready."""
+        """Notes that vLLM has ended the request of this name, and puts its sample into the outbox."""
         request, begun = self._running.pop(name), self._begun.pop(name, None)
         self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer))
 
@@ -147,7 +147,7 @@ class Outbox:
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Keeps back what is put from now on."""
+        """Keeps back what is put from now on, until `release` or `drop`."""
         with self._changed:
             self._kept_back = []
 

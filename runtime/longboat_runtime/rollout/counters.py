@@ -56,7 +56,7 @@ class EngineCounters(PrometheusStatLogger):
         self._add(interrupted=sequences)
 
     def take(self) -> Load:
-        """Returns what has happened since the last call, by the only one who calls this."""
+        """Returns what has happened since the last call, so only one caller may use it."""
         with self._lock:
             taken, self._window = self._window, Load(self._window.tensor_parallel)
         return taken
@@ -72,4 +72,4 @@ class EngineCounters(PrometheusStatLogger):
         """Records nothing: our engines don't sleep."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Records nothing: our engines take every request."""
+        """Records nothing: vLLM turns no request away, since we set no limit for its queue."""

@@ -68,12 +68,12 @@ def engine_config(spec: RLJobSpec, name: str, devices: tuple[int, ...]) -> Engin
 
 
 def parallelism_problem(tensor_parallel: int, model: Mapping[str, Any]) -> str | None:
-    """Says why vLLM can't split the model over so many ranks, and the cure; None if it can.
+    """Says why vLLM can't split the model over so many ranks, and the cure; None if no rule forbids it.
 
     `model` is its config.json by standard names.
 
-    The rules are those of vLLM's layers: each rank gets as many attention heads as any other and an equal part of the layers between
-    them; key heads are split evenly or, if there are fewer than ranks, each is copied to equally many of them.
+    The rules are those of vLLM's layers: each rank gets as many attention heads as any other and an equal part of the feed-forward
+    layers; key heads are split evenly or, if there are fewer than ranks, each is copied to equally many of them.
     """
     heads = int(model.get("num_attention_heads", 1))
     kv_heads = int(model.get("num_key_value_heads") or heads)
@@ -99,7 +99,7 @@ def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
 def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -> int:
     """Returns the bytes of one token's keys and values, of all layers, on one rank.
 
-    A rank has one key head at least: more ranks gain nothing.
+    A rank has one key head at least: more ranks than key heads gain nothing.
     """
     heads = int(model.get("num_attention_heads", 1))
     kv_heads = max(1, int(model.get("num_key_value_heads") or heads) // tensor_parallel)
@@ -112,7 +112,8 @@ def rank_weight_bytes(
 ) -> int:
     """Returns the bytes of the weights on each rank; `shapes` are those of the model's tensors by their names in its files.
 
-    Vectors are on all ranks, matrices are split over them, those that make keys and values at most into single heads.
+    Vectors are on all ranks, matrices are split over them, those that make keys and values at most into single heads. An output layer
+    that is tied to the embeddings doesn't count.
     """
     kv_heads = int(model.get("num_key_value_heads") or model.get("num_attention_heads", 1))
     elements = 0
@@ -126,9 +127,9 @@ def rank_weight_bytes(
 
 
 def with_cache(config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> EngineConfig:
-    """Returns the engine with the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
+    """Returns the config with the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
 
-    Without `device_memory` the engine stays as it is. Raises SpecProblem if nothing is left.
+    Without `device_memory` it is the same. Raises SpecProblem if nothing is left.
     """
     if config.device_memory is None:
         return config
@@ -166,7 +167,7 @@ def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int)
 def kv_tokens(
     config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], sizes: Iterable[int]
 ) -> dict[int, int]:
-    """Returns how many tokens the KV cache of an engine of each size holds, by the memory that the spec gives a rank.
+    """Returns how many tokens (at least 1) the KV cache of an engine of each size holds, by the memory that the spec gives a rank.
 
     Empty if the spec gives none. `model` and `shapes` are as for `with_cache`, which says when SpecProblem is raised.
     """

@@ -47,7 +47,7 @@ def cpu_share(
 
     The rule: threads are bound only where the CPUs are the pod's own, which is so if the kubelet gave it fewer than the
     node has (static CPU manager) and time is not limited below that, and only if each worker (tensor-parallel rank)
-    gets at least one. Then each device is an equal, contiguous part of them. Otherwise nothing is bound, since
+    gets at least one. Then each device has an equal, contiguous part of them. Otherwise nothing is bound, since
     others may use the same CPUs, and each worker gets its part of the guaranteed CPUs as threads, at least one. A limit guarantees
     nothing: threads that wait for each other on CPUs that others use cost more than they bring (measured on two busy CPUs: with two
     threads a round took almost four times as long as with one). For the same reason workers that can't all run at once are `crowded`.
@@ -75,8 +75,9 @@ class NodeDevices:
 def visible_accelerators(devices: Sequence[int], node: NodeDevices, visible: str | None) -> str:
     """Returns the accelerators of an engine with `devices` of `node`, as CUDA_VISIBLE_DEVICES names them.
 
-    `visible` is that variable's own value. The rule: a node's engines have its last accelerators. In a rollout pod those are all; on
-    a machine that runs a whole job, Ray gives trainers the first ones. Raises SpecProblem if there are fewer accelerators than devices.
+    `visible` is that variable's value so far. The rule: a node's engines have its last accelerators. In a rollout pod those are mostly
+    all; on a machine that runs a whole job, Ray gives trainers the first ones. Raises SpecProblem if the node has fewer accelerators than
+    devices.
     """
     first = node.accelerators - node.devices
     if first < 0:
@@ -96,7 +97,7 @@ def environment(
     """Returns the variables for one engine. `accelerators` names those that it computes with (`visible_accelerators`); None for CPUs.
 
     On CPU an eager engine must not compile at all: vLLM's tensor-parallel path compiles one function even then, at
-    the first request, and pods have no compiler.
+    the first request, and pods rarely have a compiler.
     """
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",

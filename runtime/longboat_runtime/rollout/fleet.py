@@ -133,9 +133,10 @@ class RayRolloutFleet:
         return ReshapeReport(tensor_parallel, seconds)
 
     async def _reshape(self, nodes: Sequence[str], seconds: dict[ReshapePhase, float]) -> None:
-        """Replaces the engines of these nodes; returns once the new ones serve. The old ones end before others start on their devices.
+        """Replaces the engines of these nodes; returns once the new ones serve, but for nodes that have gone meanwhile.
 
-        Adds the seconds of each phase, and logs its beginning. Raises ReshapeFailed.
+        The old ones end before others start on their devices. Adds the seconds of each phase, and logs its beginning. Raises
+        ReshapeFailed.
         """
         engines = self._keeper.engines_of(nodes)
         pods = sorted({member.slot.node.pod for member in engines})
@@ -209,11 +210,11 @@ class RayRolloutFleet:
         self._keeper.calibrations.update(calibrations)
 
     async def loads(self) -> dict[str, Load]:
-        """Returns the loads of the engines that are up and answer."""
+        """Returns the loads since the last call, by name, of the engines that are up and answer."""
         return await self._ask("take_load", self._keeper.started)
 
     async def stacks(self) -> dict[str, str]:
-        """Returns the stacks of all threads of each engine's actor, also of those that are still starting."""
+        """Returns the stacks of all threads of each engine's actor that answers, also of one that is still starting."""
         return await self._ask("stacks", [*self._keeper.members.values()])
 
     async def wait_started(self, engines: int) -> None:
@@ -302,7 +303,7 @@ class RayRolloutFleet:
             await self._lose_in_dead(member, ids, error)
 
     async def _lose_in_dead(self, member: Member, ids: Sequence[SampleId], error: BaseException) -> None:
-        """Reports samples of a dead engine as lost; nothing that it still sends may reach the store once they are made again."""
+        """Has the store refuse what a dead engine may still send, then reports these samples of it as lost."""
         try:
             await self._store.refuse(member.name)
         except StoreUnreachable as unreachable:
@@ -310,7 +311,7 @@ class RayRolloutFleet:
         self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
-        """Returns the request of a sample that ran in `engine` and no longer does; None for a late or duplicate report."""
+        """Takes a sample out of those that run in `engine` and returns its request; None for a late or duplicate report."""
         if not self._router.finished(engine, sample):
             return None
         self._moving.discard(sample)
@@ -333,7 +334,7 @@ class RayRolloutFleet:
         self._keeper.tell()
 
     async def _ask(self, method: str, members: Sequence[Member]) -> dict[str, Any]:
-        """Returns the answers of engines to a call without arguments; one that fails or doesn't answer in time is left out."""
+        """Returns the answers of engines, by name, to a call without arguments; one that fails or is late is left out."""
 
         async def ask(member: Member) -> Any:
             return await getattr(member.actor, method).remote()

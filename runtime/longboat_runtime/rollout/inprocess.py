@@ -186,7 +186,7 @@ class InProcessEngine(BaseEngine):
         return receipts
 
     def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
-        """Adds to the error the tensors that differ from the published ones, if log-probs do."""
+        """Returns the error; if log-probs differ, one that also says which tensors differ most from the published ones."""
         if not isinstance(failed, ParityExceeded):
             return failed
         compare = partial(self._vllm.collective_rpc, "weight_differences")

@@ -333,7 +333,10 @@ class EngineKeeper:
         return slots
 
     async def _keep_engine(self, slot: Slot) -> None:
-        """Keeps one engine after another in one slot, as long as its node lives and stays, and the slot is wanted."""
+        """Keeps one engine after another in one slot, as long as its node lives and stays, the slot is wanted, and no trial has failed.
+
+        Raises SpecProblem if an engine can't start until a person changes something, and StoreUnreachable.
+        """
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
         while node.node_id in self.nodes and self._slots.get(slot.place) is slot:

@@ -16,9 +16,9 @@ class Load:
     """Reports the load of an engine of `tensor_parallel` devices over some time. Loads of several engines or times add up.
 
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
-    because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on
-    (`step_times.rounded`), `generated_tokens` the tokens they drew. At most `running` sequences ran at a time and `waiting` waited, and
-    at most the share `kv_usage` (0..1) of the KV cache was in use. For several engines, these are the largest values of any.
+    because a publication replaced the weights. `step_times` are its steps by the number of sequences that they gave a token
+    (`step_times.rounded`), `generated_tokens` the tokens that it drew. At the end of any step at most `running` sequences ran and `waiting`
+    waited, and at most the share `kv_usage` (0..1) of the KV cache was in use. For several engines, these are the largest values of any.
     """
 
     tensor_parallel: int
@@ -43,7 +43,7 @@ class Load:
         )
 
     def measured(self, number: int, kind: RoundKind, engines: int, work: RoundWork | None) -> RoundMeasured:
-        """Makes the event of a round of this kind whose whole load this is; `work` is that of its `engines`."""
+        """Makes the event of a round of this kind whose whole load this is; `work` is that of its `engines`, None if it isn't known."""
         return RoundMeasured(
             number,
             kind,

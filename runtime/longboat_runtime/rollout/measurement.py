@@ -21,9 +21,9 @@ LEAST_CONTEXT = 32
 
 
 def grid(kv_tokens: int, max_sequences: int, max_length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Chooses numbers of sequences and tokens in context to measure, in powers of four, and the largest of both (pure).
+    """Chooses numbers of sequences and tokens in context to measure: each four times the one before, then the largest (pure).
 
-    As many sequences as fit with the fewest tokens, as many tokens as fit with one sequence.
+    The largest are as many sequences as fit with the fewest tokens and as many tokens as fit with one sequence, within the engine's limits.
     """
     longest = max(1, min(max_length, kv_tokens) - STEPS - 2)
     least = min(LEAST_CONTEXT, longest)
@@ -39,7 +39,7 @@ def _powers(least: int, most: int) -> tuple[int, ...]:
 def filled(
     sequences: Sequence[int], contexts: Sequence[int], cells: dict[tuple[int, int], float]
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the seconds of all cells (pure).
+    """Returns the seconds of all cells, a row for each number of sequences (pure).
 
     Those that the KV cache can't hold follow the others by a fit, and are never below their neighbours with fewer sequences or tokens.
     A step takes as long as a constant, each sequence, and each token in context take (least squares of relative errors).
@@ -115,7 +115,7 @@ class MeasuredEngine:
         self._vllm.engine_core.shutdown()
 
     def _begin(self, context: int, tokens: int) -> str:
-        """Begins a request with a prompt of its own, so that no keys and values are shared."""
+        """Begins a request with a random prompt of its own, so that no keys and values are shared; returns its name."""
         from vllm import SamplingParams
 
         self._requests += 1

@@ -33,7 +33,7 @@ class RolloutNode:
 
 
 def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
-    """Returns the rollout nodes among `ray.nodes()`, by node id (pure)."""
+    """Returns the living rollout nodes among `ray.nodes()`, by node id (pure)."""
     rollout = {}
     for node in nodes:
         resources = node.get("Resources", {})
@@ -77,12 +77,12 @@ class Slot:
         return self.trial is not None and not self.trial.done()
 
     def passed(self) -> None:
-        """Ends the trial: its engine serves, or is no longer wanted."""
+        """Ends the trial, if one is under way, without failing it: its engine serves, or none is wanted there any more."""
         if self.trial is not None and not self.trial.done():
             self.trial.set_result(None)
 
     def failed(self, reason: str, *, unfit: bool = True) -> None:
-        """Fails the trial: its engine doesn't serve in this shape; `unfit` as in `ReshapeFailed`."""
+        """Fails the trial, if one is under way: its engine doesn't serve; `unfit` as in `ReshapeFailed`."""
         if self.trial is not None and not self.trial.done():
             self.trial.set_exception(ReshapeFailed(reason, unfit=unfit))
 
@@ -115,8 +115,8 @@ def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
 class Member:
     """An engine actor, its state, and what it holds. `turn` orders publications, of which `tried` is the last one tried.
 
-    `problem` says why it doesn't serve, `refused` is the last publication that didn't pass its gate. `fetches` counts updates in a
-    row whose data could not be fetched. `ended` is set before it is ended on purpose.
+    `problem` says why it doesn't serve, `refused` is the last publication that didn't pass its gate. `fetches` counts updates whose data
+    could not be fetched since it last began to serve. `ended` says that its end is no death: it came on purpose, or on trial.
     """
 
     config: EngineConfig
@@ -145,7 +145,7 @@ class Member:
 def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
     """Starts an actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
 
-    Ray counts the devices, and `config` says which ones they are. The same goes for accelerators: the actor asks Ray for none.
+    Ray counts the devices, and `config` says which ones they are. That decides its accelerators, too: the actor asks Ray for none.
     """
     return (
         ray.remote(EngineActor)
@@ -160,7 +160,7 @@ def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> 
 
 
 def last_line(error: BaseException) -> str:
-    """Returns the last line of a Ray error that isn't indented.
+    """Returns the last line of a Ray error that isn't indented by a tab, or its type if there is none.
 
     Such an error carries a whole traceback, whose last line names the cause, or details of the actor, indented, below what
     happened.
@@ -183,13 +183,13 @@ class Listener(Drains, Protocol):
     """Is told what becomes of engines and their samples."""
 
     def opened(self, member: Member) -> None:
-        """Tells the listener that the engine serves the last publication."""
+        """Tells the listener that the engine serves what it has loaded."""
 
     def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
-        """Tells the listener that the engine serves nothing for now; `lost` ran in it."""
+        """Tells the listener that the engine serves nothing, for now or for good; `lost` are the samples that it thereby lost."""
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
-        """Tells the listener that the engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
+        """Tells the listener that the engine is gone, with all that ran in it; `died`: by itself, in a pod that stays."""
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
-        """Tells the listener that the engine finished these samples, which the store holds."""
+        """Tells the listener that these samples, which the store holds, have ended in the engine: they finished or were aborted."""

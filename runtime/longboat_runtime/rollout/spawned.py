@@ -190,7 +190,7 @@ class SpawnedEngine(BaseEngine):
         return receipts
 
     async def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
-        """Adds to the error the tensors that differ from the published ones, if log-probs do."""
+        """Returns the error; if log-probs differ, one that also says which tensors differ most from the published ones."""
         if not isinstance(failed, ParityExceeded):
             return failed
         differences: list[tuple[str, float]] = []

@@ -26,7 +26,7 @@ def read_config(path: Path) -> Any:
             Reason.MODEL_NOT_FOUND, FIELD, f"no config.json in {path}; give the directory of a Hugging Face model"
         )
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         raise SpecProblem(Reason.MODEL_INVALID, FIELD, f"config.json of {path} can't be read: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -71,7 +71,7 @@ class Peer:
             raise self._is_gone(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
-        """Waits for the next message and returns it. Raises ProgramGone at the end, or for what is no message."""
+        """Waits for the next message and returns it. Raises ProgramGone if the connection is over, or for what is no message."""
         while not self._messages:
             try:
                 data = self._connection.recv(_READ_BYTES)
@@ -140,7 +140,7 @@ class Peer:
         return self._reference(value)
 
     def unpack(self, value: Any) -> Any:
-        """Reads what `pack` returned. Anything else raises an error, mostly TypeError or ValueError."""
+        """Reads what the other end's `pack` returned. Anything else may raise an error, mostly TypeError or ValueError."""
         if isinstance(value, list):
             return [self.unpack(item) for item in value]
         if not isinstance(value, dict):
@@ -179,7 +179,7 @@ class Peer:
         return value
 
     def result(self, answer: Mapping[str, Any]) -> Any:
-        """Returns the value of an answer. Raises the error that it is."""
+        """Returns the value of an answer, or raises the error that it carries."""
         if "raised" in answer:
             raise self._error(answer["raised"])
         return self.unpack(answer["value"])
@@ -196,7 +196,7 @@ class Peer:
         return {"value": self.pack(value), "changed": self._changed(packed, arguments)}
 
     def _changed(self, packed: list[Any], arguments: list[Any]) -> list[Any]:
-        """Returns the containers that the call has changed, by their place among the arguments."""
+        """Lists [place, packed content] of each mutable container among the positional arguments that packs differently now."""
         after = [
             (index, self.pack(argument))
             for index, argument in enumerate(arguments)
@@ -225,7 +225,7 @@ _MADE_OF: Mapping[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set":
 
 
 def _exceptions(peer: Peer, value: Any) -> list[Any]:
-    """Lists numbers and names of an exception class and its bases, then the name of the first builtin one.
+    """Lists [number, name] of an exception class and each base before the first builtin one, whose name alone comes last.
 
     Empty for anything that is no exception class.
     """
@@ -242,7 +242,7 @@ def _exceptions(peer: Peer, value: Any) -> list[Any]:
 def _builtin_error(name: Any) -> type[BaseException]:
     """Returns the builtin exception of that name, RuntimeError if there is none.
 
-    A KeyboardInterrupt is none that a program could mean: pytest would end all tests for it.
+    KeyboardInterrupt becomes RuntimeError as well: pytest would end all tests for it.
     """
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, BaseException) and kind is not KeyboardInterrupt:
@@ -370,7 +370,7 @@ class Remote:
         return str(peer.call(number, "__repr__", (), {}))
 
     def _compare(self, method: str, other: object) -> bool:
-        """Compares objects of the program among themselves as their class says."""
+        """Compares two objects of the program as their class says. Always True for one with itself, False for one with data."""
         if not isinstance(other, Remote):
             return False
         peer, number, *_ = self.__longboat_remote__

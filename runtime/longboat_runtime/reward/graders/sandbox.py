@@ -42,7 +42,7 @@ class Limits:
 def cpu_limit(timeout: float) -> int:
     """Returns the CPU seconds that one process may use for a grade, given its timeout in own seconds (see `times`).
 
-    It only backs the timeout up (several threads use it up earlier), so it lies above it.
+    It is above the timeout, since it only backs that up; several threads may reach it earlier.
     """
     return -int(-timeout // 1) + 1
 
@@ -93,7 +93,7 @@ class Sandbox:
         calls.install(os.getpid())
 
     def printed(self, most: int) -> str:
-        """Reads the end of what was printed, at most so many bytes."""
+        """Reads the end of what was printed as text, at most so many bytes of it."""
         size = os.fstat(self.output).st_size
         return os.pread(self.output, most, max(size - most, 0)).decode(errors="replace").strip()
 

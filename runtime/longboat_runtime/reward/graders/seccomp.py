@@ -93,7 +93,8 @@ Instruction = tuple[int, int, int, int]
 def shared_program(machine: str) -> list[Instruction]:
     """Builds the zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
 
-    A call denied fails with EPERM, clone3 with ENOSYS; one of another architecture kills.
+    A denied call fails with EPERM, clone3 with ENOSYS; one of another ABI kills. Those that would take an owner's rights only seem to
+    be made (`_RIGHTS`).
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [
@@ -138,8 +139,9 @@ def own_program(
 ) -> list[Instruction]:
     """Builds a child's filter beside the zygote's, for what the zygote itself has to do: signals, process groups and starting processes.
 
-    `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be signalled.
-    `alone` is for a process that stays: starting another process or program kills it, and it may signal itself only.
+    `group` is the number of the grade's process group, and so of its leader. It may be signalled as a whole, but no other group, nor
+    any of the `protected` processes. `alone` is for a process that stays: it may signal itself only, and starting another process or
+    program kills it.
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET), *_answer("setpgid", machine, deny)]
@@ -168,7 +170,7 @@ def own_program(
 def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks: bool) -> list[Instruction]:
     """Builds the filter of a response's program, beside the zygote's: like a grade's own one, but stricter.
 
-    It also denies having the kernel signal others, memory that nobody counts, and larger socket buffers. With `asks` the kernel asks
+    It also denies having the kernel signal others, memory that nobody counts, and setting socket buffers. With `asks` the kernel asks
     before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's own
     processes. Without that it may signal only its first process and its group as a whole, since a filter can't tell one process of the
     group from another sample's.
@@ -235,9 +237,9 @@ class Filter:
         ]
 
     def install_asking(self, group: int) -> int:
-        """Installs as `install` does. Returns a file descriptor where whoever holds it is asked (`let_start`).
+        """Installs the filter as `install` does. Returns the file descriptor by which the kernel asks whoever holds it (`let_start`).
 
-        Whoever is under the filter mustn't hold it.
+        No process under the filter may keep it.
         """
         self._fill(group)
         fd: int = _LIBRARY.syscall(number("seccomp", os.uname().machine), _SET_MODE_FILTER, _NEW_LISTENER, self._header)
@@ -392,5 +394,5 @@ _COLUMNS = {"x86_64": 0, "aarch64": 1}
 
 
 def number(name: str, machine: str) -> int:
-    """Returns the number of the call on `machine` (as `platform.machine()` names it)."""
+    """Returns the number of the call on `machine` (as `platform.machine()` names it), -1 for one that it doesn't have."""
     return _COMMON[name] if name in _COMMON else _NUMBERS[name][_COLUMNS[machine]]

@@ -261,10 +261,10 @@ class GraderServer:
 
 
 def blamed(outcome: FunctionOutcome, *, alone: bool) -> FunctionOutcome:
-    """Returns the outcome of a grade that has ended, given whether nothing was graded beside it all the time. Pure.
+    """Returns the outcome of a grade that has ended. `alone` says that at no time was another graded beside it. Pure.
 
-    One that is LOST, since its container was short of memory while its program crashed, is graded again with nothing beside it. If
-    that was so already its program is the cause, and has failed.
+    A grade is LOST if its container was short of memory while its program crashed; it is graded again with nothing beside it. If it
+    was alone already its program is the cause, and scores 0.
     """
     if outcome.kind is not OutcomeKind.LOST or not alone:
         return outcome

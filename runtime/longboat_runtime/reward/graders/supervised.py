@@ -24,9 +24,9 @@ _ANSWER_BYTES = 64 * 1024
 class Grading:
     """One grade that was asked for. `sample` is JSON of a RewardSample; `timeout` and `own_limit`, a learned one, are in own seconds.
 
-    `case_seconds` is the limit of each test case, None where there are none; then `own_limit` is one of each case, too, and the process
-    that grades applies and measures both. `alone` is set once it has to be graded by a process of its own. `begun` is called when it
-    begins, `done` once.
+    `case_seconds` is the limit of each test case, None where there are none. Where there are, `own_limit` is one of each case, too, and
+    the case runner sees to both. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins,
+    `done` once, unless it is cancelled.
     """
 
     sample: bytes
@@ -56,8 +56,7 @@ class Answer:
 class Supervised:
     """A child. `on_readable` is called when there is something to read from it.
 
-    A grading has ended when `grading` is None again. Its process has no more than one sample at a time, so there is nothing to be read
-    while it has none.
+    Its process has no more than one sample at a time: that of `grading`. While that is None nothing but its end may be read from it.
     """
 
     number: int
@@ -90,7 +89,7 @@ class Supervised:
         return self.dying if self.dying is not None else None if self.pid else self.requested_at
 
     def begin(self, pid: int) -> None:
-        """Begins to read from the process, which is there now."""
+        """Begins to read from its process, which has been forked."""
         self.pid = pid
         self.socket.setblocking(False)
         # By number: the event loop describes the object in an error that it catches.
@@ -141,8 +140,8 @@ class Supervised:
     def overdue(self, now: float) -> FunctionOutcome | None:
         """Returns the outcome of a grading whose time is up: its own, or the process' CPU time, or at last that on the wall; else None.
 
-        One that takes longer than most is measured from then on: what it did before is forgiven, since what its process had waited
-        for a CPU by then isn't known, and it would cost all others to find out.
+        One that isn't measured from its beginning (see `grade`) is measured once it takes longer than most. What it did before is
+        forgiven: what its process had waited for a CPU by then isn't known, and it would cost all others to find out.
         """
         grading = self.grading
         if grading is None:
@@ -166,7 +165,7 @@ class Supervised:
         return self.outcome(OutcomeKind.GRADER_ERROR, message)
 
     def due(self, now: float) -> float:
-        """Returns when to look at its grading next: its deadline, or before if it could reach one of its other limits earlier."""
+        """Returns when to look at its grading next, of the monotonic clock, to notice soon that its time is up; infinity without one."""
         grading = self.grading
         if grading is None:
             return float("inf")
@@ -193,7 +192,7 @@ class Supervised:
         return self.outcome(OutcomeKind.GRADER_ERROR, f"the grade's process {how} before it answered{printed}")
 
     def cpu(self) -> float:
-        """Returns the CPU seconds of the process so far, threads included; 0 from its end until its zygote has told what it used in all."""
+        """Returns the process' CPU seconds, threads included; 0 from when it is reaped until its zygote has told what it used in all."""
         return cpu_clock(self.pid) if self.used_in_all is None else self.used_in_all
 
     def close(self) -> None:
@@ -206,7 +205,7 @@ class Supervised:
             self.socket.close()
 
     def stop_reading(self) -> None:
-        """Leaves what it says from now on to `read` alone."""
+        """Calls `on_readable` no more: what it says from now on is left to `read`."""
         self.loop.remove_reader(self.socket.fileno())
 
     def _measured(self, outcome: Mapping[str, Any]) -> FunctionOutcome:

@@ -38,7 +38,7 @@ WALL_LIMIT_FACTOR = 20
 
 
 def cpu_clock(pid: int) -> float:
-    """Returns the CPU seconds of a process so far, threads included; 0 when it has ended."""
+    """Returns the CPU seconds of a process so far, threads included; 0 once it is gone."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHEDULED_CLOCK)
     except OSError:
@@ -55,7 +55,7 @@ def waiting_is_counted() -> bool:
 
 
 class Slowdown:
-    """How many times as long as its CPU seconds computing takes on this node now. The newest seconds that it has run count most.
+    """How many times as long as its CPU seconds computing takes on this node now. The newest CPU seconds count most.
 
     `factor` is what another process has seen, if one has.
     """
@@ -65,7 +65,7 @@ class Slowdown:
         self._waited = self._ran * (factor - 1.0)
 
     def learn(self, ran: float, waited: float) -> None:
-        """Learns that something has run, and waited for a CPU, so many seconds."""
+        """Learns that something has run, and has waited for a CPU meanwhile, for so many seconds."""
         fades = 0.5 ** (ran / _HALF_SECONDS)
         self._ran, self._waited = fades * self._ran + ran, fades * self._waited + waited
 
@@ -149,15 +149,14 @@ class Processes:
 class OwnTime:
     """Measures one grade, done by `processes`, from now on. Pure apart from what `processes` reads.
 
-    How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their
-    CPU seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look:
-    its CPU seconds up to the last end of a process, and all but waiting since then. Where waiting isn't counted at all, the slowdown alone
-    tells. `at` is the time of the last look, `tasks` the number of threads then, `ran` the nanoseconds that all threads seen so far have
-    run.
+    How long threads wait is what the kernel says at each `look`; the node's `slowdown` learns from it. What those of ended processes had
+    waited since the look before is their CPU seconds since then times what the slowdown adds: an estimate. `certain` is what it has taken
+    at least: its CPU seconds up to the last end of a process, and all but waiting since then. Where waiting isn't counted at all, the
+    slowdown tells instead. `at` is the time of the last look, `tasks` the number of threads then (at least 1), `ran` the nanoseconds that
+    all threads seen so far have run.
 
-    `certain` is more than the wall clock says where several processes compute at once. `elapsed` isn't: it is what has certainly passed
-    while no thread waited for a CPU, `estimated` the same with what ended processes are taken to have waited. `excused` are seconds that
-    count as waited.
+    `certain` may be more than the wall clock says where several threads compute at once. `elapsed` never is: it is the part of that time
+    which certainly wasn't waiting, `estimated` that part if ended processes waited as estimated. `excused` seconds count as waited.
     """
 
     def __init__(self, processes: Processes, slowdown: Slowdown) -> None:
@@ -179,15 +178,14 @@ class OwnTime:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds of the process and all that it has started, as far as they run or were waited for.
+        """CPU seconds of the grade's processes since it began, as far as they are there or were waited for.
 
-        Up to two ticks (20 ms) of those that were waited for may be missing: the kernel rounds the sums of their user and of their system
-        time down.
+        What was waited for is known to ticks (10 ms) only: for each parent the kernel rounds the sums of its user and of its system time.
         """
         return max(self._processes.cpu()[0] - self._begun_cpu, 0.0)
 
     def look(self) -> float:
-        """Measures its own seconds so far: at least its CPU seconds."""
+        """Measures its own seconds so far and returns them: at least its CPU seconds."""
         now = self._processes.read()
         self.at, seconds = now.at, now.at - self._begun
         if not self._processes.counted:
@@ -303,7 +301,7 @@ def waited_here() -> float:
 
 
 def _stat(path: str) -> list[bytes]:
-    """Reads the fields behind the name, which may contain any character; none if the process or thread has ended."""
+    """Reads the fields behind the name, which may contain any character; none if the process or thread is gone."""
     return _read(path).rpartition(b")")[2].split()
 
 

@@ -33,9 +33,9 @@ def unenforced() -> list[str]:
 
 
 def missing(abi: int, *, asks: bool, tells_children: bool) -> list[str]:
-    """Lists what is missing with this version of Landlock (0: none), and where the kernel doesn't do the other things. Pure.
+    """Lists what is missing with version `abi` of Landlock (0: none) and without the other two, one line each. Pure.
 
-    It may ask before it starts processes (`asks`), and tell the children of a process (`tells_children`).
+    `asks`: the kernel can ask before it starts a process. `tells_children`: it tells the children of a process.
     """
     lines = [line for version, line in _LANDLOCK.items() if abi < version]
     return [*lines, *([] if tells_children else [_CHILDREN]), *([] if asks else [_ASKING])]

@@ -260,6 +260,7 @@ class Watch:
     def _asker(self, frame: FrameType, *, past_packages: bool = False) -> tuple[str | None, FrameType | None]:
         """Finds who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest.
 
+        The frame is None if the walk finds nobody.
         The walk ends at the first package, since stacks such as sympy's are deep. `past_packages` asks for whom a package works.
         """
         caller: FrameType | None = frame

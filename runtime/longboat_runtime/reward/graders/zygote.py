@@ -108,7 +108,7 @@ class Zygote:
             child.kill()
 
     def _turn(self) -> bool:
-        """Does what there is to do now; returns False once the server has closed its end."""
+        """Waits for something to do and does it. Returns False, or raises ConnectionError, once the server has closed its end."""
         for fd, _ in self._poll.poll(_REAP_INTERVAL if self._ending else None):
             if fd != self._control.fileno():
                 self._finish(self._by_pidfd[fd])
@@ -186,7 +186,7 @@ class Zygote:
         return f"{self._scratch}/{os.urandom(16).hex()}"
 
     def _finish(self, child: Child) -> None:
-        """Ends the group of a leader that has ended; as long as it isn't reaped its number is taken, so it is the right group."""
+        """Ends the group of a leader that has ended, then reaps and reports that. Until then its number is taken: it is the right group."""
         child.kill()
         _, status, used = os.wait4(child.pid, 0)
         cpu, output = used.ru_utime + used.ru_stime, child.sandbox.printed(_OUTPUT_BYTES)
@@ -248,8 +248,8 @@ def _lead_group(pid: int) -> None:
 def footprint() -> dict[str, Any]:
     """Measures what every fork of this process holds, and what a fork costs.
 
-    `modules` are the packages with the most modules (the standard library and this package aside), `resident` the memory in bytes,
-    `fork` the CPU seconds of a fork whose child does nothing, until it has been reaped.
+    `modules` are the largest packages and how many modules each has (the standard library and our own aside), `resident` the memory in
+    bytes, `fork` the CPU seconds of a fork whose child does nothing, until it has been reaped (the median of some).
     """
     packages: dict[str, int] = {}
     for name in list(sys.modules):

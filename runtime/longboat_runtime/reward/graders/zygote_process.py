@@ -70,7 +70,7 @@ class ZygoteProcess:
     async def footprint(self, field: str) -> dict[str, Any]:
         """Returns what it holds (see `zygote.footprint`) once it has loaded the function.
 
-        Otherwise closes it and raises SpecProblem for `field`.
+        If it doesn't, or not within LOAD_SECONDS, closes it and raises SpecProblem for `field`, or for a part of that.
         """
         try:
             answer = await asyncio.wait_for(self.loaded, LOAD_SECONDS)
