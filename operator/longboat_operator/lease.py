@@ -86,7 +86,7 @@ class Leadership:
         return not self._lost and self._renewed is not None and self.remaining() > 0
 
     def remaining(self) -> float:
-        """Returns the seconds left to write in without another renewal: 0 before the first, negative once they are over."""
+        """Returns the seconds for which the last renewal still allows writes: 0 before the first one, negative once they are over."""
         return 0.0 if self._renewed is None else self._renewed + self._write_seconds - self._clock()
 
     def renewed(self, sent: float) -> None:

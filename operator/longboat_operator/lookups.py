@@ -22,12 +22,14 @@ class LookUps:
     async def answers(
         self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections
     ) -> Mapping[Target, Object | None]:
-        """Returns the object of each kind and name, None if there is none.
+        """Returns what has each kind and name, None where nothing has.
 
-        One that the server refuses to tell, or lately refused, is left out.
+        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name.
+
+        One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there.
 
         Raises:
-            KubeError: the server gave no answer.
+            KubeError: the server gave no answer, or one that isn't final (401, 429 or 5xx).
         """
         objects: dict[Target, Object | None] = {}
         for target in targets:
@@ -54,9 +56,9 @@ class LookUps:
             return None
 
     async def _secret(self, namespace: str, name: str) -> Object | None:
-        """Finds out by a dry run whether the name is free, for which the right to create is enough: it creates nothing and shows nothing.
+        """Finds out by a dry run whether the name is free, which takes only the right to create. Returns None if so, else the name alone.
 
-        The name counts as taken unless the server says that it would be created: a quota, say, is checked first.
+        The name also counts as taken if the dry run is refused for another reason, such as a quota.
         """
         body = {"apiVersion": "v1", "kind": SECRET.kind, "metadata": {"namespace": namespace, "name": name}}
         try:
@@ -70,7 +72,7 @@ class LookUps:
         return None
 
     async def _warning(self, namespace: str, uid: str) -> Object | None:
-        """Returns the newest warning about an object; None: there is none."""
+        """Returns the newest warning about an object, reduced to its reason and message; None if there is none."""
         fields = f"involvedObject.uid={uid},type=Warning"
         newest: dict[str, Any] | None = None
         async for page in self._client.list_pages(EVENT, namespace, fields=fields):
@@ -86,7 +88,7 @@ class LookUps:
 
 
 def _time(event: Mapping[str, Any]) -> str:
-    """Returns when the event last happened. RFC 3339, so text compares as time; one source's events all have the same format."""
+    """Returns when the event last happened, else when it was stored, as RFC 3339 text, which compares as time to the second."""
     series = event.get("series") or {}
     time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return str(time or event["metadata"].get("creationTimestamp") or "")

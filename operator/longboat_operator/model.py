@@ -38,13 +38,13 @@ DNS_PEERS: tuple[Object, ...] = (
 
 
 def digest(body: Object) -> str:
-    """Computes 16 hexadecimal digits that name a JSON value; equal values have equal digests."""
+    """Computes 16 hexadecimal digits that name a JSON value, whatever the order of its keys."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def content_digest(obj: Object) -> str:
-    """Computes the digest of an object without its kind, metadata and status; for a ServiceAccount only of whether pods get its token.
+    """Digests an object without apiVersion, kind, metadata and status; for a ServiceAccount only of whether pods get its token.
 
     Others may rightly add Secrets and image pull Secrets to a ServiceAccount: those are left out.
     """

@@ -17,13 +17,13 @@ class Cache(Protocol):
         """Whether ClusterRLRuntimes are watched."""
 
     def job(self, key: JobKey) -> Object | None:
-        """Returns the RLJob; None: there is none."""
+        """Returns the RLJob; None if there is none."""
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
-        """Returns everything that carries the job's name in its label, by kind and name, whoever owns it."""
+        """Returns the objects labelled with the job's name, by kind and name, whoever owns them."""
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Returns the live runtime template; `namespace` counts only for an RLRuntime."""
+        """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
 
 
 def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:

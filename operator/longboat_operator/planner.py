@@ -35,11 +35,11 @@ from longboat_operator.status.roles import NOWHERE, summary, survey
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """Returns what to do about a job or a capacity, as data; empty if all is as it should be. `now` is an aware time.
+    """Returns what to do about a job or a capacity, as data; empty if there is nothing to do. `now` is an aware time.
 
-    Order: what is missing is created, what is superfluous is deleted, then the status is published; last pods are resized. Evidence (a pod
-    with its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere and be made
-    again.
+    Order: what is missing is created, what is superfluous is deleted, then the status is published, pods are resized and events are sent.
+    A pod is deleted because it is lost only by a plan that finds the loss recorded in the status, so a plan may be cut short anywhere and
+    be made again.
     """
     if isinstance(observed.key, CapacityKey):
         return plan_capacity(observed, now)
@@ -147,7 +147,7 @@ def _removal(view: JobView, memories: Memories, suspension: Suspension, now: dat
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Returns the seconds until the driver's time to save a checkpoint is over, or until roles must be ready."""
+    """Returns the seconds until the driver's time to save a checkpoint is over, or until roles must be ready; none if neither runs."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
     if facts.suspension is Suspension.NONE and not all(role.all_ready for role in facts.roles.values()):
@@ -156,7 +156,7 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
 
 
 def _finished(view: JobView, now: datetime) -> Plan:
-    """Plans for a job that has ended, which keeps nothing that costs: pods go at once, the job after `ttlSecondsAfterFinished`."""
+    """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set."""
     removal = removal_of(view.all_pods, now)
     actions: list[Action] = [*removal.actions]
     waits = [removal.wait]
@@ -170,7 +170,7 @@ def _finished(view: JobView, now: datetime) -> Plan:
 
 
 def _unreadable(job: Object, message: str, now: datetime) -> Plan:
-    """Reports a spec of another version and otherwise leaves the job alone: whatever runs keeps running, and an end stays as it was."""
+    """Reports a spec that this version can't read and otherwise leaves the job alone: what runs keeps running, an end stays as it was."""
     old = read_status(job.get("status") or {})
     if has_ended(old.conditions):
         return Plan()
@@ -196,7 +196,7 @@ def _published(
     departures: Sequence[Departure] = (),
     resizes: Sequence[ResizePod] = (),
 ) -> Plan:
-    """Makes a plan that ends with the status, if it differs, the resizes that it tells of, and the events that report the difference."""
+    """Makes a plan of `actions`, then the status if the operator's part differs, `resizes`, and the events that report the difference."""
     events: tuple[Action, ...] = ()
     if old != new and (after := operator_part(new)) != operator_part(old):
         actions = (*actions, PublishStatus(after))
@@ -205,5 +205,5 @@ def _published(
 
 
 def _soonest(waits: list[float | None]) -> float | None:
-    """Returns the shortest of the waits that are given, at least 0; None: none is."""
+    """Returns the shortest of the waits that aren't None, at least 0; None if all are."""
     return min((max(wait, 0.0) for wait in waits if wait is not None), default=None)

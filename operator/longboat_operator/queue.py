@@ -29,17 +29,17 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def add(self, key: K) -> None:
-        """Asks for work on the key now."""
+        """Asks for work on the key now; if it is in work, for more afterwards."""
         self._schedule.add(key, self._clock())
         self._wake()
 
     def add_within(self, key: K, seconds: float) -> None:
-        """Asks for work in `seconds`, or sooner: what else is added until then is done by the same work."""
+        """Asks for work on the key within `seconds`; a timer that ends earlier stays."""
         self._schedule.add_by(key, self._clock() + seconds)
         self._wake()
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """Asks for work in `seconds`; this replaces the key's timer. None: no timer."""
+        """Sets the key's timer: asks for work in `seconds`, whatever it was set to before. None: no timer."""
         if seconds is None:
             self._schedule.cancel(key)
         else:

@@ -32,7 +32,7 @@ class Rejections:
         self._put_off: set[Target] = set()
 
     def note(self, target: Target, message: str) -> None:
-        """Notes that the server said no; each time the wait doubles."""
+        """Notes that the server said no; each time the wait doubles, up to a minute."""
         previous = self._by_target.get(target)
         times = previous.times + 1 if previous else 1
         self._by_target[target] = Rejection(message, times, self._clock() + backoff_seconds(times))
@@ -54,10 +54,10 @@ class Rejections:
         return early
 
     def next_seconds(self) -> float | None:
-        """Returns how many seconds until the next may be tried again; None: none is waiting.
+        """Returns the seconds until the next may be tried again; None if none waits.
 
-        One that is due but wasn't tried is behind another that waits (apply stops creating there), unless its time has come since
-        `waits` was asked: then it may be tried now.
+        One that `waits` put off since the last call, and that is due by now, may be tried at once. Any other that is due is left out: it is
+        behind one that waits (apply stops creating there), or the plan ended early.
         """
         now, put_off = self._clock(), self._put_off
         self._put_off = set()
@@ -69,7 +69,7 @@ class Rejections:
         return min((max(seconds, 0.0) for seconds in waiting), default=None)
 
     def by_name(self) -> dict[str, str]:
-        """Returns messages by object name, for `Observed`; where kinds share a name, joined."""
+        """Returns the messages by object name, for `Observed`; those of kinds that share a name are joined."""
         messages: dict[str, str] = {}
         for (kind, name), rejection in sorted(self._by_target.items()):
             text = f"{kind} {name}: {rejection.message}"

@@ -36,16 +36,16 @@ class Schedule(Generic[K]):
         self._sequence = 0
 
     def add(self, key: K, now: float) -> None:
-        """Asks for work on the key now."""
+        """Asks for work on the key now; if it is in work, for more afterwards."""
         if key in self._in_work:
             self._again.setdefault(key, now)
         else:
             self._ready.setdefault(key, now)
 
     def add_by(self, key: K, when: float) -> None:
-        """Asks for work at `when` at the latest: as `add_at`, but a timer that ends before stays.
+        """Asks for work by `when`: sets the timer as `add_at` does, unless an earlier one is set or the key waits already.
 
-        While the key is in work, whatever sets its timer, this holds for the work after it.
+        If the key is in work, this holds for the work after it, even if its timer is set or cancelled meanwhile.
         """
         if key in self._in_work:
             self._again_by[key] = min(when, self._again_by.get(key, when))
@@ -53,9 +53,9 @@ class Schedule(Generic[K]):
             self.add_at(key, when)
 
     def add_at(self, key: K, when: float) -> None:
-        """Asks for work at `when`, unless the key's timer is set again before.
+        """Sets the key's timer: asks for work at `when`, whatever it was set to before.
 
-        Of timers that end at the same time, the one set first comes first; a timer set again is set last.
+        Of timers that end at the same time, the one set first comes first; one that is set again counts as set last.
         """
         self._sequence += 1
         self._timers[key] = (when, self._sequence)
@@ -69,7 +69,7 @@ class Schedule(Generic[K]):
         self._timers.pop(key, None)
 
     def take(self, now: float) -> K | None:
-        """Takes the key that has waited longest; it is in work until `done`. None: nothing to do now."""
+        """Takes the first key of the line; it is in work until `done`. None if no key waits."""
         self._expire(now)
         for key in self._ready:
             del self._ready[key]
@@ -92,7 +92,7 @@ class Schedule(Generic[K]):
             self.add_by(key, again_by)
 
     def next_timer(self) -> float | None:
-        """Returns when the next timer ends; None: there is none."""
+        """Returns when the next timer ends; None if there is none."""
         while self._heap and self._timers.get(self._heap[0][2]) != self._heap[0][:2]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -107,7 +107,7 @@ class Schedule(Generic[K]):
         return not (self._ready or self._in_work) and (timer is None or timer > until)
 
     def oldest(self, now: float) -> float:
-        """Returns the longest time in seconds that a key has been waiting or in work."""
+        """Returns the longest time in seconds that a key has been in line or in work; 0 if none is."""
         return max(
             (now - since for group in (self._ready, self._again, self._in_work) for since in group.values()),
             default=0.0,

@@ -9,7 +9,10 @@ import structlog
 
 
 def configure(*, quiet: bool = False) -> None:
-    """Has everything from INFO on logged, or only errors if `quiet`. The standard library's loggers go the same way."""
+    """Sets up logging from INFO on, or of errors only if `quiet`.
+
+    Loggers of the standard library write to the same place. Those of other packages begin at WARNING at least, unless they set a level.
+    """
     level = logging.ERROR if quiet else logging.INFO
     colours = sys.stderr.isatty()
     logging.basicConfig(stream=sys.stderr, level=max(level, logging.WARNING), format="%(name)s: %(message)s")

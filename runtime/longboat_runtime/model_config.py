@@ -76,8 +76,8 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def longest_sequence(model: Mapping[str, Any], max_length: int | None, directory: str) -> int:
     """Returns the most tokens of prompt plus response: spec.model.maxLength (`max_length`), by default the model's own limit.
 
-    `model` is the config.json of `directory` by standard names (`language_model`). An architecture without positions has no limit.
-    Raises SpecProblem if the job goes beyond the limit, or if neither names one.
+    `model` is the config.json of `directory` by standard names (`language_model`), which may name no limit. Raises SpecProblem if
+    `max_length` goes beyond the model's limit, or if neither is there.
     """
     limit: int | None = model.get("max_position_embeddings")
     if max_length is None:

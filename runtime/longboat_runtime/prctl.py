@@ -22,20 +22,20 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks the kernel for a signal when this process' parent, or the parent's thread that started it, ends."""
+    """Asks the kernel for a signal, SIGKILL by default, when this process' parent, or the parent's thread that started it, ends."""
     _prctl(_SET_PDEATHSIG, number)
 
 
 def dying_with_parent() -> tuple[Callable[..., Any], tuple[int, ...]]:
-    """Returns the call that `die_with_parent` makes, for a fork, which shares more with its parent the less it does.
+    """Returns the call that `die_with_parent` makes by default, as function and arguments.
 
-    The call returns 0 unless it is refused.
+    It is for a fork, which shares more with its parent the less it does. The call returns 0 unless it is refused.
     """
     return _LIBRARY.prctl, (_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def hide_memory() -> None:
-    """Keeps processes of the same uid from reading or writing this process' memory, its environment and its files through /proc.
+    """Keeps unprivileged processes of the same uid from this process' memory, and from its environment and open files in /proc.
 
     Forked children inherit that, programs started from here don't.
     """
@@ -43,12 +43,12 @@ def hide_memory() -> None:
 
 
 def adopt_orphans() -> None:
-    """Adopts descendants whose parent ends: they become this process' children."""
+    """Adopts, from now on, descendants whose parent ends: they become this process' children, unless one in between adopts them."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def gain_no_privileges() -> None:
-    """Denies programs started from here on any rights that this process doesn't have (no set-uid); seccomp and Landlock require it."""
+    """Denies programs started from here on rights that this process lacks (no set-uid); unprivileged seccomp and Landlock require it."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
 
 

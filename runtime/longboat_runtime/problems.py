@@ -36,7 +36,7 @@ class SpecProblem(Exception):
 
 
 def spec_problem_in(error: BaseException) -> SpecProblem | None:
-    """Finds the SpecProblem that caused `error`, if one did: looks through causes, Ray's wrapped causes and exception groups."""
+    """Returns `error` if it is a SpecProblem, else one among its causes, contexts, Ray's wrapped causes and grouped errors, else None."""
     pending: list[BaseException] = [error]
     visited: set[int] = set()
     while pending:

@@ -17,7 +17,7 @@ BASE = {
         }
     ],
     "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}}],
-    "securityContext": {"runAsNonRoot": True, "runAsUser": 10001},
+    "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "env": "none"},
 }
 
 
@@ -75,7 +75,10 @@ def test_the_same_kind_is_merged() -> None:
 
 
 def test_null_takes_away() -> None:
-    assert merge(BASE, {"securityContext": {"runAsUser": None}})["securityContext"] == {"runAsNonRoot": True}
+    assert merge(BASE, {"securityContext": {"runAsUser": None}})["securityContext"] == {
+        "runAsNonRoot": True,
+        "env": "none",
+    }
 
 
 def test_labels_may_have_the_names_of_lists() -> None:
@@ -90,6 +93,7 @@ def test_labels_may_have_the_names_of_lists() -> None:
         ({"containers": [{"name": "trainer", "env": [7]}]}, r"spec.containers\[trainer\].env\[0\]: expected a map"),
         ({"securityContext": "none"}, "spec.securityContext: expected a map"),
         ({"containers": [{"name": "trainer", "args": {"a": 1}}]}, r"spec.containers\[trainer\].args: expected no map"),
+        ({"securityContext": {"env": [{"name": "A"}]}}, "spec.securityContext.env: expected no list"),
     ],
 )
 def test_a_template_of_another_form_is_named_with_its_place(patch: dict, message: str) -> None:

@@ -39,5 +39,5 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
 
 
 def own_namespace() -> str | None:
-    """Returns the namespace of the pod we run in; None outside of one."""
+    """Returns the namespace that is mounted with the pod's service account; None if none is, as outside a pod."""
     return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.is_file() else None

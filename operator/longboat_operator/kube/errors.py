@@ -115,7 +115,7 @@ def error_from_status(status: dict[str, Any]) -> ApiError:
 
 
 def error_from_response(code: int, body: bytes, retry_after: str | None = None) -> ApiError:
-    """Returns the exception for an answer with an HTTP status of 400 or more, whatever its body."""
+    """Returns the exception for an answer with an HTTP status of 400 or more, even if its body is no `Status`."""
     try:
         status = json.loads(body)
     except ValueError:

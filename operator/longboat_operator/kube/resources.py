@@ -24,7 +24,10 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Returns the path below the server's address: without `namespace` that of all namespaces, without `name` the collection's."""
+        """Returns the path below the server's address; without `name`, that of the collection.
+
+        `namespace` counts only for a namespaced kind: without it, the collection is that of all namespaces.
+        """
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if self.namespaced and namespace:
             parts += ["namespaces", namespace]

@@ -66,7 +66,7 @@ class Transport:
 
         Raises:
             ApiError: the server said no.
-            TransportError: no answer within the request's `timeout_seconds`.
+            TransportError: no readable answer came within the time limit, or the connection failed.
         """
         limits = aiohttp.ClientTimeout(
             total=request.timeout_seconds or self.timeout_seconds, sock_connect=self.timeout_seconds
@@ -77,11 +77,12 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Opens a stream of the answer's lines as JSON, as they come, until the server ends it.
+        """Opens a stream: yields an iterator over the answer's lines as JSON, as they come, until the server ends it.
 
         Raises:
-            ApiError, TransportError: as in `send`.
-            QuietError: the stream was silent for `WATCH_SILENCE_SECONDS`.
+            ApiError: the server said no.
+            TransportError: the connection failed or broke, or a line can't be read.
+            QuietError: the open stream was silent for `WATCH_SILENCE_SECONDS`.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_seconds, sock_read=WATCH_SILENCE_SECONDS)
         async with self._exchange(request, limits) as response:
@@ -91,7 +92,7 @@ class Transport:
                 raise QuietError(f"{request.verb} {request.resource}: silent") from error
 
     def session(self) -> aiohttp.ClientSession:
-        """Opens a session with the same credentials and proxy, for a library that wants its own; time limits are the library's."""
+        """Opens a session with the same credentials and proxy, for a library that sets its own time limits. Answers are counted."""
 
         async def authenticate(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -118,7 +119,11 @@ class Transport:
 
     @asynccontextmanager
     async def _exchange(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Sends a request; yields the response, which is released after the block. It is counted once, as soon as its status is known."""
+        """Sends a request and yields the response, which is released after the block.
+
+        The request is counted at most once, as soon as its status is known or it has failed. Raises ApiError for a status of 400 or more,
+        and TransportError if the connection fails, in the block too.
+        """
         url = self.configuration.host + request.path
         if request.query:
             url += "?" + urlencode(request.query)
@@ -146,15 +151,15 @@ class Transport:
 
 
 def _proxy(host: str) -> str | None:
-    """Returns the proxy that HTTPS_PROXY (for an http:// server, HTTP_PROXY) names, unless NO_PROXY exempts the server."""
+    """Returns the proxy that HTTPS_PROXY (for an http:// server, HTTP_PROXY) names; None if none is, or NO_PROXY exempts the server."""
     url = URL(host)
-    if url.host is None or proxy_bypass(url.host):
+    if url.host is None or proxy_bypass(f"{url.host}:{url.port}"):
         return None
     return getproxies().get(url.scheme)
 
 
 def _verb_and_resource(url: URL) -> tuple[str, str]:
-    """Names the verb and resource of a read whose request another library has built."""
+    """Names the verb and resource of a watch, a list or a discovery request that another library has built."""
     if "watch" in url.query:
         return "watch", url.name
     return ("list", url.name) if url.name in _PLURALS else ("get", "apis")
@@ -165,7 +170,7 @@ def _no_answer(request: Request, error: Exception) -> TransportError:
 
 
 def _json(text: bytes) -> Any:
-    """Parses JSON. Raises ClientPayloadError: it is none, or was cut off."""
+    """Parses JSON. Raises ClientPayloadError if the text isn't JSON, as when it was cut off."""
     try:
         return from_json(text)
     except ValueError as error:
@@ -173,7 +178,7 @@ def _json(text: bytes) -> Any:
 
 
 async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Yields the JSON of each line. Lines are cut by hand: aiohttp's own reader gives up on one longer than its buffer."""
+    """Yields the JSON of each line that isn't empty. Lines are cut by hand: aiohttp's own reader gives up on one longer than its buffer."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -56,13 +56,13 @@ def grant_of(view: CapacityView, now: datetime) -> Grant | None:
 
 
 def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
-    """Decides which rollout pods the job gets.
+    """Decides how many rollout pods the job gets, and which it has to give back.
 
     Rule:
     * `replicas` are what the demand of the current incarnation asks for, or spec.rollout.replicas while that has asked for
       nothing; at least spec.rollout.minReplicas and at most spec.rollout.replicas. A demand of another incarnation is ignored;
-    * `answers` is the number of the demand that counted;
-    * `leaving` are pods beyond `replicas` (`pods_to_leave`).
+    * `answers` is the number of the demand that counted, None without one;
+    * `leaving` are the pods to give back (`pods_to_leave`), None if there are none.
     """
     old = rollout_grant(view.status)
     demand = rollout_demand(view.status)
@@ -78,12 +78,12 @@ def pods_to_leave(
     """Returns the pods to give back, in the order in which they were named.
 
     Rule:
-    * a pod stays named, with the deadline that it got at first, until it is gone and the job's plan has released its record:
+    * unless it is taken back, a pod stays named, with its first deadline, until it is gone and the job's plan has released its record:
       its end is no loss;
-    * pods that serve, or may yet, and are more than `replicas` leave: those of `giveFirst` in its order, then those that
-      aren't ready, then the highest index. A new one has `LEAVE_SECONDS`;
-    * if there is room again, pods are taken back in the opposite order, unless the driver has drained them, they are being
-      deleted, or their deadline has passed: whatever else ends there asks the driver itself.
+    * if more pods than `replicas` serve, or may yet, the surplus leaves: those of `giveFirst` in its order, then those that
+      aren't ready, then the highest index. A newly named one has `LEAVE_SECONDS`;
+    * if there is room again, pods are taken back in the opposite order, unless the driver has listed them as drained, they can't serve
+      any more, or their deadline has passed.
     """
     role = view.status.roles.rollout if view.status.roles else None
     memory = remembered(role)
@@ -118,6 +118,6 @@ def _may_serve(pod: PodView, memory: RoleCount) -> bool:
 
 
 def _in_order(pods: Sequence[PodView], given_first: Sequence[str]) -> list[PodView]:
-    """Sorts pods: the first to leave first."""
+    """Returns the pods in the order in which they leave."""
     turn = {name: number for number, name in enumerate(given_first)}
     return sorted(pods, key=lambda pod: (turn.get(pod.name, len(turn)), pod.ready, -pod.place.index, -pod.attempt))

@@ -15,10 +15,10 @@ from longboat_operator.reading.view import JobView
 def moves_of_grant(
     view: JobView, old: RewardCpuStatus, granted: Sequence[PoolCpu], now: datetime
 ) -> tuple[CpuMove, ...]:
-    """Returns all moves, now that another division is granted than that of `old`.
+    """Returns the moves of `old` and the new ones, now that another division is granted.
 
-    Rule: what is under way is superseded. The new ones are pairs of pools: what a pool gains is taken from those that lose, in their
-    order, then from what nobody had. A job's first division moves nothing.
+    Rule: what is under way is superseded. What a pool gains is taken from those that lose, in their order, then from what nobody had; each
+    part is a move. If `old` has no division, nothing moves.
     """
     over = {"outcome": CpuMoveOutcome.SUPERSEDED}
     moves = [
@@ -51,9 +51,9 @@ def moves_of_grant(
 
 
 def came_from(moves: Sequence[CpuMove], pool: str, cpu: int) -> dict[str, int]:
-    """Divides `cpu`, the millicores that a pod of the pool was to get, among the pools that gave them; returns their parts, by pool.
+    """Divides `cpu`, the millicores that a pod of the pool was to gain, among the pools that gave them; returns their parts, by pool.
 
-    Rule: in proportion to the newest moves to the pool. What nobody had before is nobody's.
+    Rule: in proportion to the newest moves to the pool, rounded down. What nobody had before is nobody's. Empty without a move.
     """
     to_pool = [move for move in moves if move.target == pool]
     newest = [move for move in to_pool if move.time == to_pool[-1].time]

@@ -58,10 +58,10 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
     others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
-    of each role, and of each reward pool, are checked by a dry run: a job whose template is rejected has no revision, so its next plan
-    takes the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted. With
-    spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; of a job that has no pods from its
-    template yet, with those that it is going to promise.
+    of each role, and of each reward pool, are checked by a dry run: a template that is rejected gets no revision, so the next plan takes
+    the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted. With
+    spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; while the template has no revision yet, also
+    with those that this plan's status promises.
     """
     template = template_of(view)
     if isinstance(template, Finding):
@@ -107,10 +107,10 @@ class RayToken:
 def ray_token_of(view: JobView) -> RayToken:
     """Plans the Secret with Ray's token for pods that are created now.
 
-    Rules: its name is random and is in the status before it is used, so nobody can have created it beforehand. While no
-    pod uses it, it is created; if the name is taken, its owner is uncertain, and another name is chosen. Once pods use
-    it, it has to exist for the next ones too: if somebody has deleted it, another is created, and the pods with the lost
-    token, which no new pod can join, are replaced. A job that resumes gets a new one.
+    Rules: its name is random, and in the status before it is used. While no pod uses it and it isn't known to exist, it is created; if
+    the name is taken, its owner is uncertain, and another name is chosen. From then on it has to exist for the next pods too: if somebody
+    has deleted it, another is created, and the pods with the lost token, which no new pod can join, are replaced. A job that resumes
+    gets a new one.
     """
     name = view.status.ray_token_secret
     if name is None:
@@ -131,10 +131,10 @@ def _another(view: JobView) -> RayToken:
 
 
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
-    """Yields the places that should have a pod but have none; `memories` are as published, `counts` after this look.
+    """Yields the places that should get a pod, now or later; `memories` are as published, `counts` after this look.
 
-    Rules: a place gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
-    waits for the back-off, and until its loss is in the status, so it can't be forgotten.
+    Rules: a place gets a pod only when none of it is left in the snapshot. One whose pod was lost waits for the back-off; it is left out
+    until its loss is in the status, so the loss can't be forgotten.
     """
     for role in ROLES:
         taken = {pod.place for pod in view.pods[role]}
@@ -158,9 +158,9 @@ def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]
 
 
 def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
-    """Returns the seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
+    """Returns the least seconds from noticing a pod's loss to its replacement, after `losses` at its place since the last new step.
 
-    Rule: `backoffSeconds`, doubled with each loss, at most `maxBackoffSeconds`.
+    Rule: `backoffSeconds` after the first, doubled with each further loss, at most `maxBackoffSeconds`.
     """
     doubled = policy.backoff_seconds * 2.0 ** min(max(losses - 1, 0), 32)
     return min(doubled, float(policy.max_backoff_seconds))
@@ -201,7 +201,7 @@ def _pods(
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
-    """Returns the condition that shows the first rejection among these, which are still wanted; None: nothing was rejected."""
+    """Returns the condition that shows the first rejection among these targets; None if none was rejected."""
     for kind, name in targets:
         if name in view.observed.rejections:
             return finding_of_rejection(kind, view.observed.rejections[name])
@@ -211,7 +211,7 @@ def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
 def finding_of_rejection(kind: str, answer: str) -> Finding:
     """Returns the condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
 
-    Rule: an invalid pod is the template's fault (the text names the field); anything else may pass without help.
+    Rule: an invalid pod is the template's fault (the text names the field); anything else is told by the condition Scheduled.
     """
     if kind == "Pod" and "is invalid" in answer:
         return Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, answer)

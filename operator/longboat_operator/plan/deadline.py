@@ -20,7 +20,7 @@ def has_trained(view: JobView) -> bool:
 
 
 def seconds_left(view: JobView, now: datetime) -> float | None:
-    """Returns the seconds until roles that are not ready fail the job; None when there is no deadline.
+    """Returns the seconds until roles that are not ready fail the job, 0 or less once they do; None when there is no deadline.
 
     Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
     when roles that were ready ceased to be so, which is now if the status still says they are. Later it may wait for nodes
@@ -40,7 +40,7 @@ def seconds_left(view: JobView, now: datetime) -> float | None:
 
 
 def missed(view: JobView, now: datetime, missing: str) -> Finding | None:
-    """Returns the end of a job whose roles were not ready in time, None while there is time; `missing` says what was not ready."""
+    """Returns the end of a job whose roles were not ready in time; None before a deadline or without one. `missing` is what isn't ready."""
     remaining = seconds_left(view, now)
     if remaining is None or remaining > 0:
         return None

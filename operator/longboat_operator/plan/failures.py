@@ -12,7 +12,7 @@ from longboat_operator.reading.view import JobView
 
 
 def said_by_driver(view: JobView) -> Finding | None:
-    """Returns the end that the driver reports; None: it reports none that counts.
+    """Returns the end that the driver reports; None if it reports none that counts.
 
     Rule: only the current driver ends its job. One that was superseded, on a lost node for example, may have met a
     problem that its successor doesn't see; a problem of the job itself the successor will meet too.
@@ -42,10 +42,9 @@ def ended_before_last_step(view: JobView) -> bool:
 
 
 def over_the_limit(view: JobView, counts: Memories) -> Finding | None:
-    """Returns the end of a job in which a role failed too often without progress; None: none did.
+    """Returns the end of a job in which a role failed too often without progress; None if none did.
 
-    Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
-    limit (spec.failurePolicy).
+    Rule: the role's incidents since the last new step, whatever failed in them, are more than its limit (spec.failurePolicy).
     """
     for role, traits in ROLES.items():
         limit = traits.limit(view.spec.failure_policy)

@@ -6,10 +6,10 @@ from longboat_crds.status import Demand, Incarnation
 
 
 def granted(current: Incarnation | None, request: str | None) -> Incarnation | None:
-    """Returns the current incarnation, given the token that a driver asks with.
+    """Returns the incarnation that is current once the token that a driver asks with is answered.
 
-    Rule: a token other than the answered one is a new start and gets the next number; numbers only grow. A driver that
-    asks again with its token gets the same answer.
+    Rule: a token other than the one answered last is a new start and gets the next number; numbers only grow. The token answered last,
+    or none, changes nothing.
     """
     if not request or (current and current.request == request):
         return current
@@ -17,11 +17,11 @@ def granted(current: Incarnation | None, request: str | None) -> Incarnation | N
 
 
 def failure_before(current: Incarnation | None, demand: Demand | None) -> str | None:
-    """Returns how the driver's previous start failed, if its container outlived that.
+    """Returns how the driver's previous start failed; None unless its container outlived that, and a request for a number is unanswered.
 
-    Rule: every start of a driver has a cause that is counted once. The end of its container or pod is reported by its
-    node; a failure inside its container by its agent, with the request for a number, so the plan that answers counts it.
-    A start after a suspension, or because the Ray head is a new one, follows no failure of the driver.
+    Rule: a failure is counted once. The end of a container or pod is reported by its node; a failure inside the driver's container by its
+    agent, with the request for a number, so the plan that answers counts it. A start after a suspension, or because the Ray head is a new
+    one, follows no failure of the driver.
     """
     if demand is None or granted(current, demand.incarnation_request) is current:
         return None
@@ -29,7 +29,7 @@ def failure_before(current: Incarnation | None, demand: Demand | None) -> str | 
 
 
 def revoked(current: Incarnation | None) -> Incarnation | None:
-    """Returns the incarnation with the next number, in answer to no request; None: no driver has had one.
+    """Returns the incarnation with the next number, although no driver asked; None if none has had one.
 
     Rule: a resumed job's pods are new, so whatever the previous driver wrote, or still writes from a lost node, belongs
     to an earlier start from now on. So does whatever was written by a driver that ended and is replaced because steps

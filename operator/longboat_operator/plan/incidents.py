@@ -25,12 +25,12 @@ class Incidents:
     ) -> tuple[Incidents, datetime]:
         """Adds a failure at `time`; returns the incidents after it, and the one that it belongs to.
 
-        `last` is the incident of the last failure of the same pod, `same` whether the same container failed then (or
+        `last` is the incident of the last counted failure at the same place, `same` whether the same container failed then (or
         the pod as a whole, both times).
 
-        Rule: a failure belongs to the first incident within `INCIDENT` of it, whatever the node; but what fails again has
-        failed in another incident, so a container that ends over and over never counts as one incident. Failures
-        that lie within `INCIDENT` of each other are one incident in whatever order they are seen.
+        Rule: a failure belongs to the first incident that began within `INCIDENT` of it, before or after, whatever the node; if none did,
+        it begins one. But an incident before `last` is never chosen nor, with `same`, `last` itself: a container that ends twice in a
+        row counts as two incidents.
         """
         first = last and (last + _LEAST if same else last)
         near = [

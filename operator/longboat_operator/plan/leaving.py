@@ -54,7 +54,7 @@ def leaving_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], now:
     """Judges the pods that the grant names.
 
     Rule: a pod goes once the current incarnation has listed it as drained, at its deadline, or at once if it never got ready or
-    no driver is up that could drain it. One that is lost meanwhile (`lost`, by uid), or was given up before, has gone already.
+    no driver is up that could drain it. One that is lost meanwhile (`lost`, by uid), or was given up before, counts as gone.
     """
     grant = view.grant
     if grant is None or not grant.leaving:

@@ -46,7 +46,7 @@ class Lost:
 
 
 def lost_pods(view: JobView, now: datetime) -> Lost:
-    """Finds all pods of the job that are lost or stuck."""
+    """Finds all pods of the job that are lost or stuck, and when the next one may count as stuck."""
     lost: dict[str, Loss] = {}
     waits: list[float] = []
     for role in ROLES:
@@ -82,10 +82,9 @@ def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
 def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     """Returns since when the pod has been stuck, should it stay like this for `UNREADY_SECONDS`; None if it is not.
 
-    Rule: its containers run, and one of ours is not ready although the pod once was and has nothing to wait for: the
-    driver's pod, which has the Ray head that others join, is ready. Such a container can't be ended in place: one of its
-    processes waits in the kernel for storage or a device, and survives SIGKILL; so does the container, whatever its
-    liveness probe says.
+    Rule: all its containers run, and one of ours is not ready although the pod has nothing to wait for: the driver's pod, which has the
+    Ray head that others join, is ready. Most likely such a container can't be ended in place, whatever its liveness probe says: one of
+    its processes waits in the kernel for storage or a device, and survives SIGKILL. The caller knows that the pod was ready once.
     """
     ready = pod.condition("Ready")
     if ready.get("status") != "False" or not ready.get("lastTransitionTime"):
@@ -111,10 +110,9 @@ def loss_of(pod: PodView) -> Loss | None:
 
     Rules:
     * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss. A pod is lost
-      when it is being deleted (by a person, an eviction, a preemption, or because its node is gone: Kubernetes'
-      condition `DisruptionTarget` says which) or when the kubelet gave it up (phase Failed; Succeeded at a node's
-      shutdown);
-    * a loss counts unless Kubernetes removed the pod through `NO_FAULT` of its own.
+      when it is being deleted (by a person, an eviction, a preemption, or because its node is gone) or when the kubelet gave it
+      up (phase Failed; Succeeded at a node's shutdown);
+    * a loss counts unless the condition `DisruptionTarget` gives a reason of `NO_FAULT`.
     """
     if pod.deleted_at is None and pod.phase not in {"Failed", "Succeeded"}:
         return None
@@ -136,6 +134,6 @@ def loss_of(pod: PodView) -> Loss | None:
 
 
 def _end_of(pod: PodView) -> datetime | None:
-    """Returns when the last container of an ended pod ended, of those that failed or were restarted; None: it isn't known."""
+    """Returns when the last container of an ended pod ended, of those that failed or were restarted; None if that isn't known."""
     times = [ended.time for ended in terminations(pod.raw) if ended.time]
     return max(map(moment, times), default=None)

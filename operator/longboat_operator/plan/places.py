@@ -19,7 +19,7 @@ Places = Mapping[Role, tuple[Place, ...]]
 def places_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], leaving: Leaving) -> Places:
     """Returns the places of every role; pods in `lost` (by uid) can't serve any more.
 
-    Rule: those that the spec asks for, but for rollout pods, which may leave in any order.
+    Rule: those that the spec asks for; of rollout pods, which may leave in any order, see `_rollout_places`.
     """
     rollout = _rollout_places(view, memories[Role.ROLLOUT], lost, leaving)
     return {role: rollout if role is Role.ROLLOUT else traits.places(view.spec) for role, traits in ROLES.items()}
@@ -30,7 +30,7 @@ def _rollout_places(view: JobView, memory: RoleCount, lost: Mapping[str, Loss], 
 
     Rule: every pod that serves, or may yet, and doesn't leave has its place, however many the grant allows, since only the
     grant's `leaving` says which go. As far as the grant allows more, those follow whose pod was lost, which are replaced,
-    and then the lowest that have no pod. A job without a grant keeps what it has.
+    and then the lowest that have no pod. Without a grant, the job keeps what it has, filled up to spec.rollout.replicas.
     """
     newest = {pod.place: pod for pod in view.pods[Role.ROLLOUT]}
     serving: list[Place] = []

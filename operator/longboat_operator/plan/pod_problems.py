@@ -29,7 +29,7 @@ class PodProblem:
 
 
 def scheduling_problem(pod: PodView) -> PodProblem | None:
-    """Returns why the scheduler found no node, in its own words."""
+    """Returns why the scheduler found no node, in its own words; None unless it reports that."""
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None
@@ -41,7 +41,7 @@ def scheduling_problem(pod: PodView) -> PodProblem | None:
 
 
 def problem_of(pod: PodView, loss: Loss | None) -> PodProblem | None:
-    """Returns what is wrong with the pod, such as its `loss`; None for a pod that is ready or simply still starting."""
+    """Returns what is wrong with the pod, such as its `loss`; None if nothing is known to be."""
     if loss:
         return PodProblem(loss.reason, f"pod {pod.name}: {loss.message}")
     if unscheduled := scheduling_problem(pod):
@@ -60,6 +60,6 @@ def problem_of(pod: PodView, loss: Loss | None) -> PodProblem | None:
 
 
 def _pull_text(message: str) -> str:
-    """Returns the cause without the kubelet's `Back-off pulling image`, which comes and goes and would change the text."""
+    """Returns what follows `ErrImagePull: `, else the whole message: the kubelet's `Back-off pulling image` before it comes and goes."""
     _, separator, cause = message.partition("ErrImagePull: ")
     return cause if separator else message

@@ -66,7 +66,7 @@ def place_of(record: PodRecord) -> Place:
 
 
 def remembered(role: RoleStatus | None) -> RoleCount:
-    """Returns the memory as published."""
+    """Returns the memory as published; an empty one if none is."""
     if role is None:
         return RoleCount()
     return RoleCount(
@@ -81,7 +81,7 @@ def remembered(role: RoleStatus | None) -> RoleCount:
 def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place] = ()) -> RoleCount:
     """Returns the memory of the places `keep` alone; the others' pods are deleted on purpose, which is no loss.
 
-    Their attempt numbers stay used up, so a pod that is created later has a higher one.
+    Their attempt numbers stay used up, so a pod that is created later at such a place has a higher one.
     """
     gone = [r.attempt for i, r in memory.records.items() if i not in keep]
     gone += [p.attempt for p in pods if p.place not in keep]
@@ -132,18 +132,18 @@ def count(
 ) -> RoleCount:
     """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
-    `wanted` are the places that should have a pod, `draining` further ones whose pod is about to go. `failed_inside` says how
-    a process failed whose container outlived it. `disruptions` explain why containers
-    of this role failed (`explained`), which then doesn't count.
+    `wanted` are the places that should have a pod, `draining` further ones whose pod is being drained. `failed_inside` says how
+    a process failed whose container outlived it. `disruptions` are times: near one of them (`explained`) neither the
+    failure of a container nor an incident counts.
 
     Rules:
     * a pod whose record is missing or older is new, and begins with no restarts counted;
     * each restart of a container is a failure, and so is each loss of a pod (`losses` says which of them count), and
       each start of the driver after a failure that its container outlived;
-    * a record whose pod is not there is a loss too: somebody deleted it between two looks;
-    * what fails in a pod that is drained is no failure, even if the pod stays after all;
+    * a record whose pod is not there counts as a loss too: somebody deleted it between two looks;
+    * a container that is restarted in a pod that is being drained is no failure, even if the pod stays after all;
     * what counts is incidents, which are failures that lie close together (`Incidents`), by the times that nodes and the
-      API server give, so it doesn't matter when the operator looks, or which operator;
+      API server give, where they give any, so it hardly matters when the operator looks, or which operator;
     * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
       is repeated after a rollback is not new, so a job that always fails at the same place reaches its limit.
     """
@@ -189,7 +189,7 @@ def count(
 
 
 def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bool) -> RoleCount:
-    """Adds failures, sorted by time, to their incidents; returns the memory after that."""
+    """Returns the memory after these failures, sorted by time; those that count are added to their incidents."""
     incidents, records = Incidents() if anew else memory.incidents, dict(memory.records)
     for failure in failures:
         if failure.counted:
@@ -207,7 +207,7 @@ def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bo
 
 
 def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
-    """Yields container restarts that are not counted yet. If one container restarted several times, only the last is known."""
+    """Yields container restarts that are not counted yet. Only the last of each container is known; others are yielded as the newest."""
     more = restart_count(pod.raw) - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
@@ -239,7 +239,10 @@ def _after(record: PodRecord, failures: Sequence[Failure], now: datetime, *, ane
 
 
 def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
-    """Returns the record to continue from: the newest pod's if it is new, else as remembered. None: no pod came, or it was released."""
+    """Returns the record to continue from; None if no pod came, or it was released.
+
+    It is a new one if the newest pod is new, else the remembered one, no longer lost if its pod is there and well after all.
+    """
     old = memory.records.get(place)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
         if old is None:
@@ -259,7 +262,7 @@ def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: b
 
 
 def _time_of(end: Termination, now: datetime) -> datetime:
-    """Returns when a container ended, at most `now`: a node's clock may be ahead of ours."""
+    """Returns when a container ended, at most `now`, since a node's clock may be ahead of ours; `now` if that isn't known."""
     return min(moment(end.time), now) if end.time else now
 
 

@@ -74,16 +74,17 @@ def reward_cpus_of(
     `places` are those that should have a pod; `vacant` are those of pods that are to be created now, by the pod's name.
 
     Rules:
-    * CPUs are taken from pods above their share only as far as pods below theirs, and places without a pod, lack them, or the total is
-      exceeded (it was lowered, or somebody else has changed a pod); first from pods on a node of one that lacks them, since there they
+    * CPUs are taken from pods above their share only as far as pods below theirs, and pods that are to be created, lack them, or the total
+      is exceeded (it was lowered, or somebody else has changed a pod); first from pods on a node of one that lacks them, since there they
       are the same CPUs;
-    * a pod gets what lies free of the total, by the count above: one that is to be created first, those on a node that others leave
-      CPUs on next. It gets its share in one step, or what there is once nothing more will come;
-    * only a pod that is settled is changed, so what it had before is known;
-    * a change that the API server refuses, or whose node defers it for too long, can't carry it out or says nothing (`PATIENCE`), is
-      taken back, and the pod keeps what it has (is pinned) for a while that doubles. What it was to get goes back to the pools
-      it came from for as long, within their bounds. What takes a change back is never taken back itself: it stays counted;
-    * unless the job `runs`, CPUs are only counted.
+    * a pod gets what lies free of the total, by the module's count: one that is to be created first, those on a node that others leave
+      CPUs on next. It gets its share in one step, or, once nothing more will come, what there is, unless that is too little;
+    * a change begins only at a pod that is settled, so what it had before is known;
+    * a change that the API server refuses is given up. One that the node defers for too long or can't carry out (`PATIENCE`), or about
+      which it says nothing, is taken back. Either way the pod keeps what it has (is pinned) for a while that doubles each time;
+    * what a pinned pod was to get goes back to the pools that it came from for as long, within their bounds;
+    * what takes a change back is never taken back itself: it stays counted;
+    * unless the job `runs` and has a grant, CPUs are only counted.
     """
     if view.spec.reward_cpu is None:
         return RewardCpus()

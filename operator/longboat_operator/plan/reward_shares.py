@@ -20,10 +20,10 @@ def reward_grant_of(
     """Divides `total` millicores among the pools; `demand` is that of the current incarnation, `old` what was granted last.
 
     Rule:
-    * before any demand `total` is divided by graders (`by_graders`); so it is when the last grant doesn't fit the spec;
-    * a demand moves CPUs to the pools that ask for more from those that ask for less (`moved`), its asks brought within each
-      pool's bounds and, together, within `total` (`within`);
-    * without a demand of the current incarnation everything stays where it is.
+    * if nothing was granted yet, or the last grant doesn't fit the spec, `total` is first divided by graders (`by_graders`);
+    * a demand moves CPUs to the pools that ask for more (`moved`), its requests brought within each pool's bounds and, together, within
+      `total` (`within`);
+    * without a demand of the current incarnation, the division of a grant that fits the spec stays.
     """
     bounds = {pool.name: pool.cpu_bounds(total) for pool in pools}
     current = {pool.name: millicores(pool.cpu) for pool in (old.pools if old else None) or ()}
@@ -50,7 +50,7 @@ def by_graders(total: int, pools: Sequence[RewardPoolSpec]) -> dict[str, int]:
 
 
 def within(total: int, bounds: Mapping[str, tuple[int, int]], requests: Millicores) -> dict[str, int]:
-    """Brings requests within their pools' bounds; if they add up to more than `total`, cuts them in proportion."""
+    """Brings requests within their pools' bounds; if they then add up to more than `total`, cuts them in proportion, above the least."""
     wanted = {name: min(max(requests[name], least), most) for name, (least, most) in bounds.items()}
     if sum(wanted.values()) <= total:
         return wanted
@@ -89,7 +89,7 @@ def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int
 
 
 def moved(total: int, current: Millicores, wanted: Millicores) -> dict[str, int]:
-    """Moves CPUs to the pools that want more than they hold; returns what each then has. `wanted` adds up to `total` at most.
+    """Moves CPUs to the pools that want more than they hold; returns what each then has. Neither map adds up to more than `total`.
 
     Rule: nobody's CPUs are given first, then those of the pools that hold most beyond what they want. None leaves a pool
     but for another that wants more, and no pool gains or loses less than `LEAST_CHANGE`.

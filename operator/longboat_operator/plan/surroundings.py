@@ -146,7 +146,7 @@ class _Wanted:
 # Much of a plan that finds nothing to do would be these, again and again.
 @lru_cache(maxsize=4096)
 def _applied(job: JobRef, dns_peers: bytes) -> tuple[_Wanted, ...]:
-    """Lists the objects that depend on nothing but the job's identity and the operator's option."""
+    """Returns the wanted objects that depend on nothing but the job's identity and the operator's option `dns_peers`."""
     peers = tuple(from_json(dns_peers))
     bodies: tuple[Object, ...] = (
         driver_account(job),

@@ -32,7 +32,7 @@ def suspension_of(view: JobView, now: datetime) -> Suspension:
     * asked to suspend, the driver (which sees spec.suspend itself) has `checkpoint.graceSeconds` from `suspendTime` to
       save a checkpoint and report Suspended; then, or if there is no driver that could, the pods are deleted;
     * until then the request may be withdrawn, and the driver continues; after that the suspension is carried through, and
-    the job resumes with new pods;
+      the job resumes with new pods;
     * a driver that reported Suspended before it saw the withdrawal does no work: the suspension is carried through as well.
     """
     if view.suspended:
@@ -60,7 +60,7 @@ def may_checkpoint(view: JobView) -> bool:
 
 
 def grace_left(view: JobView, now: datetime) -> float:
-    """Returns the seconds that the driver still has; all of them if the suspension is not published yet."""
+    """Returns the seconds that the driver still has, 0 or less once they are over; all of them if no suspension is published yet."""
     grace = float(view.spec.checkpoint.grace_seconds)
     since = view.status.suspend_time
     return grace if since is None else seconds_until(since, grace, now)

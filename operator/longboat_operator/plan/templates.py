@@ -47,6 +47,8 @@ def template_of(view: JobView) -> Template | Finding:
 
 def _in_force(view: JobView) -> Template | Finding:
     stored = _stored_template(view)
+    if isinstance(stored, Finding):
+        return stored
     if stored and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
         return stored
     live = _live(view)
@@ -58,7 +60,7 @@ def _in_force(view: JobView) -> Template | Finding:
 
 
 def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object:
-    """Returns the ControllerRevision that stores the template: immutable by Kubernetes; `data` is the template's spec."""
+    """Returns the ControllerRevision that stores the template: its `data`, which Kubernetes keeps immutable, is the template's spec."""
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
@@ -68,17 +70,21 @@ def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object
     }
 
 
-def _stored_template(view: JobView) -> Template | None:
+def _stored_template(view: JobView) -> Template | Finding | None:
     revisions: list[Object] = list(view.observed.children.get("ControllerRevision", {}).values())
     if not revisions:
         return None
     newest = max(revisions, key=lambda r: int(r["revision"]))
-    return Template(int(newest["revision"]), _runtime(to_json(newest["data"])), is_new=False)
+    try:
+        runtime = _runtime(to_json(newest["data"]))
+    except ValidationError as error:  # a newer operator wrote it
+        return _invalid(f"ControllerRevision {newest['metadata']['name']}", "data", error)
+    return Template(int(newest["revision"]), runtime, is_new=False)
 
 
 @lru_cache(maxsize=4096)
 def _runtime(text: bytes) -> RLRuntimeSpec:
-    """Reads a template from its JSON, once for each text: a revision never changes."""
+    """Reads a template from its JSON; cached, since a revision's template never changes."""
     return RLRuntimeSpec.model_validate(from_json(text))
 
 
@@ -93,13 +99,17 @@ def _live(view: JobView) -> RLRuntimeSpec | Finding:
     try:
         return RLRuntimeSpec.model_validate(view.observed.runtime["spec"])
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in ("spec", *first["loc"]))
-        return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")
+        return _invalid(name, "spec", error)
+
+
+def _invalid(name: str, root: str, error: ValidationError) -> Finding:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in (root, *first["loc"]))
+    return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")
 
 
 def _lacking(view: JobView, template: Template) -> Finding | None:
-    """Finds a reward template that the job names and the runtime template lacks."""
+    """Reports the first reward template that the job names and the runtime template lacks; None if it lacks none."""
     names = [entry.name for entry in template.runtime.reward_templates]
     reference = view.spec.runtime_ref
     for place, pool in enumerate(view.spec.reward_pools):
@@ -117,7 +127,7 @@ def _lacking(view: JobView, template: Template) -> Finding | None:
 
 
 def _too_small(view: JobView, template: Template) -> Finding | None:
-    """Finds a pool whose graders have less memory than the programs that run there at once may hold.
+    """Reports the first pool whose graders have less memory than the programs that run there at once may hold; None if there is none.
 
     A container without a limit has room.
     """

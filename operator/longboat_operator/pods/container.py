@@ -23,7 +23,7 @@ STARTUP_SECONDS = 900
 
 
 def field_env(name: str, path: str) -> dict[str, Any]:
-    """Returns an environment variable from the downward API."""
+    """Returns an environment variable with a field of the pod, from the downward API."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
@@ -33,7 +33,7 @@ def resource_env(name: str, resource: str, divisor: str) -> dict[str, Any]:
 
 
 def environment(*, ray: bool) -> list[dict[str, Any]]:
-    """Lists variables that say where the container runs and, for one that joins Ray, where Ray's token is (never the token itself)."""
+    """Lists the variables of all containers (HOME, pod and node) and, for one that uses Ray, where Ray's token is (never the token)."""
     env = [
         {"name": "HOME", "value": HOME},
         field_env("POD_NAME", "metadata.name"),
@@ -88,7 +88,7 @@ _RAY_MOUNTS = [
 
 
 def agent_probes(port: int) -> dict[str, Any]:
-    """Returns the probes of a container whose PID 1 is the agent: alive from its first answer on, ready when its children are."""
+    """Returns the probes of a container whose PID 1 is the agent: started and alive by /healthz, ready by /readyz."""
     return {
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": port},

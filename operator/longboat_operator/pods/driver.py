@@ -36,9 +36,9 @@ def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
 
 
 def tracker_secrets(tracking: TrackingSpec | None) -> list[dict[str, Any]]:
-    """Returns the volume with the credentials of trackers, a file for each key; none if no tracker names a Secret.
+    """Returns a list with the volume of the trackers' credentials, a file for each key; empty if no tracker names a Secret.
 
-    A Secret that isn't there doesn't keep the pod from starting: the driver reports it, and sees it once it is created.
+    A Secret that isn't there doesn't keep the pod from starting: the driver reports it if it needs it, and sees it once it is created.
     """
     wandb, mlflow = (tracking.weights_and_biases, tracking.mlflow) if tracking else (None, None)
     named = ((wandb and wandb.secret, WANDB_KEYS), (mlflow and mlflow.secret, MLFLOW_KEYS))

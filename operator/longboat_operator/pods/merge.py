@@ -8,7 +8,7 @@ kind replaces the old one instead of adding a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 # What identifies an item of these lists, wherever they occur in a pod template.
@@ -35,12 +35,11 @@ class TemplateInvalid(ValueError):
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Lays `patch` over `base`; returns the result and changes neither.
+    """Lays `patch` over `base`; returns the result and changes neither. `path` begins the place that an error names.
 
     Raises:
-        TemplateInvalid: a value of `patch` is a map where `base` has another value, or no map where `base` has one, or no list of
-            identifiable items where those are merged.
-            `path` is prefixed to the place.
+        TemplateInvalid: `patch` has a map where `base` has another value, or another value where `base` has a map, or anything but a
+            list of identifiable items where such lists are merged.
     """
     merged = dict(base)
     for key, value in patch.items():
@@ -62,10 +61,12 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
     return merged
 
 
-def _merge_items(field: str, base: Sequence[Mapping[str, Any]], patch: Any, place: str) -> list[Any]:
+def _merge_items(field: str, base: Any, patch: Any, place: str) -> list[Any]:
     identity = MERGE_KEYS[field]
     if not isinstance(patch, list):
         raise TemplateInvalid(f"{place}: expected a list, got {patch!r}")
+    if not isinstance(base, list):
+        raise TemplateInvalid(f"{place}: expected no list, got {patch!r}")
     merged = {item[identity]: dict(item) for item in base}
     for number, item in enumerate(patch):
         if not isinstance(item, Mapping) or not isinstance(item.get(identity), str | int):

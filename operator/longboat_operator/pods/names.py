@@ -54,8 +54,8 @@ class JobRef:
     def ray_token(self, random: str) -> str:
         """Names a Secret with Ray's token.
 
-        The operator can't read Secrets, so it could not tell one that somebody else created from its own: the name is
-        unguessable.
+        The operator can't read Secrets, so it could not tell one that somebody else created from its own: hence the name is
+        random.
         """
         return f"{self.name}-ray-token-{random}"
 

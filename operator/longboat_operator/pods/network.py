@@ -105,7 +105,7 @@ class DnsPeers(ApiModel):
 
 
 def read_dns_peers(text: str) -> tuple[Object, ...]:
-    """Reads a JSON list of NetworkPolicyPeers. Raises ApiError naming every field that is wrong."""
+    """Reads a JSON list of NetworkPolicyPeers. Raises ApiError if it isn't one, or is empty."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -114,7 +114,7 @@ def read_dns_peers(text: str) -> tuple[Object, ...]:
 
 
 def head_service(job: JobRef) -> Object:
-    """Builds the headless Service that names the Ray head. It publishes the address before the head is ready, which needs the name."""
+    """Builds the headless Service that names the Ray head. It publishes the address even while the driver's pod isn't ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -129,7 +129,7 @@ def head_service(job: JobRef) -> Object:
 
 
 def job_network(job: JobRef) -> Object:
-    """Builds the policy by which pods of the job reach each other on any port; anyone may scrape metrics."""
+    """Builds the policy by which the job's pods reach each other on any port, and anyone reaches the port for metrics."""
     return _policy(
         job,
         job.name,
@@ -145,7 +145,7 @@ def job_network(job: JobRef) -> Object:
 
 
 def reward_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
-    """Builds the policy of reward pods: graded code is hostile, so its pod may connect only to the job, and to `dns_peers` for DNS."""
+    """Builds the policy of reward pods: graded code is hostile, so they may connect only to the job's pods, and to `dns_peers` for DNS."""
     return _policy(
         job,
         f"{job.name}-reward",

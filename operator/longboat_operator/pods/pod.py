@@ -154,7 +154,7 @@ def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
 
 
 def _impatient(tolerations: list[Any]) -> list[Any]:
-    """Adds tolerations with a limit for nodes that are gone, unless the template has its own for them, or for everything."""
+    """Adds tolerations with a limit for nodes that are gone, for each key that the template doesn't tolerate already."""
     keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     tolerated = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
     own = [

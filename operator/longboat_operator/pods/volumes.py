@@ -22,7 +22,7 @@ def claim(name: str, claim_name: str, *, read_only: bool = False) -> dict[str, A
 def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
     """Lists the volumes that every Ray node needs.
 
-    The object store's files are in `shm`, which counts as the pod's memory.
+    The object store's files are in `shm`, which counts towards the pod's memory.
     """
     return [
         scratch("tmp"),
@@ -48,7 +48,7 @@ def api_access() -> dict[str, Any]:
 
 
 def optional_secrets(name: str, sources: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Builds a volume with some keys of some Secrets, each as a file of the key's name. What isn't there is left out."""
+    """Builds a volume with some keys of some Secrets, each as a file named by the key. What isn't there is left out."""
     return {
         "name": name,
         "projected": {

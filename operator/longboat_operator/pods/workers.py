@@ -18,7 +18,7 @@ GRADERS = "graders"
 def worker(
     role: Role, job: JobRef, command: list[str], offer: list[str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Builds the container that joins Ray; `offer` is the agent's option for what it offers there."""
+    """Builds the container that joins Ray; `offer` are the agent's options for what it offers there."""
     args = ["agent", str(role), "--head", job.head_address, *offer]
     joined = parts.container(str(role), command, args, mounts=mounts)
     joined["ports"] = [{"name": "health", "containerPort": parts.AGENT_PORT}]
@@ -26,7 +26,7 @@ def worker(
 
 
 def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
-    """Builds the part that only a rollout pod's spec has: its engines compute with as many threads as its container has CPUs guaranteed."""
+    """Builds the part that only a rollout pod's spec has. Its container knows its CPU request, for engines that compute on CPUs."""
     rollout = worker(Role.ROLLOUT, job, command, ["--devices", str(spec.rollout.devices_per_pod)], [])
     rollout["env"].append(parts.resource_env("CPU_REQUEST_MILLICORES", "requests.cpu", "1m"))
     return {"containers": [rollout]}
@@ -41,10 +41,10 @@ def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[s
 
 
 def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str], pool: str) -> dict[str, Any]:
-    """Builds the part that only the spec of a reward pod of this pool has: its graders see the files of the pool's own rewards alone.
+    """Builds the part that only the spec of a reward pod of this pool has. Its graders see only the ConfigMaps of the pool's own rewards.
 
     Graded code is hostile: its container has another user, no Ray token, and directories of its own; only the socket's
-    directory is shared. It has no probe: the reward agent is ready when the socket answers.
+    directory is shared. It has no probe: the reward agent is ready only while the socket answers.
     """
     per_pod = next(named.graders_per_pod for named in spec.reward_pools if named.name == pool)
     offer = ["--pool", pool, "--slots", str(per_pod), "--socket", parts.REWARD_SOCKET]

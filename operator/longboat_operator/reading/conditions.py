@@ -20,7 +20,7 @@ class Finding:
 
 
 def find(conditions: Sequence[Condition] | None, kind: str) -> Condition | None:
-    """Finds the condition of a type."""
+    """Finds the condition of a type; None if there is none."""
     return next((c for c in conditions or () if c.type == kind), None)
 
 

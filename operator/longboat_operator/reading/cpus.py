@@ -95,7 +95,7 @@ def pod_cpu(pod: PodView) -> PodCpu | None:
 
 
 def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the condition that says why a resize is delayed or has failed; empty: none does."""
+    """Returns the condition that says why a resize is delayed or has failed; empty if none does."""
     if pending.get("status") == "True" and pending.get("reason"):
         return pending
     if ongoing.get("status") == "True" and ongoing.get("reason") == "Error":

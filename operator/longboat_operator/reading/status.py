@@ -20,7 +20,7 @@ def read_status(status: Mapping[str, Any]) -> RLJobStatus:
     During an upgrade, or after a step back, the stored status may come from a newer operator or driver.
 
     Raises:
-        ValidationError: a known field has a value that the schema doesn't allow.
+        ValidationError: the fields that this version knows don't fit its schema.
     """
     try:
         return RLJobStatus.model_validate(status)
@@ -38,26 +38,26 @@ def read_status(status: Mapping[str, Any]) -> RLJobStatus:
 
 
 def rollout_demand(status: RLJobStatus) -> RolloutDemand | None:
-    """Returns the demand for rollout pods that counts: the current incarnation's, none of another one's."""
+    """Returns the demand for rollout pods that counts, the current incarnation's; None if it has made none."""
     demand = status.demand.rollout if status.demand else None
     current = status.allocation.incarnation if status.allocation else None
     return demand if demand and current and demand.incarnation == current.number else None
 
 
 def rollout_grant(status: RLJobStatus) -> RolloutGrant | None:
-    """Returns the rollout pods that the job was granted."""
+    """Returns the job's grant of rollout pods; None if it has none."""
     grant = status.allocation.grant if status.allocation else None
     return grant.rollout if grant else None
 
 
 def reward_demand(status: RLJobStatus) -> RewardDemand | None:
-    """Returns the demand for CPUs of reward pods that counts: the current incarnation's."""
+    """Returns the demand for CPUs of reward pods that counts, the current incarnation's; None if it has made none."""
     demand = status.demand.reward if status.demand else None
     current = status.allocation.incarnation if status.allocation else None
     return demand if demand and current and demand.incarnation == current.number else None
 
 
 def reward_grant(status: RLJobStatus) -> RewardGrant | None:
-    """Returns the CPUs that reward pools were granted."""
+    """Returns the reward pools' grant of CPUs; None if they have none."""
     grant = status.allocation.grant if status.allocation else None
     return grant.reward if grant else None

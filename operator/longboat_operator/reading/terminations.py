@@ -29,7 +29,7 @@ class Termination:
 
 
 def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
-    """Returns the statuses of all containers, sidecars included."""
+    """Returns the statuses of init containers, sidecars among them, then those of the others."""
     status = pod.get("status", {})
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 

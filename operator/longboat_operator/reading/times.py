@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def stamp(time: datetime) -> str:
-    """Writes an aware time as text."""
+    """Writes an aware time as text, in whole seconds."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

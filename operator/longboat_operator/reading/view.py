@@ -102,7 +102,7 @@ class JobView:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is without pods on purpose, as published."""
+        """Whether the job is suspended, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
     @property
@@ -112,7 +112,7 @@ class JobView:
 
     @property
     def training(self) -> Training | None:
-        """The current driver's report: a number below the granted one belongs to an earlier start."""
+        """The current driver's report, if there is one: a number below the granted one belongs to an earlier start."""
         training = self.status.training
         granted = self.status.allocation.incarnation if self.status.allocation else None
         return training if training and training.incarnation >= (granted.number if granted else 0) else None
@@ -143,11 +143,11 @@ class JobView:
         return reward_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
-        """Returns the role's part of the published status; None: there is none."""
+        """Returns the role's part of the published status; None if there is none."""
         return getattr(self.status.roles, role) if self.status.roles else None
 
     def child(self, kind: str, name: str) -> Object | None:
-        """Returns a child in the snapshot; None: it has none of this name."""
+        """Returns a child in the snapshot; None if it has none of this name."""
         return self.observed.children.get(kind, {}).get(name)
 
     def is_known(self, kind: str, name: str) -> bool:
@@ -180,7 +180,7 @@ class CapacityView:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is without pods on purpose, as published."""
+        """Whether the job is suspended, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
 
@@ -220,10 +220,10 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
 
 @lru_cache(maxsize=4096)
 def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, ...]]:
-    """Reads the millicores of spec.rewardCpu, and spec.rewardPools, from their JSON.
+    """Reads the millicores of spec.rewardCpu, and spec.rewardPools (by default, one pool), from their JSON.
 
     Raises:
-        SpecUnreadable: they are of another version.
+        SpecUnreadable: they don't fit this version's schema.
     """
     try:
         total = millicores(RewardCpuSpec.model_validate(from_json(cpu)).total)
@@ -262,12 +262,12 @@ def read(observed: Observed, job: Object) -> JobView:
 
 @lru_cache(maxsize=4096)
 def _spec(text: bytes) -> RLJobSpec:
-    """Reads a spec from its JSON, once for each text: specs rarely change, and checking one takes longer than any other part of a plan."""
+    """Reads a spec from its JSON; cached, since specs rarely change and take long to check. Raises ValidationError."""
     return RLJobSpec.model_validate(from_json(text))
 
 
 def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
-    """Groups pods by role, in the order of place and attempt. A pod whose labels were removed is no longer the job's."""
+    """Groups pods by role, in the order of place and attempt. Pods whose labels don't name all of these are left out."""
     by_role: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     for pod in observed.children.get("Pod", {}).values():
         metadata = pod["metadata"]

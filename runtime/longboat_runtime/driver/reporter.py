@@ -121,7 +121,7 @@ class Reporter:
         stages.changed = self.publish
 
     def resume(self, view: View, saved: Manifest | None) -> None:
-        """Reports from now on that the job runs; progress is read from `view`. `saved` is its newest checkpoint."""
+        """Reports from now on that the job runs, with its progress from `view`; `saved` is its newest checkpoint, if it has one."""
         self._view, self._state = view, TrainingState.RUNNING
         # Rounds that the previous driver made after the checkpoint will be repeated.
         summaries = [summary for summary in self._rounds if summary.step <= view.step]
@@ -137,7 +137,7 @@ class Reporter:
 
     @property
     def samples(self) -> str:
-        """The number of samples in each state, as text."""
+        """The number of samples in each state that any is in, as text; `none` without samples."""
         counts = self._view.counts if self._view else {}
         return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count) or "none"
 
@@ -288,7 +288,10 @@ class Reporter:
         )
 
     def _domains(self) -> list[DomainTraining] | None:
-        """Returns the domains with a quota, in the order of the quotas; before there is a view, as the previous driver wrote them."""
+        """Returns the domains with a quota, in the order of the quotas; None without any.
+
+        Before there is a view, they are as an earlier start left them.
+        """
         if self._view is None:
             return self._before.domains if self._before else None
         waiting, bias = self._view.queued_by_domain, self._domain_bias
@@ -320,7 +323,7 @@ def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
 
 
 def _load(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what a round's engines felt, if that was measured. Pure."""
+    """Returns the fields of the round's summary that say what engines felt; empty if that wasn't measured. Pure."""
     if "rollout/engines" not in metrics:
         return {}
     return {

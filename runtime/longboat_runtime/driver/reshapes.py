@@ -104,7 +104,10 @@ class Reshapes:
         self._plan = self._plan.bounded(self._bounds)
 
     def measured(self, body: events.RoundMeasured, remaining: int) -> None:
-        """Updates the plan from a measured round that `remaining` others follow, and begins a reshape if it calls for one."""
+        """Updates the plan from a measured round that `remaining` others follow.
+
+        Begins a reshape if the plan calls for one, other rounds follow, and none is under way.
+        """
         if self._plan.failed and self._failed_among != frozenset(self._components.fleet.pods):
             self._plan = self._plan.on_other_pods()
         limits = Limits(self._spec.max_sequences, self._spec.sampling.max_tokens)
@@ -115,7 +118,7 @@ class Reshapes:
             self._begin()
 
     def published(self) -> None:
-        """Begins a reshape that waits for a publication that can be fetched: engines have a new one."""
+        """Begins the reshape that waits for a new publication, if the plan still calls for one: engines have a new one."""
         if self._waiting and self._plan.size != self._present and self._working is None:
             self._begin()
         self._waiting = False
@@ -134,7 +137,7 @@ class Reshapes:
         self._working = self._spawn(self._reshape(self._plan.size, self._plan.reason))
 
     async def _reshape(self, size: int, reason: str) -> None:
-        """Reshapes engines if the publication can still be fetched: without weights, engines would serve in no shape."""
+        """Reshapes engines if they can still fetch the last publication, without which they can't serve; else leaves it to `published`."""
         if not await self._components.trainer.holds_publication():
             log.warning("a reshape waits for the next publication, since the last one can't be fetched any more")
             self._waiting, self._working = True, None
@@ -156,9 +159,9 @@ class Reshapes:
 
 
 def bounds_of(job: Job) -> Bounds:
-    """Determines the sizes of engines that the job's pods can have, by the model's config and the headers of its files.
+    """Determines the sizes of engines that the job's pods can have: by the model's config and, with `deviceMemory`, its files' headers.
 
-    If those can't be read, there is no choice: whoever loads the model says what is wrong with it.
+    Only the spec's own is left if the config can't be read or `longest_sequence` fails: whoever loads the model says why.
     """
     rollout, model = job.spec.rollout, job.spec.model
     start = rollout.tensor_parallel
@@ -195,9 +198,9 @@ def check_profile(job: Job) -> None:
 
 
 def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
-    """Chooses how many devices an engine has when a driver starts: as in the newest checkpoint, within the bounds, unless they are fixed.
+    """Chooses how many devices an engine has when a driver starts: as in the newest checkpoint, or the nearest within the bounds.
 
-    `newest_state` reads the checkpoint's state.
+    If shapes are fixed or there is no checkpoint, it is the spec's number. `newest_state` reads the checkpoint's state, None without one.
     """
     bounds = job.spec.rollout.parallelism
     if bounds.mode is ParallelismMode.FIXED or (state := newest_state()) is None:

@@ -64,7 +64,7 @@ class RewardPools:
         self._course.begin(number)
 
     def finish(self, number: int, step: int) -> None:
-        """Logs and reports what pools did in the round, which is over and feeds this step, if they say so, and their CPUs."""
+        """Logs and reports what pools did in the round, which is over and feeds this step, as far as that is known; reports their CPUs."""
         if graded := self._course.finish(number):
             self._happened(graded)
             self._reporter.reports.add(step, grading_metrics(graded))
@@ -145,7 +145,7 @@ class RewardPools:
         }
 
     def _pools_of(self, prompt: PromptId) -> Collection[str]:
-        """Returns the pools that grade responses to this prompt."""
+        """Returns the names of the pools that grade responses to this prompt."""
         domain = self._components.source.domain(prompt.row)
         if domain not in self._pools:
             only = self._spec.reward_pools[0].name

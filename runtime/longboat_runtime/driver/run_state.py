@@ -51,7 +51,7 @@ class StepBoundary:
 
         The evaluation comes after the commit and is not repeated once it is saved.
 
-        `calibrations` are the fleet's: a later fleet judges its engines by them. `parallelism` is the plan of engines' shapes.
+        `calibrations` are the fleet's: a later fleet judges its engines by them. `parallelism` is `Reshapes.snapshot`.
         """
         later = {"evaluated": asdict(evaluated) if evaluated else None, "calibrations": dict(calibrations)}
         return {**asdict(self), **later, "parallelism": dict(parallelism)}
@@ -73,20 +73,20 @@ class RunState:
         self.late_events = 0
 
     def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
-        """Returns the current state, which must be at a step boundary."""
+        """Returns the boundary for the current state, which must be at one."""
         snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
         return StepBoundary(identity, *snapshots, self.log.position, self.timeouts.to_snapshot())
 
 
 def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
-    """Reads the calibrations in the state of a manifest; none if it is from before they were saved."""
+    """Reads the calibrations in the state of a manifest; empty if it is from before they were saved."""
     return {str(key): float(value) for key, value in state.get("calibrations", {}).items()}
 
 
 def read_boundary(
     state: Mapping[str, Any], group_size: int, timeouts: LearnedTimeouts
 ) -> tuple[StepBoundary, Ledger, LengthHistory, Evaluated | None]:
-    """Reads what `to_state` returned; what `timeouts` had learned is restored into it.
+    """Reads the boundary, ledger, history and last evaluation from what `to_state` returned; what was learned is restored into `timeouts`.
 
     Raises SpecProblem if the checkpoint was made with a different group size or can't be read.
     """

@@ -115,7 +115,7 @@ class SampleFiles:
         return sorted({*body.samples, *_ids(given_up)} - _ids(written))
 
     def _start(self, body: events.StepCommitted, given_up: Sequence[SampleGroup]) -> Sequence[SampleGroup]:
-        """Starts to write the file of the step; returns the groups that are in it: none if the step has no file."""
+        """Starts to write the file of the step, if it has one; returns the groups that go into it, else none."""
         spec, step = self._spec, body.step
         if spec is None or self._batch is None or not is_due(step, self._view.steps, spec.every_steps):
             return ()
@@ -161,7 +161,7 @@ class SampleFiles:
         self._reporter.publish()
 
     def _of_batch(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
-        """Returns the groups of the batch, which was trained unless it was dropped."""
+        """Returns the groups of the batch, which was trained unless it was `dropped`."""
         groups: dict[tuple[int, int, int], dict[SampleId, SampleRecord]] = {}
         for sample, record in batch.records.items():
             groups.setdefault(sample[:3], {})[sample] = record

@@ -81,6 +81,6 @@ class StageClock:
         return taken
 
     def stuck(self, deadline: float) -> dict[Stage, float]:
-        """Returns the stages without progress for more than `deadline` seconds, with the seconds since their last progress."""
+        """Returns the running stages without progress for more than `deadline` seconds, with the seconds since their last progress."""
         now = self._clock()
         return {stage: now - a.moved for stage, a in self.active.items() if now - a.moved > deadline}

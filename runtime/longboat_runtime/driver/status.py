@@ -29,7 +29,7 @@ class DriverStatus:
     problem: Problem | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the status as the API has it. Server-side apply removes fields that are left out."""
+        """Returns the status as the API has it. Server-side apply removes fields of the driver that are left out."""
         parts = {
             "training": self.training,
             "demand": self.demand,
@@ -57,10 +57,9 @@ def _read(model: type[Part], value: Any) -> Part | None:
 def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since_demand: float) -> float | None:
     """Returns the seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
-    A change of state, step, incarnation, accuracy, checkpoint or problem is written immediately. So is a demand for another number of
-    pods or another division of CPUs, or with other drained pods, but not within DEMAND_INTERVAL of the last such write. That was
-    `since_demand` seconds ago. Other changes, the order in which pods would be given back among them, are written once a minute at
-    most. Whatever is written has all that has changed until then.
+    A change of state, step, incarnation (or the request for one), accuracy, checkpoint or problem is written immediately. So is a demand
+    with another number (see `demand`), but not within DEMAND_INTERVAL of the last such write, which was `since_demand` seconds ago.
+    Other changes are written once the last write is QUIET_INTERVAL old. A change of the time alone counts as none.
     """
     if stored is None:
         return 0.0

@@ -190,7 +190,7 @@ class Steps:
         self._flat[self._components.source.domain(prompt.row)] += 1
 
     def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
-        """Returns the groups of the batch."""
+        """Returns the batch by groups: the domain of each, and its samples' rewards and tokens."""
         members: dict[PromptId, list[tuple[float, int]]] = {}
         for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
             members.setdefault(sample.prompt, []).append((reward, record.tokens))
@@ -201,7 +201,7 @@ class Steps:
         ]
 
     def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:
-        """Computes `perf/mfu/actor`, verl's name, where what the trainer's devices can do is known."""
+        """Computes `perf/mfu/actor` (verl's name); empty if that can't be told, or nothing was trained."""
         flops, seconds = self._model.flops, report.metrics.get("timing_s/update_actor", 0.0)
         if flops is None or not report.trained:
             return {}

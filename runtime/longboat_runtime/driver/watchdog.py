@@ -95,7 +95,7 @@ class Watchdog:
             self._reporter.publish()
 
     async def _stacks(self) -> dict[str, str]:
-        """Returns the stacks by process, the driver's own last. A component that doesn't answer is listed with its error."""
+        """Returns the stacks by process, the driver's own last. An Inspectable component that doesn't answer is listed with its error."""
         components = {
             "rollout": self._components.fleet,
             "reward": self._components.rewards,
@@ -113,7 +113,7 @@ class Watchdog:
 
 
 def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
-    """Returns the message for the status: the stages, how many samples are in each state, and what each process is doing."""
+    """Returns the message for the status: `stages`, `samples` (how many in each state), and the end of each process's stacks."""
     parts = [
         f"No progress for longer than stageDeadlineSeconds in stage {stages}. Samples: {samples}.",
         "Complete stacks are in the driver's log; their innermost frames:",

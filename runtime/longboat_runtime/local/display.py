@@ -53,7 +53,7 @@ class Display:
         self._line.stop()
 
     def show(self, status: DriverStatus) -> None:
-        """Shows the driver's status, which has changed."""
+        """Shows the driver's status; some parts of it as a line, the first time only."""
         training, problem = status.training, status.problem
         if training and training.skipped_prompts:
             self._say("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")

@@ -118,7 +118,7 @@ def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
 
 
 def _table(profile: ProfileFile) -> Table:
-    """Makes the table of milliseconds of steps by sequences and tokens in context, for each size."""
+    """Makes the table of milliseconds of steps by sequences and tokens in context, for each size of engines."""
     table = Table(title="milliseconds of a step", title_justify="left")
     table.add_column("devices")
     table.add_column("sequences", justify="right")

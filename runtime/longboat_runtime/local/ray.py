@@ -33,9 +33,9 @@ ATTEMPTS = 3
 
 
 def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | None]:
-    """Returns the bytes of the object store of a local run, and what a person should know if that is less than the job needs.
+    """Returns the bytes of a local run's object store, and a message for people if that is less than the job needs, else None.
 
-    `free` bytes of /dev/shm (by default as it is now) bound the store; what doesn't fit goes through the disk.
+    The store gets what the job needs, at most `object_store_size` of the `free` bytes of /dev/shm (by default those free now).
     """
     free = shutil.disk_usage(_SHARED_MEMORY).free if free is None else free
     batch = spec.rounds.prompts_per_round * spec.algorithm.group_size * spec.rollout.sampling.max_tokens

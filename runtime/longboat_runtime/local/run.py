@@ -68,7 +68,7 @@ def run_file(
 
 
 def on_one_node(spec: RLJobSpec) -> RLJobSpec:
-    """Returns the job with all its engines in one rollout pod, and all graders of a reward pool in one pod (pure).
+    """Returns the job with all its engines in one rollout pod, and all graders of each reward pool in one pod (pure).
 
     This machine is each of these pods.
     """
@@ -82,9 +82,10 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
 
 
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
-    """Returns the job with paths below a volume's mount path mapped to the directory that stands for it (pure).
+    """Returns the job with paths in a volume mapped to the directory that stands for its mount path in `volumes` (pure).
 
-    The longest mount path wins. Raises ValueError if a volume has none of the job's paths, unless not all of them have to be `all_used`.
+    These are the paths of the model, datasets, reward functions and profile; the longest mount path wins. With `all_used`, raises
+    ValueError if there is a volume to which none of them maps.
     """
     used: set[str] = set()
 
@@ -157,8 +158,8 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
 def _heed_signals(broker: LocalBroker, console: Console) -> None:
     """Makes the first Ctrl-C suspend the job, and the second one end it at once.
 
-    SIGTERM, and SIGHUP when the terminal is closed, save the last step boundary once the driver listens (`drive`); before that there
-    is nothing to save, and they end the run at once.
+    SIGTERM, and SIGHUP (the terminal was closed) unless it is ignored, save the last step boundary once the driver listens (`drive`).
+    Before that there is nothing to save, and they end the run at once.
     """
     loop, run = asyncio.get_running_loop(), asyncio.current_task()
     assert run is not None
@@ -180,7 +181,7 @@ def _explained(problem: SpecProblem) -> str:
 
 
 def _resources(spec: RLJobSpec) -> dict[str, float]:
-    """Returns what the job's pods would offer, on one node."""
+    """Returns Ray's resources of all the job's pods, for one node."""
     return {
         "longboat-store": 1,
         "longboat-rollout": spec.rollout.devices_per_pod,
@@ -190,7 +191,7 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
 
 
 def named_directory(option: str, word: str) -> tuple[str, Path]:
-    """Splits NAME=DIRECTORY into its two parts. Raises ValueError if it isn't that."""
+    """Splits NAME=DIRECTORY into the name and the absolute path. Raises ValueError if it isn't that, or there is no such directory."""
     name, equals, directory = word.partition("=")
     if not (name and equals and Path(directory).is_dir()):
         raise ValueError(f"{option} {word}: write NAME=DIRECTORY with a directory that exists")

@@ -13,7 +13,7 @@ from longboat_runtime.samples import FinishReason, GradeKind
 def batch_metrics(
     samples: Sequence[SampleRecord], rewards: Sequence[float], advantages: Sequence[float]
 ) -> dict[str, float]:
-    """Returns the metrics of the samples that are trained in one step, `rewards` and `advantages` in the same order.
+    """Returns the metrics of the samples of a step's batch; `rewards` and `advantages` are in the same order.
 
     `reward/parts/NAME` is over the samples that the function scored.
     """
@@ -38,9 +38,9 @@ def batch_metrics(
 
 
 def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
-    """Computes `response_length/*` in tokens; `tail_ratio` is the longest over the median.
+    """Computes `response_length/*` in tokens; `tail_ratio` is the longest over the median. Empty without samples.
 
-    `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that was ended for repeating itself.
+    `clip_ratio` is the share of responses cut by maxTokens, `repetition_ratio` of those ended for repeating themselves.
     """
     if not samples:
         return {}
@@ -61,9 +61,9 @@ def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
 def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]:
     """Measures how many steps the weights that drew the batch are behind those that are trained (`version`).
 
-    By verl's names: of each sample's newest token (`trajectory_staleness`) and its oldest (`_worst`), how many versions drew it
-    (`trajectory_spans`), and of samples that several versions drew their number, share and largest distance between versions
-    (`fully_async/partial/*`). Ours: `token_staleness`, over all response tokens.
+    By verl's names: of each sample's newest token (`trajectory_staleness`) and its oldest (`_worst`), and how many spans of one version
+    it has (`trajectory_spans`). Of samples that several versions drew: their number, share and largest distance between versions
+    (`fully_async/partial/*`). Ours: `token_staleness`, over all response tokens. Samples without tokens aren't counted.
     """
     drawn = [sample.spans for sample in samples if sample.spans]
     if not drawn:
@@ -86,9 +86,9 @@ def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]
 
 
 def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | None = None) -> dict[str, float]:
-    """Counts what became of everything the round launched, decided groups included.
+    """Counts what became of everything that the round launched or adopted, decided groups included.
 
-    `kept_tokens` are the batch's response tokens. `dropped` says why the batch was dropped in the end.
+    `kept_tokens` are the batch's response tokens. `dropped` says why the batch was dropped in the end, if it was.
     `rollout/domains/DOMAIN/*` are there where domains have quotas.
     """
     if dropped is not None:

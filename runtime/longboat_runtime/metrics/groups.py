@@ -27,12 +27,13 @@ class GroupOutcome:
 
 
 def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) -> dict[str, float]:
-    """Returns the metrics of the groups that are trained in a step.
+    """Returns the metrics of the groups of a step's batch.
 
     `dropped` counts, by domain, groups given up for equal rewards since the step before.
 
-    `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over trained
-    groups. Where rows have a domain, `critic/rewards/DOMAIN/mean`, `response_length/DOMAIN/mean` and `critic/zero_variance/DOMAIN`.
+    `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over the batch. The
+    MOST_DOMAINS domains with most groups also have `critic/rewards/DOMAIN/mean`, `response_length/DOMAIN/mean` and
+    `critic/zero_variance/DOMAIN`.
     """
     metrics = {f"critic/{name}": value for name, value in pass_rates([group.rewards for group in groups]).items()}
     metrics |= _zero_variance("critic/zero_variance", groups, sum(dropped.values()))
@@ -50,7 +51,7 @@ def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) ->
 
 
 def pass_rates(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Computes `pass@K` for K = 1, 2, 4, ... over groups of rewards: the mean over those with at least K of them."""
+    """Computes `pass@K` for K = 1, 2, 4, ... up to the largest group: the mean over the groups with at least K rewards."""
     largest = max(map(len, groups), default=0)
     rates = {}
     for k in _powers_of_two(largest):

@@ -8,7 +8,7 @@ from longboat_runtime.rounds.audit.paired import Estimate
 
 
 def length_metrics(audit: LengthAudit) -> dict[str, float]:
-    """Returns `tail/length_bias/*` over all prompts, `tail/length_bias/DOMAIN/*` where there are several domains."""
+    """Returns `tail/length_bias/*` over all prompts, also `tail/length_bias/DOMAIN/*` where there are several domains."""
     metrics = _metrics("tail/length_bias", audit.overall)
     if len(audit.domains) > 1:
         for domain, bias in audit.domains.items():
@@ -23,7 +23,10 @@ def audit_rounds_metrics(rounds: AuditRounds) -> dict[str, float]:
 
 
 def length_line(bias: LengthBias | AuditRounds) -> str:
-    """Returns a line such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`."""
+    """Returns a line such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`.
+
+    The last part is left out for audit rounds; without an estimate the line is such as `unresolved, 12 prompts`.
+    """
     if bias.mean_ratio is None or bias.ks is None:
         return f"unresolved, {bias.prompts} prompts"
     again = f", {100 * bias.relaunched:.0f} % launched again" if isinstance(bias, LengthBias) else ""

@@ -14,7 +14,7 @@ PREFIX = "longboat_"
 def gauge_name(metric: str) -> str:
     """Turns a metric's name into that of its gauge: `actor/pg_loss` into `longboat_actor_pg_loss`.
 
-    A gauge's name must be letters, digits and underscores.
+    Whatever isn't an ASCII letter, a digit or an underscore becomes an underscore.
     """
     return PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
 

@@ -9,7 +9,10 @@ from longboat_runtime.rounds.view import View
 
 
 def queue_metrics(view: View, round_: int) -> dict[str, float]:
-    """Returns `tail/queue_len`, also by domain; `tail/queue_age/*` are the rounds, up to this one, since deferred prompts were in one."""
+    """Returns `tail/queue_len`, also by domain, and `tail/queue_age/*`.
+
+    The latter are over the deferred prompts: the rounds, up to this one, since each was in one; 0 without any.
+    """
     ages = [float(round_ - given_up.round) for given_up in view.deferred.values()]
     return {
         "tail/queue_len": float(len(view.queue)),

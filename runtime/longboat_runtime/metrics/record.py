@@ -19,7 +19,7 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def to_line(self) -> str:
-        """Returns one line of JSON; what is not a finite number is null."""
+        """Returns one line of JSON, without its newline; a metric that is not a finite number is null."""
         metrics = {name: value if math.isfinite(value) else None for name, value in sorted(self.metrics.items())}
         return json.dumps({"training/global_step": self.step, "time": self.time, **metrics}, allow_nan=False)
 
@@ -33,9 +33,10 @@ class Sink(Protocol):
 
 
 def read_records(root: Path) -> list[Record]:
-    """Reads the records of a job's surviving incarnations, by step, given its checkpoint directory.
+    """Reads a job's records, one for each step, in order, given its checkpoint directory.
 
-    What an earlier incarnation recorded beyond the step at which a later one began doesn't count. Torn last lines are left out.
+    What an earlier incarnation recorded beyond the first step that a later one recorded doesn't count. Where both have a step, the
+    metrics of the later one add to or replace those of the earlier one. Torn last lines are left out.
     """
     steps: dict[int, Record] = {}
     files = sorted(root.glob("incarnations/*/metrics.jsonl"), key=lambda path: int(path.parent.name))

@@ -15,7 +15,10 @@ MOST_DOMAINS = 64
 
 
 def timeout_metrics(timeouts: LearnedTimeouts) -> dict[str, float]:
-    """Returns `reward/timeouts/NAME/*` of each reward, over all grades so far; also of its `slowest` tenth of problems, and by domain."""
+    """Returns `reward/timeouts/NAME/*` of each reward, over all grades so far that had a learned limit.
+
+    The same is there of its `slowest` tenth of problems, and of the MOST_DOMAINS domains with most such grades; nothing without any.
+    """
     metrics: dict[str, float] = {}
     for name, reward_times in timeouts.rewards.items():
         tallies = {"": reward_times.total, "slowest/": reward_times.slowest}
@@ -27,7 +30,7 @@ def timeout_metrics(timeouts: LearnedTimeouts) -> dict[str, float]:
 
 
 def learned_limits(timeouts: LearnedTimeouts) -> dict[str, list[LearnedLimit]]:
-    """Describes the learned limits of each reward, by its name: those of the domains with most grades."""
+    """Describes the learned limits of each reward, by its name: those of the domains with most grades that had one."""
     return {
         limits.name: [
             _line(domain, tally, *limit)
@@ -106,7 +109,7 @@ def _at_least(hits: int, trials: int, share: float) -> float:
 def _fraction(a: float, b: float, x: float) -> float:
     """Computes the continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function, by Lentz' method.
 
-    DLMF 8.17.22 has the fraction, DLMF 3.10.4 the method.
+    DLMF 8.17.22 has the fraction.
     """
     value = above = 1.0
     below = 0.0

@@ -124,7 +124,7 @@ def _accepted(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def _verl_score(value: Any) -> Any:
-    """Takes the score out of verl's dict, which holds it under `score`; any other value is the score."""
+    """Takes the score out of verl's dict; any other value is the score. Raises TypeError if a dict has no `score`."""
     if not isinstance(value, Mapping):
         return value
     if "score" not in value:
@@ -133,7 +133,7 @@ def _verl_score(value: Any) -> Any:
 
 
 def _trl_score(value: Any) -> Any:
-    """Takes the score out of TRL's list, which has one entry for each completion, here one."""
+    """Takes the score out of TRL's list, which has one entry for each completion, here one. Raises TypeError if it has another number."""
     values = list(value)
     if len(values) != 1:
         raise TypeError(f"the reward function returned {len(values)} rewards for 1 completion")

@@ -48,7 +48,7 @@ class ProblemTimes(NamedTuple):
         return self.weight - self.squares / self.weight if self.weight else 0.0
 
     def after(self, logarithm: float | None, weight: float, *, unlimited: bool) -> ProblemTimes:
-        """Returns the sums after one more grade, whose `logarithm` is None unless it was of a correct run."""
+        """Returns what is known after one more grade. Its `logarithm` counts with `weight`, and is None unless it was of a correct run."""
         count = self.unlimited + unlimited
         if logarithm is None:
             return self._replace(unlimited=count)

@@ -46,7 +46,7 @@ class Attempts:
         return not lost
 
     def final(self, outcomes: Mapping[str, FunctionOutcome]) -> dict[str, FunctionOutcome]:
-        """Returns the outcomes with which the sample is left: functions whose graders were lost each time have failed."""
+        """Returns the outcomes with which the sample is left: those that are still LOST become grader errors."""
         message = f"its graders were lost {self.lost} times, {self.lost_while_graded} of them while they graded it (out of memory, mostly)"
         return {
             name: replace(outcome, kind=OutcomeKind.GRADER_ERROR, message=f"{message}: {outcome.message}")
@@ -57,6 +57,6 @@ class Attempts:
 
 
 def settled(outcomes: Mapping[str, FunctionOutcome]) -> set[str]:
-    """Returns the functions that needn't be run again."""
+    """Returns the names of the functions that needn't be run again."""
     again = (OutcomeKind.GRADER_ERROR, OutcomeKind.LOST)
     return {name for name, outcome in outcomes.items() if outcome.kind not in again}

@@ -58,7 +58,7 @@ class GraderClient:
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
-        """Isolation of grades now, by name of the reward, for those that are loaded. Changes while they are graded."""
+        """Isolation of grades as last heard, by name of the reward. It may change while they are graded."""
         return MappingProxyType(self._isolation)
 
     @property
@@ -90,11 +90,11 @@ class GraderClient:
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """Calls one function on one sample; the outcome is LOST if the connection is lost.
+        """Calls one function on one sample; the outcome is LOST if the graders can't be reached, or go away before they answer.
 
-        `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds;
-        `seed` (not negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is
-        cancelled the graders end the grade.
+        `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds.
+        Random numbers in it are drawn from `seed` (not negative). With `alone` this client has nothing else graded meanwhile. If the call
+        is cancelled the graders end the grade.
         """
         if alone:
             async with self._alone:
@@ -136,7 +136,7 @@ class GraderClient:
 
         It has `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, and `at_once` and
         `cpu_seconds`, which are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see
-        `zygote.footprint`), and how often its processes were `replaced` by what the last grade left in them.
+        `zygote.footprint`), and `replaced`: for what reasons its processes were replaced after a grade, and how often for each.
         """
         await self._connect()
         return await self._ask({"op": "state"})

@@ -20,9 +20,9 @@ def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
 
 
 def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcome]) -> Grade:
-    """Computes the weighted sum of the functions' scores (outcomes by reward name).
+    """Makes the grade whose score is the weighted sum of the functions' scores; `outcomes` has one for each of `rewards`, by name.
 
-    A grader error makes the grade a grader error, without a score; so does a sum that is not finite. A timeout makes it a timeout:
+    A grader error makes the grade a grader error, with the score 0; so does a sum that is not finite. Else a timeout makes it a timeout:
     functions that timed out have None in `parts`; they count with their `timeoutScore`, or as in `batch_rewards` if they have none.
     Functions that don't apply are left out; if none applies, the job's rewards are wrong, which is reported as a grader error.
     """
@@ -64,7 +64,7 @@ def own_seconds(rewards: Sequence[RewardSpec], limits: Mapping[str, TimeLimit] |
 def grade_times(outcomes: Mapping[str, FunctionOutcome], limits: Mapping[str, TimeLimit]) -> dict[str, GradeTime]:
     """Returns what the functions whose timeouts are learned took, by name.
 
-    Those that failed or don't apply are left out: what they took tells nothing.
+    Those that failed or don't apply are left out: their times are meaningless.
     """
     nothing = (OutcomeKind.GRADER_ERROR, OutcomeKind.NOT_APPLICABLE)
     return {
@@ -88,8 +88,8 @@ def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> li
     """Computes the reward of each sample of a batch: its score, plus a value for each function without `timeoutScore` that timed out on it.
 
     That value is the least that the function added to any sample of the batch (weight x score), but at most 0. So on any scale a
-    response that takes too long to grade gets no more from the function than any other response in the batch, while the scores of
-    its other functions count in full. The order of the samples is irrelevant.
+    response that takes too long to grade gets no more from the function than any other response in the batch. The scores of
+    its other functions count in full. The order of the samples changes no reward.
     """
     least = {
         reward.name: min([0.0, *(reward.weight * (grade.parts.get(reward.name) or 0.0) for grade in graded)])

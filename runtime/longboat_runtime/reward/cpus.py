@@ -39,7 +39,7 @@ class PoolLoad:
 
     @property
     def waiting(self) -> int:
-        """Number of grades that wait for others."""
+        """Number of grades that wait for others: those beyond `at_once`."""
         return max(0, self.asked - self.at_once)
 
 
@@ -55,7 +55,7 @@ class GradeCost:
         return self._seconds / self._grades if self._grades else None
 
     def learn(self, grades: int, cpu_seconds: float) -> None:
-        """Takes note that so many more grades have been made, and so many CPU seconds used meanwhile."""
+        """Records that so many more grades have been made, and so many CPU seconds used meanwhile."""
         self._grades += grades
         self._seconds += cpu_seconds
         while self._grades > 2 * _REMEMBERED:
@@ -80,12 +80,12 @@ class PoolNeed:
 
     @property
     def usable(self) -> int:
-        """Millicores that the pool could use this moment."""
+        """Millicores that the pool could use this moment; at least `least`, at most `most`."""
         return self._bounded(min(self.asked, self.processes) * 1000)
 
     @property
     def usable_in_round(self) -> int:
-        """Millicores that the pool could use at most in the rest of the open rounds."""
+        """Millicores that the pool could use at once in the rest of the open rounds; at least `least`, at most `most`."""
         return self._bounded(min(math.ceil(self.asked + self.expected), self.processes) * 1000)
 
     def _bounded(self, cpu: int) -> int:
@@ -102,19 +102,19 @@ class Division:
 
 
 def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]) -> Division:
-    """Divides the total into what each pool could use, given what each had `before`. Their least must fit into the total.
+    """Divides the total among the pools, given what each had `before`. The sum of their `least` must fit into the total.
 
     **The best division.** The next optimizer step waits for the last grade, so what counts is the pool that is done last. A pool that has
-    W CPU seconds of work left in the open rounds (the grades that it was asked for and those that running responses will ask for, times
-    the CPU seconds of a grade) and gets c CPUs takes W / c. The largest of these quotients is least if they are equal: each pool gets CPUs
-    in proportion to its work, within its least and most, and no more than it has grades to run on them at once. That is c = W / T within
-    the bounds, for the smallest T whose sum fits into the total.
+    W CPU seconds of work left in the open rounds and gets c CPUs takes W / c. W is the number of grades that it was asked for and that
+    running responses will ask for, times the CPU seconds of a grade. The largest of these quotients is least if they are equal. So each
+    pool gets CPUs in proportion to its work, within its least and most, and no more than it has grades to run on them at once. That is
+    c = W / T within the bounds, for the smallest T whose sum fits into the total.
 
-    **The way there.** A move costs about a second and frees nothing by itself, so CPU is taken only where another pool waits for it: one
-    that could use more this moment, and has less than its best division. It gets the difference, first of what no pool has, then of the
-    pools that have most beyond their best division. A pool that idles while no other waits keeps what it has: its next grades would wait
-    for it to come back. No pool gets more for a gain below LEAST_GAIN or LEAST_GAIN_SECONDS, and none gains or loses less than LEAST_MOVE:
-    a load that stays the same, or whose measured cost fluctuates, leads to a division that stays.
+    **The way there.** A move costs about a second and frees nothing by itself, so CPU is taken only where another pool waits for it.
+    Such a pool could use more this moment, and has less than its best division. It gets up to the difference, first of what no pool has,
+    then of the pools that have most beyond their best division. A pool that idles while no other waits keeps what it has: its next grades
+    would wait for it to come back. No pool gets more for a gain below LEAST_GAIN or LEAST_GAIN_SECONDS, and none gains or loses less than
+    LEAST_MOVE, changes of its bounds and of the total aside. So what a steady load gets doesn't follow every fluctuation of measured costs.
     """
     had = _within(total, needs, before)
     work = _work(needs)
@@ -142,7 +142,7 @@ def differs(first: Mapping[str, int], second: Mapping[str, int]) -> bool:
 
 
 def _within(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]) -> dict[str, int]:
-    """Returns what pools had, within bounds that may have changed since then."""
+    """Returns what pools had, within the total and bounds, which may have changed since then."""
     had = {name: min(max(before.get(name, 0), need.least), need.most) for name, need in needs.items()}
     taken = _shared(sum(had.values()) - total, {name: had[name] - need.least for name, need in needs.items()})
     return {name: had[name] - taken.get(name, 0) for name in had}
@@ -151,7 +151,7 @@ def _within(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]
 def _work(needs: Mapping[str, PoolNeed]) -> dict[str, float]:
     """Estimates the CPU seconds of each pool's work.
 
-    As long as nothing is known of a pool's grades, they cost as much as those of the others on average.
+    A grade of unknown cost counts as the mean over the pools whose cost is known, or as one second if none is.
     """
     costs = [need.cpu_seconds for need in needs.values() if need.cpu_seconds is not None]
     usual = sum(costs) / len(costs) if costs else 1.0
@@ -162,7 +162,7 @@ def _work(needs: Mapping[str, PoolNeed]) -> dict[str, float]:
 
 
 def _best(total: int, needs: Mapping[str, PoolNeed], work: Mapping[str, float]) -> dict[str, int]:
-    """Divides in proportion to work, within bounds (see `divide`)."""
+    """Returns the best division: in proportion to work, within bounds (see `divide`)."""
     most = {name: need.usable_in_round for name, need in needs.items()}
     if sum(most.values()) <= total:
         return most
@@ -185,7 +185,7 @@ def _best(total: int, needs: Mapping[str, PoolNeed], work: Mapping[str, float]) 
 
 
 def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
-    """Shares the amount, if it is positive, in proportion to what each has to spare; no more than all have."""
+    """Shares the amount in proportion to what each has to spare, no more than all have; empty if there is nothing to share."""
     everything = sum(spare.values())
     amount = min(amount, everything)
     if amount <= 0:
@@ -200,9 +200,9 @@ def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
 def _moves(
     free: int, wanted: Mapping[str, int], spare: Mapping[str, int], worth: Callable[[str, int], bool]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns what pools gain and lose: those that want most get it first, if the gain is `worth` it.
+    """Returns what pools gain and lose, without those that keep what they have: who wants most gets it first, if the gain is `worth` it.
 
-    `free` is what no pool has.
+    `free` is what no pool has, `spare` what each has beyond its best division.
     """
     receivers = sorted(wanted, key=lambda name: (-wanted[name], name))
     donors = sorted((name for name in spare if spare[name] >= LEAST_MOVE), key=lambda name: (-spare[name], name))
@@ -232,12 +232,12 @@ def _moves(
 
 
 def _seconds(work: float, cpu: int, need: PoolNeed) -> float:
-    """Returns how many seconds the work takes with so many millicores."""
+    """Returns how many seconds the work takes with so many millicores, of which no more than `usable_in_round` are used."""
     return 1000 * work / max(min(cpu, need.usable_in_round), 1)
 
 
 def _reason(need: PoolNeed, work: float, had: int, has: int, receivers: str) -> str:
-    """Explains what one pool has; `receivers` are those that get what it gives."""
+    """Explains what one pool has; `receivers` names those that get what it gives, and is empty if it gives nothing."""
     if not need.asked and not need.expected:
         todo = "nothing to do"
     else:

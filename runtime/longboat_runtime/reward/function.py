@@ -75,14 +75,14 @@ class SandboxSettings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SandboxSettings:
-        """Reads what `asdict` returned, whatever JSON has made of it."""
+        """Reads what `asdict` returned, also after a way through JSON."""
         commands = {name: value[name] and tuple(value[name]) for name in ("compile_command", "run_command")}
         return cls(
             **{**value, **commands, "format": TestCaseFormat(value["format"]), "credit": Credit(value["credit"])}
         )
 
     def longest_seconds(self, seconds: float) -> float:
-        """Returns how long a grade may take whose cases may take `seconds` each.
+        """Returns how many seconds a grade may take whose cases may take `seconds` each.
 
         It is a bound for what goes wrong outside of programs.
         """
@@ -110,12 +110,12 @@ class RewardFunction:
         return cls(reward.name, reward.kind, reward.signature, reward.function, file, reward.parameters, sandbox)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
+        """Returns the fields as a dict that can be written as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RewardFunction:
-        """Reads what `to_json` returned."""
+        """Reads what `to_json` returned, also after a way through JSON."""
         file = None if value["file"] is None else FunctionFile(**value["file"])
         kind, signature = RewardKind(value["kind"]), RewardSignature(value["signature"])
         sandbox = None if value["sandbox"] is None else SandboxSettings.from_json(value["sandbox"])
@@ -206,7 +206,7 @@ def _file(path: str, field: str) -> ModuleType:
 
 
 def _failed(where: str, field: str, error: Exception) -> SpecProblem:
-    """Describes the error that importing `where` ended in, with the line of the user's code it came from."""
+    """Returns the problem for the error that importing `where` ended in, with the line that raised it (but for a SyntaxError)."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -42,9 +42,9 @@ class Grader(Protocol):
     ) -> FunctionOutcome:
         """Grades by the reward of this name. The outcome is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
 
-        For a reward with test cases these are the seconds of each. It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`), which
-        are given if its time is learned from. With `alone` nothing else is graded meanwhile. If the call is cancelled the grade is ended,
-        wherever it runs: what it occupied is free for the next one.
+        It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`), which are given if its time is learned from. For a reward with
+        test cases both limit each case, and `verdict.score_of` says when the outcome is TIMEOUT. With `alone` this grader grades nothing
+        else meanwhile. If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
         """
 
     async def close(self) -> None:

@@ -73,7 +73,7 @@ def parallelism_problem(tensor_parallel: int, model: Mapping[str, Any]) -> str |
     `model` is its config.json by standard names.
 
     The rules are those of vLLM's layers: each rank gets as many attention heads as any other and an equal part of the feed-forward
-    layers; key heads are split evenly or, if there are fewer than ranks, each is copied to equally many of them.
+    layers. Key heads are split evenly or, if there are fewer than ranks, each is copied to equally many of them.
     """
     heads = int(model.get("num_attention_heads", 1))
     kv_heads = int(model.get("num_key_value_heads") or heads)

@@ -90,7 +90,7 @@ class CaseRunner:
 
     @property
     def limits(self) -> Limits:
-        """Limits of the processes that programs are forks of: a program's own limits are lower."""
+        """Limits of the processes that programs are forks of: a program's own are no higher."""
         most = max(self._settings.file_size, self._settings.output_size + 1, MAX_FRAME_BYTES)
         return Limits(memory=None, file_size=most)
 
@@ -108,8 +108,8 @@ class CaseRunner:
 
         `seconds` is the limit of a case, `own` a CaseLimit as JSON.
 
-        If the latter has a learned limit, the outcome has also `own_seconds`, of the case that took longest of those that were run, and
-        `limited`: whether a case failed because that limit ended it.
+        If the latter has a learned limit, the outcome also has `own_seconds`, the most that a case took, and `limited`: whether a case
+        failed because that limit ended it. Raises TimeoutError if a program hardly got a CPU, ConnectionError if the launcher has ended.
         """
         assert self._launcher is not None
         self._launcher.moved(LAUNCHER_FD)
@@ -179,7 +179,11 @@ class _Grade:
         return outcome if self._own.seconds is None else outcome | learned
 
     def results(self, source: str, tests: Any) -> tuple[list[CaseResult], int]:
-        """Runs cases; returns the results of those that were run, and how many there are."""
+        """Runs the cases, with AllOrNothing up to the first failure.
+
+        Returns their results (if the program doesn't compile, that one failure) and the number of cases. Raises CasesError, TimeoutError or
+        _OutOfMemoryError if they can't be judged.
+        """
         if isinstance(tests, CheckFunction):
             return [self._checked(source, tests)], 1
         if isinstance(tests, PytestFile):
@@ -228,7 +232,7 @@ class _Grade:
         return CaseResult.PASSED if same_output(printed, case.expected) else CaseResult.WRONG
 
     def _run(self, run: Run, code: bytes, stdin: bytes) -> tuple[CaseResult, str]:
-        """Runs a program; returns how it ended, PASSED if it did well, and what it printed."""
+        """Runs a program; returns how it ended, PASSED if with exit code 0, and its standard output. Raises the errors of `_count`."""
         with _Files(run_directory(self._launcher.directory), source=code, stdin=stdin) as files:
             self._start(run, files.numbers)
             result = self._ended(self._launcher.ended(), files)
@@ -239,9 +243,9 @@ class _Grade:
         self._launcher.start(run, files)
 
     def _count(self, ended: Ended, result: CaseResult) -> CaseResult:
-        """Counts a case that has this result.
+        """Counts a run that has this result, and returns the result.
 
-        Raises TimeoutError if nothing is known of it for want of a CPU, _OutOfMemoryError for want of memory.
+        Raises TimeoutError if nothing is known of it for want of a CPU, _OutOfMemoryError if it crashed while memory was short.
         """
         if ended.starved:
             raise TimeoutError(f"a program hardly got a CPU in {ended.seconds:g} s")
@@ -371,12 +375,12 @@ class _Files:
             os.close(number)
 
     def read(self, name: str, most: int) -> str:
-        """Reads the beginning, at most so many bytes."""
+        """Reads the beginning, at most so many bytes, as text."""
         number = self.numbers[name]
         return b"".join(_parts(number, most)).decode(errors="replace")
 
     def end(self, name: str, most: int) -> str:
-        """Reads the end, at most so many bytes."""
+        """Reads the end, at most so many bytes, as text; empty if it can't be read."""
         number = self.numbers[name]
         with suppress(OSError):
             return os.pread(number, most, max(os.fstat(number).st_size - most, 0)).decode(errors="replace")

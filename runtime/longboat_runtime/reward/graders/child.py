@@ -53,16 +53,16 @@ def run_child(
 ) -> NoReturn:
     """Runs a child, which leads a process group, and never returns.
 
-    `server` is a socket, `protected` are processes that no program may signal.
+    `server` is its socket's file descriptor, `protected` are processes that no program may signal.
 
-    A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
-    process; one that is `watched` ends before code that isn't installed runs in it. A case runner grades once.
+    A child that `stays` grades until a grade leaves something behind, at most MAX_GRADES times; any other, and a case runner, grades
+    once. One that stays and is `watched` ends before it does what `watch` refuses, such as running code that came with a sample.
     """
     code = 1
     try:
         unconfined = None if callable(score) else _start_launcher(score, sandbox, protected)
         unconfined = unconfined or _locked_in(sandbox, calls)
-        _arrange_files(server, sandbox.output, None if callable(score) else score.launcher_fd)
+        _arrange_files(server, sandbox.output, None if callable(score) or unconfined else score.launcher_fd)
         if unconfined is not None:
             request, _ = next(_requests())
             _answer({"token": request["token"], "outcome": unconfined, "leave": "no sandbox"})
@@ -127,7 +127,7 @@ def _answer(answer: dict[str, Any], encode: Any = frames.encode, write: Any = os
 
 
 def _refuse(what: str, answer: Any = _answer, leave: Any = os._exit) -> None:
-    """Answers with the refusal and ends the process, which nothing that graded code does can catch."""
+    """Answers with the refusal and ends the process at once: graded code can't catch that."""
     answer({"refused": what[:MESSAGE_CHARACTERS]})
     leave(1)
 
@@ -160,7 +160,7 @@ def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequen
 
 
 def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
-    """Enters the sandbox; returns the answer if that can't be done. Nothing of a response has been read by then."""
+    """Enters the sandbox; returns the error's outcome if that can't be done, else None. Nothing of a response has been read by then."""
     try:
         sandbox.enter(calls)
         if "tempfile" in sys.modules:
@@ -171,7 +171,7 @@ def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
 
 
 def _arrange_files(server: int, output: int, launcher: int | None) -> None:
-    """Opens the standard streams, and sockets at fixed numbers that programs started from here don't inherit; closes all else."""
+    """Opens the standard streams, and moves sockets to fixed numbers that programs started from here don't inherit; closes all else."""
     duplicate = os.dup2
     duplicate(os.open(_NULL, os.O_RDONLY), 0)
     duplicate(output, 1)
@@ -218,7 +218,7 @@ def _error(error: BaseException) -> Mapping[str, Any]:
 
 
 def describe(error: BaseException) -> str:
-    """Describes the error and where it came from."""
+    """Describes the error and the line that raised it, in at most MESSAGE_CHARACTERS."""
     place, trace = "", error.__traceback__
     while trace is not None:
         place, trace = f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})", trace.tb_next

@@ -34,7 +34,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(data: bytes | bytearray) -> Any:
-    """Decodes what `to_json` encoded. Raises FrameError for what isn't JSON, or has anything before or after it."""
+    """Decodes what `to_json` encoded. Raises FrameError for what isn't JSON, or has anything, even white space, before or after it."""
     try:
         text = data.decode()
         value, end = _scan(text, 0)
@@ -48,7 +48,7 @@ def from_json(data: bytes | bytearray) -> Any:
 
 
 def encode(message: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """Makes the frame of `message`. Raises FrameError if it is too long or isn't JSON."""
+    """Makes the frame of `message` and its body. Raises FrameError if they are too long together, or `message` has no form as JSON."""
     header = to_json(message)
     length = len(header) + len(body)
     if length > MAX_FRAME_BYTES:
@@ -69,7 +69,7 @@ class FrameBuffer:
         return not self._data
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Returns the messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
+        """Returns the messages that are complete with `data`, each with its body, in order. Raises FrameError for what can't be one."""
         unread = self._data
         if unread:
             unread += data

@@ -38,12 +38,12 @@ _DEVICES = ("/dev/null", "/dev/zero")
 
 @cache
 def version() -> int:
-    """Returns the kernel's Landlock version (its ABI), 0 if it has none."""
+    """Returns the kernel's Landlock version (its ABI), 0 if it has none or it is switched off."""
     return max(_syscall(_CREATE_RULESET, None, 0, _VERSION_QUERY), 0)
 
 
 def write_accesses(abi: int) -> int:
-    """Returns all ways to change the file system that version `abi` knows, as bits of LANDLOCK_ACCESS_FS."""
+    """Returns the ways to change files, directories and devices that version `abi` (1 or more) knows, as bits of LANDLOCK_ACCESS_FS."""
     return (
         _WRITE_FILE
         | _CHANGE_DIRECTORY
@@ -54,15 +54,15 @@ def write_accesses(abi: int) -> int:
 
 
 def ruleset(writable: str) -> int | None:
-    """Returns a new file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
+    """Returns a new file descriptor of rules that allow writing only below `writable` and to a few devices; None without Landlock.
 
-    Raises OSError if the kernel refuses.
+    They also deny what the module says, as far as the kernel knows it. Raises OSError if the kernel refuses, or `writable` isn't there.
     """
     return _ruleset(writable, None)
 
 
 def program_ruleset(writable: str, readable: Sequence[str]) -> int | None:
-    """Makes rules like `ruleset` that also allow reading and executing only there and below `readable`, of which some may be gone."""
+    """Makes rules like `ruleset` that also allow reading and executing only there and at or below `readable`, of which some may be gone."""
     return _ruleset(writable, readable)
 
 
@@ -92,9 +92,9 @@ def _ruleset(writable: str, readable: Sequence[str] | None) -> int | None:
 
 
 def restriction(rules: int | None) -> list[Call]:
-    """Lists what to call to put a process and all it will start under `rules`, for good.
+    """Lists the calls that put a process and all it will start under `rules`, for good; none without rules.
 
-    The call doesn't return 0 if it is refused. It needs no_new_privs.
+    A call doesn't return 0 if it is refused. It needs no_new_privs (or privileges).
     """
     return [] if rules is None else [(_LIBRARY.syscall, (_RESTRICT_SELF, rules, 0))]
 

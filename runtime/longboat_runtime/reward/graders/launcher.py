@@ -147,12 +147,12 @@ def _line(message: Mapping[str, Any]) -> bytes:
 
 
 def run_directory(directory: str) -> str:
-    """Names the directory in which a program works and may write."""
+    """Names the directory in which a case's program works and may write."""
     return f"{directory}/run"
 
 
 def build_directory(directory: str) -> str:
-    """Names the directory of a program's file, and of what is compiled from it."""
+    """Names the directory of the program's file for a `runCommand`, and of what is compiled from it."""
     return f"{directory}/build"
 
 
@@ -360,13 +360,13 @@ class _Clock:
 def _cpu_limit(seconds: float) -> int:
     """Returns the CPU seconds that the kernel lets each process of a case use: whole ones, above the case's limit.
 
-    `_watch` applies that limit itself to all of them together.
+    `_watch` applies the case's limit to all of them together.
     """
     return -int(-seconds // 1) + 1
 
 
 def paths_outside(hidden: Collection[str]) -> list[str]:
-    """Returns the paths that together hold all files but those below the `hidden` directories."""
+    """Returns paths that together hold all files that there are now, but those below the `hidden` directories."""
     real = [os.path.realpath(path) for path in hidden]
     paths, pending = [], ["/"]
     while pending:
@@ -394,7 +394,7 @@ def _empty(directory: str) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Makes the process lead a group of its own, which is there when this returns, whichever of the two processes comes first."""
+    """Makes the child lead a group of its own, as the child does itself: unless it has ended, the group is there when this returns."""
     try:
         os.setpgid(pid, pid)
     except (ProcessLookupError, PermissionError):

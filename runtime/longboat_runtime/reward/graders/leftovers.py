@@ -68,7 +68,10 @@ class Baseline:
         at_first, sleep = fstat(tasks_there).st_nlink, time.sleep
 
         def tasks() -> int:
-            """Counts the process' threads, by the links of their directory: in the kernel one may outlast its Python thread by a moment."""
+            """Returns the number of links of the threads' directory, which grows with each thread.
+
+            Waits a moment if it is more than at first: in the kernel a thread may outlast its Python thread.
+            """
             for _ in range(_ENDING_LOOKS):
                 count = fstat(tasks_there).st_nlink
                 if count <= at_first:
@@ -107,7 +110,7 @@ class Baseline:
         self._resident = self._resident_pages()
 
     def change(self) -> str | None:
-        """Names what the last grade left, as an object of "it left"; None if nothing."""
+        """Names the first change found since the baseline, as an object of "it left"; None without one."""
         for name, ask, expected in self._checks:
             if ask() != expected:
                 return name
@@ -158,7 +161,7 @@ class _Bindings:
         return True
 
     def first_changed(self) -> str:
-        """Names the first binding that isn't as it was, with its module."""
+        """Names the first binding that isn't as it was, with its module if that is known; the module alone if only the order changed."""
         scope, names = self._scope, self._names
         place = scope.get("__name__", scope.get("__module__", "object"))
         place = place if type(place) is str else "object"
@@ -170,9 +173,9 @@ class _Bindings:
 
 
 def _version_of(scope: Mapping[str, Any]) -> ctypes.c_uint64:
-    """Returns the version of a dict, or of the one behind a class' namespace, in place.
+    """Returns a view of the version of a dict, or of the one behind a class' namespace; it follows changes.
 
-    No dict has another one's, nor one that it had before.
+    A dict that changes gets a version that none has had before. This works only where `_versions_work` says so.
     """
     address = id(scope)
     if not isinstance(scope, dict):
@@ -206,7 +209,7 @@ def _versions_work() -> bool:
 
 
 def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]:
-    """Yields the attributes of the classes, functions and plain objects that are global in `modules`."""
+    """Yields the attributes of the global classes and functions that each module defines, and of its global objects of such classes."""
     for module in modules:
         for value in list(vars(module).values()):
             from_here = module.__name__ in (type(value).__module__, getattr(value, "__module__", None))
@@ -215,7 +218,7 @@ def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]
 
 
 def _containers(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
-    """Yields containers that are bound in `scopes`, or are defaults of functions bound there."""
+    """Yields mutable containers that are bound in `scopes`, or are defaults of positional parameters of functions bound there."""
     for scope in scopes:
         for value in scope.values():
             if isinstance(value, _CONTAINERS):

@@ -104,7 +104,7 @@ class LoadedFunction:
         return self._sandbox is not None
 
     def longest_seconds(self, seconds: float) -> float:
-        """Returns after how many seconds a grade is killed, if its timeout is `seconds`: with test cases that is the limit of each."""
+        """Returns a grade's timeout in own seconds: `seconds`, or, with test cases, a bound for all of them if each may take `seconds`."""
         return seconds if self._sandbox is None else self._sandbox.longest_seconds(seconds)
 
     def grade(self, grading: Grading) -> None:
@@ -125,7 +125,7 @@ class LoadedFunction:
         self._provide()
 
     def fall_back(self, reason: str) -> None:
-        """Gives every grade a process of its own from here on, if isolation is Auto."""
+        """Gives every grade that begins from here on a process of its own, if isolation is Auto; else does nothing."""
         if self.isolation is not RewardIsolation.AUTO:
             return
         self.isolation, self.reason = RewardIsolation.PER_GRADE, " ".join(reason.split())
@@ -209,9 +209,9 @@ class LoadedFunction:
         self._watch_at(child.requested_at + STUCK_SECONDS, child.requested_at)
 
     def _free(self, child: Supervised, *, fresh: bool = False) -> None:
-        """Makes use of a child that could grade, or ends one of the wrong kind.
+        """Makes use of a child that could grade, or ends one of a kind that isn't needed.
 
-        Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve.
+        Whoever has graded last is asked first; a `fresh` one is the reserve.
         """
         if child.dying is not None:
             return
@@ -261,7 +261,7 @@ class LoadedFunction:
         grading.done(answer.outcome)
 
     def _violated(self, child: Supervised, reason: str) -> None:
-        """Ends a child that stays and did what only a process of one grade may do; its sample is graded again."""
+        """Ends a child that stays and did what only a process of one grade may do; falls back, and has its sample graded again."""
         grading, child.grading = child.grading, None
         self._kill(child)
         self.fall_back(reason)
@@ -272,7 +272,7 @@ class LoadedFunction:
     def _end_grading(self, child: Supervised, message: str) -> None:
         """Ends a grading without an answer that could be read.
 
-        That of a process that stays is graded again, alone, unless isolation is Shared.
+        If the process stays and isolation isn't Shared, the sample is graded again, alone; else the outcome is a grader error.
         """
         grading = child.grading
         if grading is None:
@@ -286,7 +286,7 @@ class LoadedFunction:
         grading.done(outcome)
 
     def _leave(self, child: Supervised) -> None:
-        """Takes leave of a child that has answered and ends by itself; its zygote ends what is left of its group then."""
+        """Takes leave of a child that has answered and is to end by itself; if it hasn't after _LEAVE_SECONDS, it is killed."""
         if child.dying is None:
             child.dying = time.monotonic()
             self._dying += 1
@@ -408,7 +408,7 @@ class LoadedFunction:
             self._fail(str(problem))
 
     def _fail(self, message: str) -> None:
-        """Fails everything that waits: it can't be graded."""
+        """Fails everything that waits, with this message: it can't be graded."""
         waiting = [*self._waiting, *self._alone]
         self._waiting.clear()
         self._alone.clear()
@@ -416,7 +416,7 @@ class LoadedFunction:
             grading.done(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
 
     def _lost(self) -> None:
-        """Ends the gradings of all children: the zygote has ended, and they with it."""
+        """Ends the gradings of all children with grader errors: the zygote has ended, and they with it."""
         children = list(self._children.values())
         self._children.clear()
         self._idle.clear()

@@ -28,7 +28,7 @@ _MOST_ENTRIES = 10_000
 
 
 def children(pid: int | str = "self") -> list[int]:
-    """Lists the children of all threads of a process, adopted ones included; none if it is gone."""
+    """Lists the pids of the children of all threads of a process, adopted ones included; none if it is gone."""
     return _looked_at(pid)[1]
 
 
@@ -48,7 +48,7 @@ class Tree:
 
 
 def descendants(most: int | None = None) -> Tree:
-    """Finds the processes below this one, ended ones included: all, or until there are more than `most` threads.
+    """Finds the processes below this one, also ended ones that nobody has waited for: all, or until there are more than `most` threads.
 
     What comes and goes meanwhile may be missing.
     """
@@ -73,7 +73,7 @@ def descendants(most: int | None = None) -> Tree:
 
 
 def _looked_at(pid: int | str) -> tuple[int, list[int]]:
-    """Returns how many threads a process has, and the children of all of them."""
+    """Returns how many threads a process has, and the pids of the children of all of them; 0 and none if it is gone."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -86,11 +86,11 @@ def _looked_at(pid: int | str) -> tuple[int, list[int]]:
 
 
 def memory(tree: Tree, limit: int) -> int:
-    """Returns the bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
+    """Returns the bytes that these processes hold together. If that may be more than `limit`, each counts only its share of shared pages.
 
-    The kernel tells how pages are shared only of processes that may be looked into; of others all but their files counts for each.
-    What the kernel holds for them counts if that, too, may be more: page tables, which a process gets by merely reading what it has
-    mapped, and sockets, as if all were full, since nothing says how much is in them.
+    The kernel tells how pages are shared only of processes that may be looked into; of others all but files and shared memory counts.
+    What the kernel holds for them counts if it might exceed the limit. That is page tables, which a process gets by merely reading what
+    it has mapped, and sockets, as if all were full, since nothing says how much is in them.
     """
     of_kernel = _page_tables(tree, limit - tree.resident)
     of_kernel += _buffers(tree.pids, limit - tree.resident - of_kernel)
@@ -104,7 +104,7 @@ def memory(tree: Tree, limit: int) -> int:
 
 
 def _own(pid: int) -> int:
-    """Returns the bytes in memory that aren't of files or shared memory."""
+    """Returns the bytes in memory that aren't of files or shared memory; 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -124,7 +124,7 @@ def _proportional(pid: int) -> int | None:
 
 
 def _page_tables(tree: Tree, room: int) -> int:
-    """Returns the bytes of these processes' page tables; 0 if no tables of what they have mapped could take more than `room`."""
+    """Returns the bytes of these processes' page tables; 0 if tables of all that they have mapped wouldn't take more than `room`."""
     if tree.mapped // _BYTES_PER_TABLE_BYTE <= room:
         return 0
     total = 0
@@ -137,7 +137,7 @@ def _page_tables(tree: Tree, room: int) -> int:
 def _buffers(pids: Collection[int], room: int) -> int:
     """Returns the bytes that these processes' sockets may hold, each counted once.
 
-    0 if all their files, were they sockets, held no more than `room`.
+    0 if all their open files, were they sockets, could hold no more than `room`.
     """
     opened = [f"/proc/{pid}/fd/{number}" for pid in pids for number in _listed(f"/proc/{pid}/fd")]
     if len(opened) * _SOCKET_BYTES <= room:
@@ -170,9 +170,9 @@ def was_short(before: int | None, after: int | None) -> bool:
 
 
 def written(directory: str, pids: Collection[int], initial_files: Collection[tuple[int, int]]) -> int:
-    """Counts the bytes on the disk below `directory`, and in files that these processes have removed and still hold open.
+    """Counts the bytes on the disk below `directory`, and in files without a name that these processes hold open.
 
-    `initial_files` are those (device and inode) that they were started with, which don't count.
+    `initial_files` are those (device and inode) that they were started with, which don't count. With too many files it is 2**63.
     """
     total, entries, pending = 0, 0, [directory]
     while pending and entries <= _MOST_ENTRIES:

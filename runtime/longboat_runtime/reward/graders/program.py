@@ -166,7 +166,7 @@ def _die_first() -> None:
 
 
 def _data_bytes() -> int:
-    """Reads what RLIMIT_DATA counts of this process: it is a fork of one that holds something already."""
+    """Returns the bytes of this process' data and stack, about what RLIMIT_DATA counts: it is a fork of one that holds something."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 

@@ -74,7 +74,10 @@ def run_file(directory: str, text: str, program: Remote, report: Report, stops: 
 
 
 def _standing_for(name: str, program: Remote) -> ModuleType:
-    """Makes a module whose names are looked up in the program, but for those that pytest acts on where a test file imports all names."""
+    """Makes a module whose names are looked up in the program, `__all__` included.
+
+    Other names that begin with `__` or `pytest` aren't: pytest would act on some where a test file imports all names.
+    """
     module = ModuleType(name)
 
     def look_up(attribute: str) -> Any:

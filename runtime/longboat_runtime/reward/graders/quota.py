@@ -27,10 +27,10 @@ class Felt:
 def at_once(processes: int, quota: float | None, before: int, felt: Felt | None) -> int:
     """Decides how many grades run at once, given that it was `before`; `quota` is in CPUs, None without one. Pure.
 
-    Without a quota all `processes` do. Otherwise one for each CPU of the quota, or part of one, and one at least: two grades on one CPU
-    take twice as long each, which brings both nearer to their limits and nothing else. Grades that sleep or wait need no CPU, so one more
-    runs for every look at which grades wait, CPU was left unused and fewer threads could run than there are CPUs (with as many the node
-    is busy); and one fewer, down to that rule, for every look at which more threads could run.
+    Without a quota all `processes` do. Otherwise one for each CPU of the quota, or part of one, from one to `processes`. Two grades on one
+    CPU take twice as long each, which brings both nearer to their limits and nothing else. Grades that sleep or wait need no CPU. So one
+    more runs, up to `processes`, for every look at which grades wait, CPU was left unused and fewer threads could run than the quota
+    has CPUs. With as many the node is busy. One fewer runs, down to that rule, for every look at which more threads could run.
     """
     if quota is None:
         return processes
@@ -74,5 +74,5 @@ class Quota:
         self.at_once = at_once(self._processes, quota, 1 if since is None else self.at_once, felt)
 
     def rest(self) -> None:
-        """Rests until the next look, which then says nothing about grades: none is graded from now on."""
+        """Rests until the next look, before which nothing is graded: the time until then says nothing about grades."""
         self._looked = None

@@ -370,11 +370,12 @@ class Remote:
         return str(peer.call(number, "__repr__", (), {}))
 
     def _compare(self, method: str, other: object) -> bool:
-        """Compares two objects of the program as their class says. Always True for one with itself, False for one with data."""
+        """Compares two objects of the program as their class says. Each equals itself; one compared with data is False."""
         if not isinstance(other, Remote):
             return False
         peer, number, *_ = self.__longboat_remote__
-        return other.__longboat_remote__[1] == number or peer.call(number, method, (other,), {}) is True
+        itself = other.__longboat_remote__[1] == number
+        return (itself and method == "__eq__") or peer.call(number, method, (other,), {}) is True
 
 
 def _operator(name: str) -> Callable[..., Any]:

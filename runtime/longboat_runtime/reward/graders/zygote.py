@@ -102,8 +102,8 @@ class Zygote:
         try:
             while self._turn():
                 continue
-        except BrokenPipeError:
-            pass  # There was something to tell the server when it closed its end.
+        except ConnectionError:
+            pass  # There was something to tell or to hear when the server closed its end.
         for child in self._children.values():
             child.kill()
 
@@ -248,8 +248,8 @@ def _lead_group(pid: int) -> None:
 def footprint() -> dict[str, Any]:
     """Measures what every fork of this process holds, and what a fork costs.
 
-    `modules` are the largest packages and how many modules each has (the standard library and our own aside), `resident` the memory in
-    bytes, `fork` the CPU seconds of a fork whose child does nothing, until it has been reaped (the median of some).
+    `modules` are the largest packages and how many modules each has (the standard library and our own aside). `resident` is the memory in
+    bytes. `fork` is the CPU seconds of a fork whose child does nothing, until it has been reaped: the median of some.
     """
     packages: dict[str, int] = {}
     for name in list(sys.modules):
