@@ -8,7 +8,7 @@ import traceback
 
 
 def thread_stacks() -> str:
-    """Returns one paragraph per thread, innermost call last. Call it from a thread that is not the stuck one."""
+    """Returns the stack of every thread but the calling one, innermost call last. Call it from a thread that is not stuck."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     paragraphs = [
         f"Thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))

@@ -64,7 +64,7 @@ ARCHITECTURES = tuple(_PECULIAR)
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
-    """Makes a config of the architecture with at least two layers and 128 positions."""
+    """Makes a config of the architecture with 128 positions and at least two layers."""
     from transformers import AutoConfig
 
     values = _SHAPE | _PECULIAR[architecture]

@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def adjacent_ports(count: int) -> int:
-    """Finds so many such ports, one after the other, at most 100; returns the first."""
+    """Finds `count` such ports in a row, 1 to 100; returns the first."""
     ports: list[int] = []
     while len(ports) < count:
         port = next(_ports)

@@ -35,8 +35,9 @@ def permitted(
 ) -> tuple[int, ...]:
     """Returns the sizes of engines, ascending, that a pod of `devices` can have.
 
-    It can be divided into them, vLLM can split the model over them, and their KV cache holds a sequence of `max_length` tokens. `model`
-    is config.json by standard names; `shapes` are those of the model's tensors, which count only with a `device_memory`.
+    Equal engines of such a size take all devices, and vLLM can split the model over each. Its KV cache, if `config` says how large it
+    is, holds a sequence of `max_length` tokens. `model` is config.json by standard names. `shapes` are those of the model's
+    tensors; they count only with a `device_memory`.
     """
     return tuple(
         size
@@ -135,20 +136,20 @@ class ParallelismPlan:
     def after_round(self, body: RoundMeasured, rules: PlanRules, rounds_left: int) -> ParallelismPlan:
         """Returns the plan after a round that `rounds_left` others follow. Driver and simulator both call this.
 
-        After each round, every other size is credited with the seconds that it would have saved; a sum never falls below 0 (a cumulative
-        sum test: Page 1954, Continuous inspection schemes). Engines change to a size once its sum exceeds the cost of the change (ski
-        rental: Karlin et al. 1988, Competitive snoopy caching) plus EVIDENCE of a round.
+        After each round, every other size of which something is known is credited with the seconds that it would have saved. A sum never
+        falls below 0 (a cumulative sum test: Page 1954, Continuous inspection schemes). While rounds are left, engines change to a size
+        once its sum exceeds the cost of the change (ski rental: Karlin et al. 1988, Competitive snoopy caching) plus EVIDENCE of a round.
 
-        What a round takes with a size is its price times the median ratio of seconds to price in similar rounds. The price is the
-        profile's (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had gets the
-        ratio of its other rounds, or else of similar rounds with other sizes; without one, nothing is known of it.
+        What a round takes with a size is its price times the median ratio of seconds to price in similar rounds with that size. The
+        price is the profile's (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had
+        gets the mean ratio of its other rounds, or else of similar rounds with other sizes. Without one, nothing is known of it.
 
-        A size that no similar round has had is tried, whatever the profile says: the next larger one after TRIAL_ROUNDS short rounds in
-        a row with preemptions above TRIAL_PREEMPTIONS of their responses, the next smaller one after as many without any, if two changes
-        cost at most TRIAL_COST of the rounds that are left.
+        If no size has saved enough, one that no similar round has had may be tried, whatever the profile says. That is the next larger
+        one after TRIAL_ROUNDS short rounds in a row with preemptions above TRIAL_PREEMPTIONS of their responses, or the next smaller one
+        after as many without any. Two changes must cost at most TRIAL_COST of the rounds that are left.
 
         Without a profile the cost of the first change isn't known, and counts as nothing. Rounds with another size than the plan's, or
-        of unknown work, are ignored.
+        of unknown work or price, are ignored, and so are all rounds if there is no choice of sizes.
         """
         work = body.work
         sizes = [size for size in rules.bounds.sizes if size not in self.failed]
@@ -231,7 +232,7 @@ class ParallelismPlan:
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any], bounds: Bounds) -> ParallelismPlan:
-        """Restores a plan from its snapshot, within bounds that may have changed since. Raises ValueError if it isn't one."""
+        """Restores a plan from its snapshot, within bounds that may have changed since. Raises ValueError if `snapshot` isn't one."""
         plan = _PLAN.validate_python(snapshot)
         size = bounds.nearest(plan.size)
         return plan if size == plan.size else replace(plan, size=size, savings={})

@@ -94,11 +94,9 @@ class ProfileFile(_Part):
 
 
 def identity(config: EngineConfig, model: Mapping[str, Any]) -> dict[str, int | str | bool | None]:
-    """Returns what the steps of engines and their KV cache depend on, besides their size.
+    """Returns what engines have to share, besides their size, for a profile to hold for them: dimensions and settings (pure).
 
-    `model` is config.json by standard names (pure).
-
-    A model of the same dimensions takes the same time, wherever it is and whatever it has learned.
+    `model` is config.json by standard names. Its path and its weights don't matter.
     """
     dimensions = {name: model[name] for name in _DIMENSIONS if model.get(name) is not None}
     settings = ("dtype", "kv_cache_bytes", "device_memory", "enforce_eager", "max_sequences")
@@ -108,7 +106,7 @@ def identity(config: EngineConfig, model: Mapping[str, Any]) -> dict[str, int | 
 def read_profile(path: str, expected: Mapping[str, int | str | bool | None], sizes: Collection[int]) -> Profile:
     """Reads the profile of engines whose `identity` is `expected`, of at least these sizes.
 
-    Raises SpecProblem if the file is missing, isn't a profile, is one of other engines, or lacks a size.
+    Raises SpecProblem if the file can't be read, isn't a profile, is one of other engines, or lacks a size.
     """
     try:
         profile = ProfileFile.model_validate_json(Path(path).read_bytes())

@@ -140,7 +140,7 @@ class RolloutFleet(Protocol):
         """Returns the load of each engine since the last call, by name."""
 
     async def changed(self, previous: FleetState) -> FleetState:
-        """Waits until the state differs from `previous`, and returns it."""
+        """Waits until the state differs from `previous`, and returns the new state."""
 
     @property
     def calibrations(self) -> Mapping[str, float]:

@@ -42,9 +42,9 @@ class NextTry:
 def after_refusal(refusals: int) -> NextTry:
     """Decides what to do about the `refusals`-th refusal in a row (from 1) of one slot, whose engine may have been restarted between.
 
-    The rule: the publication again, which cures what went wrong on the way; then a restart, which cures a damaged engine; then
-    a restart after a pause that doubles, so that an engine that can't be cured costs little. A publication that passes
-    resets the count, and a newer one is sent at once.
+    First the publication is sent again, which cures what went wrong on the way. Then the engine is restarted, which cures a damaged one.
+    Then it is restarted after pauses that double up to a limit, so that an engine that can't be cured costs little. A publication that
+    passes resets the count. A newer one doesn't wait for the end of a pause.
     """
     if refusals < EXHAUSTED - 1:
         return NextTry(Remedy.RESEND)
@@ -59,7 +59,7 @@ def all_engines_refused(refusals: Collection[int], serving: int) -> bool:
 
 
 def refused_everywhere(version: int, reasons: Mapping[str, str]) -> SpecProblem:
-    """Returns the problem that fails a job when no engine serves; `reasons` by engine name."""
+    """Returns the problem that fails a job in the case of `all_engines_refused`; `reasons` by engine name."""
     each = "; ".join(reason for _, reason in sorted(reasons.items()))
     message = f"No engine serves the weights of step {version}, although each was sent them again and was restarted: {each}. {_CURE}"
     return SpecProblem(Reason.ENGINE_REFUSED, None, message)

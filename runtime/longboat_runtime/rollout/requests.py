@@ -41,7 +41,7 @@ def check_request(request: SampleRequest, max_length: int, vocabulary: int) -> N
 
 
 def tokens(ids: Sequence[int]) -> TokensInput:
-    """Makes a prompt that is already tokenized."""
+    """Makes vLLM's prompt of token ids."""
     from vllm.inputs import TokensInput
 
     return TokensInput(type="token", prompt_token_ids=list(ids))
@@ -55,7 +55,7 @@ def prompt_of(request: SampleRequest, begun: GeneratedSample | None) -> TokensIn
 def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None) -> SamplingParams:
     """Makes vLLM's parameters for a request.
 
-    They ask for the final output only: it has all tokens, log-probs and version spans, also of an aborted request.
+    They ask for the final output only: it has all tokens drawn for the request, their log-probs and version spans, also if it is aborted.
     Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
     """
     from vllm import SamplingParams
@@ -126,9 +126,9 @@ def generated_sample(
 
 
 def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:
-    """Returns after how many tokens a response that continued after `begun` tokens repeats itself; None if it doesn't.
+    """Returns after how many tokens a response that continued after `begun` tokens repeats itself; None without such an end or a `loop`.
 
-    It looks no further than copies that began before can reach.
+    It looks at no more than `loop.pattern_tokens` x `loop.count` tokens behind `begun`: no copies that began before reach further.
 
     vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before. The rule is
     vLLM's: the last tokens are `count` copies of a pattern if as many of them as `count` - 1 copies have are equal to the token one
@@ -150,7 +150,7 @@ def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> 
 
 
 def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engine: str) -> GeneratedSample:
-    """Makes an aborted sample without a token of this engine."""
+    """Makes an aborted sample without a token of this engine: what `begun` has, if that is given."""
     if begun is not None:
         return replace(begun, engine=engine)
     return GeneratedSample(
@@ -175,7 +175,7 @@ def probe_logprobs(ids: Sequence[int], output: RequestOutput) -> list[float]:
 
 
 def _sampled_logprobs(flat: Any, count: int) -> np.ndarray:
-    """Returns the drawn tokens' log-probs, each the first at its position."""
+    """Returns the log-probs of the `count` drawn tokens, each the first at its position."""
     if count == 0:
         return np.zeros(0, dtype=np.float32)
     positions = flat.start_indices

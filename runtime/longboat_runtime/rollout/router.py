@@ -79,7 +79,7 @@ class Router:
         return True
 
     def engines_of(self, samples: Collection[SampleId]) -> dict[str, list[SampleId]]:
-        """Returns which of the samples run in which engine."""
+        """Returns those of the samples that run, by engine; engines with none of them are left out."""
         by_engine = {
             engine: [sample for sample in samples if sample in running] for engine, running in self._running.items()
         }

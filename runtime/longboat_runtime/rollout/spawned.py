@@ -111,7 +111,7 @@ class SpawnedEngine(BaseEngine):
         await self._probe([1, 1])
 
     async def _guard(self, command: Coroutine[Any, Any, T]) -> T:
-        """Awaits the command. Any failure except UpdateFailed ends the engine, and is raised as EngineDead."""
+        """Awaits the command and returns its result. Any failure except UpdateFailed is the engine's end, and is raised as EngineDead."""
         try:
             return await command
         except UpdateFailed:
@@ -203,7 +203,7 @@ class SpawnedEngine(BaseEngine):
         return failed.naming(differences, self._config.dtype)
 
     async def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Computes the log-probs of the probe; running samples may continue meanwhile."""
+        """Computes the log-probs of the probe's tokens, all but the first; running samples may continue meanwhile."""
         collector = await self._vllm.add_request("probe", tokens(ids), probe_params(), priority=PROBE_PRIORITY)
         return probe_logprobs(ids, await _final_output(collector))
 
@@ -217,6 +217,6 @@ class SpawnedEngine(BaseEngine):
 
 
 async def _final_output(collector: RequestOutputCollector) -> RequestOutput:
-    """Waits for the only output there is (`FINAL_ONLY`)."""
+    """Waits for the only output that a request has (`FINAL_ONLY`), and returns it."""
     output: RequestOutput = await collector.get()
     return output

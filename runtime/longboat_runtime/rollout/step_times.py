@@ -37,11 +37,14 @@ class StepClock:
         self._since = now
 
     def step(self, now: float, batch: int, *, more: bool) -> dict[int, StepTimes]:
-        """Times a step that has ended and gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
+        """Times a step that has ended and gave `batch` sequences a token; `more` if others follow at once.
+
+        Returns it by rounded batch size; an empty mapping if it doesn't count.
+        """
         step = {rounded(batch): StepTimes(1, now - self._since)} if self._since is not None and batch else {}
         self._since = now if more else None
         return step
 
     def interrupt(self) -> None:
-        """Leaves out the next step: what the engine does now isn't one."""
+        """Leaves out the next step, unless `begin` comes first: what the engine does now isn't a step."""
         self._since = None

@@ -37,7 +37,7 @@ class EngineModel:
     def step_seconds(self, sequences: int, tokens: float) -> float:
         """Returns the seconds of a decode step of `sequences` sequences that have `tokens` in context together.
 
-        Linear between the cells in both directions; constant below the first, and along the last two beyond the last.
+        Linear between the cells in both directions; constant below the first, and along the last two beyond the last. At least 1e-6.
         """
         row, share = _place(self.sequences, sequences)
         column, part = _place(self.contexts, tokens / sequences)
@@ -70,7 +70,10 @@ class Profile:
 
 
 def _place(axis: Sequence[int], value: float) -> tuple[int, float]:
-    """Returns which segment of the axis a value is in, and how far, in lengths of the segment; 0 below the first."""
+    """Returns which segment of the axis a value is in, and how far, in lengths of the segment.
+
+    Below the first segment, or without one, that is 0; beyond the last it is above 1.
+    """
     if len(axis) == 1 or value <= axis[0]:
         return 0, 0.0
     place = min(bisect_right(axis, value) - 1, len(axis) - 2)

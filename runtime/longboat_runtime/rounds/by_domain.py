@@ -52,7 +52,7 @@ class ByDomain(OnPolicy):
         return self._lacking(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
 
     def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
-        """Returns the domains whose part of the round the event may have changed; all of them if it gave up the prompt."""
+        """Returns the domains whose part of the round the event may have changed: its sample's; all without a sample of a known domain."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 
@@ -68,7 +68,7 @@ class ByDomain(OnPolicy):
 
 
 def _longest_first(view: View, decisions: Sequence[Decision]) -> list[Decision]:
-    """Returns the same decisions, but with the queued prompts of all domains in one order: longest abandoned attempt first."""
+    """Splits launches by queued prompt, in one order for all domains: longest abandoned attempt first. Fresh prompts and others follow."""
     launches = [decision for decision in decisions if isinstance(decision, Launch)]
     queued = [replace(launch, queued=(prompt,), fresh=0) for launch in launches for prompt in launch.queued]
     fresh = [replace(launch, queued=()) for launch in launches if launch.fresh]

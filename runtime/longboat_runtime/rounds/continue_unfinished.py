@@ -60,7 +60,7 @@ class ContinueUnfinished:
         return self._settle(view, round_) if round_.open else []
 
     def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
-        """Decides on an event that is reported only once, so that it is answered whether or not weights serve."""
+        """Answers events that are reported only once, even while no weights serve; None if nothing follows, and for all others."""
         match body:
             case events.Graded(sample=sample):
                 wanted = places(round_, self.prompts_per_round)

@@ -502,14 +502,17 @@ class Event:
     body: Body
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the event as plain JSON values, without line breaks in any key."""
+        """Returns the event as plain JSON values: its header, the type of its body, and the fields of that."""
         name = type(self.body).__name__
         fields = _BODIES[name].dump_python(self.body, mode="json")
         return {"seq": self.seq, "incarnation": self.incarnation, "time": self.time, "type": name, **fields}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Event:
-        """Reads what `to_json` returned. Raises ValueError for an unknown type or a malformed field."""
+        """Reads what `to_json` returned, in this release or an earlier one: a type in RETIRED becomes `Retired`.
+
+        Raises ValueError for an unknown type, a missing field, or a malformed one of the body.
+        """
         fields = dict(value)
         try:
             header = int(fields.pop("seq")), int(fields.pop("incarnation")), float(fields.pop("time"))

@@ -35,7 +35,7 @@ class Host(Protocol):
     """The environment of a loop: its clock, its prompts, and whatever carries out its decisions."""
 
     def now(self) -> float:
-        """Returns the time of the next event, in seconds."""
+        """Returns the present time, in seconds: that of the next event."""
 
     def draw(self, count: int, domain: str) -> Sequence[PromptId]:
         """Draws the next `count` prompts of a domain, or of the whole source if `domain` is empty."""
@@ -111,7 +111,7 @@ def between_steps(view: View) -> bool:
 
 
 def effects_of(view: View, body: Body) -> Effects:
-    """Returns what `body`, which has not been folded yet, will do to samples that are under way (pure)."""
+    """Returns what `body`, which has not been folded yet, does to samples once it is (pure)."""
     match body:
         case events.Aborted(samples=samples):
             running = (s for s in samples if (record := view.sample(s)) and record.state is SampleState.RUNNING)

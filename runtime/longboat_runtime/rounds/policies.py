@@ -20,7 +20,7 @@ from longboat_runtime.rounds.tail_batching import TailBatching
 
 
 def races_per_period(spec: RLJobSpec) -> int:
-    """Counts the short rounds between two long ones: 1 / (promptOvercommit - 1), at least 1. 0 if there are no long rounds."""
+    """Estimates the short rounds before each long one: 1 / (promptOvercommit - 1), rounded, at least 1. 0 if rounds form no periods."""
     surplus = (spec.rounds.prompt_overcommit or PROMPT_OVERCOMMIT) - 1
     if spec.rounds.policy is not RoundPolicyName.TAIL_BATCHING or surplus <= 0:
         return 0
@@ -28,7 +28,7 @@ def races_per_period(spec: RLJobSpec) -> int:
 
 
 def open_policy(spec: RLJobSpec) -> Policy:
-    """Makes the policy `spec.rounds.policy`, with its parameters; policies that support quotas get one rule per quota."""
+    """Makes the policy `spec.rounds.policy`, with its parameters; one that supports quotas gets a rule for each quota, if there are any."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     size = rounds.prompts_per_round, algorithm.group_size
     match rounds.policy:

@@ -83,7 +83,7 @@ class SampleRecord:
 
     @property
     def redrawn_tokens(self) -> int:
-        """The number of its tokens that were drawn again because what an engine, or the store, had of it was lost."""
+        """The number of its tokens behind those that the store still had when it was lost; 0 if it never was."""
         return 0 if self.kept_tokens is None else max(0, self.tokens - self.kept_tokens)
 
     @property
@@ -204,7 +204,7 @@ class PartRecord:
         return len(self.groups) - len(self.kept)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """Returns the record after its batch is dropped for `reason`."""
+        """Returns a copy of the record, as after its batch is dropped for `reason`."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + len(self.kept)}
         return replace(self, kept={}, dropped=dropped)
 
@@ -235,12 +235,12 @@ class RoundRecord(PartRecord):
     grades: dict[GradeKind, int] = field(default_factory=dict)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """Returns the record after its batch is dropped for `reason`, in every domain."""
+        """Returns a copy of the record, as after its batch is dropped for `reason`, in every domain."""
         parts = {domain: part.without_batch(reason) for domain, part in self.parts.items()}
         return replace(PartRecord.without_batch(self, reason), parts=parts)
 
     def part(self, domain: str) -> PartRecord:
-        """Returns the state of the prompts of a domain."""
+        """Returns the state of the prompts of a domain; a new one, not yet in `parts`, if there is none."""
         return self.parts.get(domain) or PartRecord(self.number, self.kind, self.racing)
 
     @property

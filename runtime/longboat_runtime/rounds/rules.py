@@ -39,8 +39,8 @@ def publication(view: View) -> list[Decision]:
 def next_work(view: View) -> list[Decision]:
     """Decides what the trainer can do next: rounds train in the order in which they opened, each step on the published weights of the last.
 
-    Publishes the last step, else starts one from the oldest round if that is closed. If an edit of the spec has lowered the number
-    of steps, rounds beyond it are left as they are.
+    Publishes the weights of the last step, unless they serve or are being published. Once they serve, it starts a step from the oldest
+    round if that is `trainable`. If an edit of the spec has lowered the number of steps, rounds beyond it are left as they are.
     """
     if view.serving != view.step:
         return publication(view)
@@ -51,7 +51,7 @@ def next_work(view: View) -> list[Decision]:
 
 
 def opened_steps(view: View) -> int:
-    """Returns the number of the step that the newest round feeds or, if no round is left, fed."""
+    """Returns the number of the step that the newest round feeds; if no round is left, that of the last committed step."""
     return view.step + len(view.rounds)
 
 
@@ -61,8 +61,8 @@ def opened_steps(view: View) -> int:
 def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = Fraction(0)) -> int:
     """Returns how many prompts race number `ordinal` launches: an even flow in whole prompts, with fractions carried to the next race.
 
-    `phase`, in [0, 1), is the fraction carried into the first race. It takes nothing from later races: after n of them the flow has
-    launched n x `factor` x `prompts`, rounded down, or one more.
+    Races are numbered from 1. `phase`, in [0, 1), is the fraction carried into the first one. It takes nothing from later races: after n
+    of them the flow has launched n x `factor` x `prompts`, rounded down, or one more.
     """
     flow = Fraction(str(factor)) * prompts
     return int(flow * ordinal + phase) - int(flow * (ordinal - 1) + phase)
@@ -71,7 +71,7 @@ def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = F
 def phases(count: int) -> list[Fraction]:
     """Returns the phases of `count` parallel flows (quotas of domains): they launch their extra prompts in turn, not all in one race.
 
-    The first is 0, so that it is never ahead: once it has launched a quota of extra prompts, so has every other flow.
+    The first is 0, so that it is never ahead: once it has launched a quota of extra prompts, so has every other flow of that `factor`.
     """
     return [Fraction(number, count) for number in range(count)]
 
@@ -132,7 +132,7 @@ def off_version(view: View, sample: SampleId) -> bool:
 
 
 def places(part: PartRecord, prompts: int) -> int:
-    """Counts the groups that a race for `prompts` groups can still train: some dropped groups are not replaced."""
+    """Counts the groups that a race for `prompts` groups can train: fewer by those dropped for a reason in NOT_REPLACED."""
     return prompts - sum(part.dropped.get(reason, 0) for reason in NOT_REPLACED)
 
 
@@ -169,7 +169,7 @@ def judge_complete(
 
 
 def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: bool) -> list[GroupRecord]:
-    """Returns the groups left out of the round once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
+    """Returns the groups to leave out of the round once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
     finished = part.kept if drop_zero_variance else part.completed
     if len(part.groups) <= wanted or len(finished) < wanted:
         return []
@@ -183,10 +183,10 @@ def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: boo
 def adopt(
     view: View, number: int, prompts: Iterable[PromptId], wanted: int, *, drop_zero_variance: bool
 ) -> list[Decision]:
-    """Decides that round `number` adopts these carried groups in this order; no other group of the round may be complete before them.
+    """Decides that round `number` adopts these carried groups, in this order, and that their paused samples resume.
 
-    A group may have been completed and graded while it waited. No event will report that again, so if it is among the first
-    `wanted` complete groups it is judged here.
+    No group of the round may be complete before. A group may have been completed and graded while it waited. No event will report
+    that again, so if it is among the first `wanted` complete groups it is judged here.
     """
     decisions: list[Decision] = []
     complete = 0
@@ -212,11 +212,13 @@ def adopt(
 def recover(view: View) -> list[Decision]:
     """Relaunches lost samples, on-policy, if the weights of their round still serve; else defers their group.
 
-    The same seed on the same weights gives the same tokens, so a relaunch, from the start or after the tokens that the store has of a
-    sample that was moved, doesn't change what is learned; on other weights it would mix versions within a group, so the prompt is queued
-    for a new attempt. Samples stay lost while no weights serve (between a driver's start and its first publication), and in a batch that
-    is being trained, since the trainer may already have read them. The group of a sample with which
-    `MOST_ENGINE_DEATHS` engines have died is dropped.
+    A relaunch begins at the start, or after the tokens that the store has of a sample that was moved. The same seed on the same weights
+    gives the same tokens, so it doesn't change what is learned. On other weights it would mix versions within a group, so the prompt is
+    queued for a new attempt.
+
+    Samples stay lost while no weights serve: between a driver's start and its first publication. So do those in a batch that is being
+    trained, since the trainer may already have read them. The group of a sample with which `MOST_ENGINE_DEATHS` engines have
+    died is dropped.
     """
     if view.serving is None:
         return []

@@ -35,7 +35,7 @@ _ROUNDS = TypeAdapter(list[RoundRecord])
 
 
 def to_snapshot(ledger: Ledger) -> dict[str, Any]:
-    """Returns the ledger as plain JSON values; two ledgers are equal if and only if their snapshots are."""
+    """Returns the ledger as plain JSON values; two ledgers have the same state if and only if their snapshots are equal."""
     return {
         "group_size": ledger.group_size,
         **{name: getattr(ledger, name) for name in _SCALARS},
@@ -53,7 +53,7 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
-    """Reads what `to_snapshot` returned. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
+    """Reads what `to_snapshot` returned. Raises KeyError if a part is missing, TypeError or ValueError for most malformed ones."""
     ledger = Ledger(snapshot["group_size"])
     for name in _SCALARS:
         setattr(ledger, name, snapshot[name])

@@ -60,7 +60,7 @@ class LedgerState:
         self.counts: Counter[SampleState] = Counter()
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
-        """Returns the record of the sample if its group is live and its attempt is the current one, else None."""
+        """Returns the record of the sample; None if its group isn't live, or has another attempt or no sample of that index."""
         group = self.groups.get(sample.prompt)
         if group is None or group.attempt != sample.attempt or not 0 <= sample.index < len(group.samples):
             return None
@@ -103,7 +103,7 @@ class LedgerState:
             waiting.deferred.pop(prompt, None)
 
     def _shares(self, prompt: PromptId, round_: RoundRecord) -> tuple[PartRecord, ...]:
-        """Returns the records that account for a group: its round and, if its prompt has a domain, that domain's part of the round."""
+        """Returns the records that account for a prompt's group: `round_` and, if it has a domain, that part of it, made if missing."""
         domain = self.domains.get(prompt)
         if domain is None:
             return (round_,)
@@ -111,11 +111,11 @@ class LedgerState:
         return round_, part
 
     def _counters(self, group: GroupRecord) -> RoundRecord:
-        """Returns the record that counts what happens to a group."""
+        """Returns the record that counts what happens to a group: that of its round, or `between` once that is trained."""
         return self.rounds.get(group.round, self.between)
 
     def _lose(self, group: GroupRecord, record: SampleRecord, begun: tuple[VersionSpan, ...] = ()) -> None:
-        """Marks the sample as lost, but for the tokens with spans `begun`."""
+        """Marks the sample as lost and forgets its grade; of its tokens, the store still has those with spans `begun`."""
         if record.kind is not None:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR
@@ -133,7 +133,7 @@ class LedgerState:
         self._move(record, SampleState.LOST)
 
     def _surplus(self, sample: SampleId) -> SampleRecord | None:
-        """Returns the sample's record if its group is complete without it, so that it may be stopped; else None."""
+        """Returns the sample's record if it runs or is lost, and its group is complete without it, so that it may be stopped; else None."""
         group, record = self.groups.get(sample.prompt), self.sample(sample)
         stoppable = group and record and group.completed is not None and not record.counts
         return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None

@@ -64,7 +64,7 @@ class TailBatching(OneQuota):
         return not audit and not view.calm_rounds
 
     def _later(self, view: View) -> int:
-        """Counts the prompts that the rounds after this one train."""
+        """Counts the prompts that rounds can train after the next step."""
         return self.prompts_per_round * (view.steps - view.step - 1)
 
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
@@ -108,7 +108,7 @@ class TailBatching(OneQuota):
         return self._launch(part, (*queued, *fresh), count)
 
     def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
-        """Returns at most `count` prompts that were drawn and never launched, which an earlier driver may have left."""
+        """Returns at most `count` queued prompts that were never launched, which an earlier driver may have drawn."""
         if len(view.queue) == len(view.deferred):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
@@ -121,7 +121,7 @@ class TailBatching(OneQuota):
 
 
 def _running_extras(group: GroupRecord | None) -> tuple[SampleId, ...]:
-    """Returns the responses of a complete group that are still running and don't count."""
+    """Returns the responses of a group that still run and don't count; none unless the group is complete."""
     if group is None or group.completed is None:
         return ()
     pairs = zip(group.sample_ids, group.samples, strict=True)

@@ -109,11 +109,11 @@ class View:
         return self._ledger.groups
 
     def domain(self, prompt: PromptId) -> str:
-        """Returns the domain from which a queued prompt, or a prompt with a live group, was drawn; empty if from none."""
+        """Returns the domain from which a queued prompt, or one with a live group, was drawn; empty if from none, and for other prompts."""
         return self._ledger.domains.get(prompt, "")
 
     def within(self, domain: str) -> View:
-        """Returns the same view, except that `queue` and `deferred` hold only the prompts of one domain."""
+        """Returns a view of the same ledger in which `queue` and `deferred` hold only the prompts of one domain."""
         return DomainView(self._ledger, domain)
 
     def open_rounds(self) -> Iterator[RoundRecord]:

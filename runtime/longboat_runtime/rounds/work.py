@@ -89,7 +89,7 @@ class RoundWorks:
         )
 
     def outstanding(self, number: int) -> Set[SampleId]:
-        """Returns the responses that the round asked for and that have neither ended nor come back."""
+        """Returns the responses that the round asked for and that have neither ended nor come back; none if the round isn't known."""
         round_ = self._rounds.get(number)
         return round_.requested - round_.ended.keys() - round_.stopped.keys() if round_ else set()
 
@@ -112,7 +112,7 @@ def _responses(round_: _OpenRound, longest: int) -> Responses:
 
 
 def _quantiles(ascending: list[int]) -> tuple[int, ...]:
-    """Returns at most QUANTILES values at even shares, the longest among them: a round waits for it."""
+    """Returns all values, or QUANTILES of them at even shares if there are more; the longest is among them, as a round waits for it."""
     count = len(ascending)
     if count <= QUANTILES:
         return tuple(ascending)

@@ -76,9 +76,10 @@ class Options:
         return Query(fate, self.domain, epoch, row, self.search, order, limit)
 
     def files(self, written: dict[int, Path]) -> dict[int, Path]:
-        """Chooses the files, by step, that are asked for: of all steps for a prompt or a search, else of the newest one.
+        """Chooses the files that are asked for, by step, among those `written`, at least one.
 
-        Raises ValueError, with a message for people, if there is none of that step.
+        Without `step`, these are all for a prompt or a search, else the newest. Raises ValueError, with a message for people, if there is
+        none of `step`.
         """
         newest = None if self.prompt or self.search else str(max(written))
         step = self.step or newest or "all"
@@ -177,7 +178,7 @@ def headings(sample: Sample) -> tuple[str, str]:
 
 
 def shown(text: str, *, full: bool) -> str:
-    """Returns the text as a terminal may show it, shortened in the middle unless `full` (pure)."""
+    """Returns the text as a terminal may show it; a long one is shortened in the middle unless `full` (pure)."""
     left_out = len(text) - _BEGINNING - _END
     if not full and left_out > 0:
         text = f"{text[:_BEGINNING]}\n[… {left_out} characters; --full shows them …]\n{text[-_END:]}"

@@ -104,7 +104,7 @@ def choose(groups: Iterable[SampleGroup], count: int | None, seed: int, step: in
 
 
 def candidates(groups: Iterable[SampleGroup], count: int | None, seed: int, step: int) -> list[SampleGroup]:
-    """Returns the groups that `choose` may take, whatever groups come later: at most `count` of each fate and three more.
+    """Returns the groups that `choose` may take, whatever groups come later: at most `count` of each fate (None: all) and three more.
 
     The data of the others needn't be held until the step is done.
     """
@@ -122,12 +122,12 @@ def _by_chance(groups: Iterable[SampleGroup], seed: int, step: int) -> list[Samp
 
 
 def _firsts(groups: Sequence[SampleGroup], count: int | None) -> list[SampleGroup]:
-    """Returns the first `count` groups of each fate."""
+    """Returns the first `count` groups of each fate; all of them if `count` is None."""
     return [group for fate in Fate for group in [group for group in groups if group.fate is fate][:count]]
 
 
 def _extremes(groups: Sequence[SampleGroup]) -> list[SampleGroup]:
-    """Returns the first groups with the longest response, the best and the worst score."""
+    """Returns the first groups with the longest response, the best and the worst score, as far as there are any; one may come twice."""
     graded = [group for group in groups if group.scores]
     keys: list[tuple[Sequence[SampleGroup], Callable[[SampleGroup], float]]] = [
         (groups, lambda group: max(sample.tokens for sample in group.samples)),

@@ -57,7 +57,7 @@ def _runs(pod: dict[str, Any]) -> bool:
 
 
 def _nothing_runs(job: str, job_object: dict[str, Any]) -> str:
-    """Says what to do about a job without a driver pod (pure)."""
+    """Says what to do about a job without a running driver pod (pure)."""
     phase = job_object.get("status", {}).get("phase", "Pending")
     claim = job_object["spec"].get("checkpoint", {}).get("claimName", f"{job}-checkpoint")
     return (

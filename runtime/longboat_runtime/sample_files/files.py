@@ -94,7 +94,7 @@ def written(root: Path) -> list[Written]:
 
 
 def removable(files: Iterable[Written], newest: Written, began: int, keep: int) -> list[Written]:
-    """Returns the files to remove once `newest` is complete: those that don't count, and all but the `keep` newest of those that do.
+    """Returns the files to remove after `newest` was written, or wasn't: those that don't count, and all but the `keep` newest others.
 
     What earlier incarnations wrote beyond `began`, the step at which this one began, doesn't count. Nothing is removed if a later
     incarnation has written: this one is superseded (pure).
@@ -146,7 +146,7 @@ def _write(path: Path, request: SampleFileRequest, responses: Responses, prompts
 def _batch(
     portion: Sequence[SampleFacts], request: SampleFileRequest, responses: Responses, prompts: Prompts
 ) -> pa.RecordBatch:
-    """Reads the texts of a portion and makes a batch of it."""
+    """Reads the texts of a portion and makes a batch of it, without the samples that the store has lost."""
     stored = responses([facts.id for facts in portion])
     if len(stored) < len(portion):
         log.warning("the store has lost samples that are missing in their file", samples=len(portion) - len(stored))

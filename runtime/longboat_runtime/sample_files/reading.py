@@ -75,7 +75,7 @@ class Query:
         return any(wanted in texts[name].casefold() for name in ("prompt", "response"))
 
     def rank(self, sample: Sample) -> float:
-        """Returns the key to order samples by; lower comes first."""
+        """Returns the key to order samples by; lower comes first. Without an order it is the same for all."""
         match self.order:
             case Order.WORST:
                 return float(sample["score"])
@@ -104,10 +104,10 @@ class _Place:
 
 
 def surviving(files: Iterable[Written], began: Mapping[int, int]) -> list[Written]:
-    """Lists the files that count, by step: `began` has the step at which each incarnation began.
+    """Lists the files that count, by step: `began` has the step at which each incarnation began, as far as it is known.
 
-    What an earlier incarnation wrote beyond the step at which a later one began doesn't count (see `metrics.record.read_records`).
-    Pure.
+    What an earlier incarnation wrote beyond the step at which a later one began doesn't count (see `metrics.record.read_records`). Of two
+    files of one step, the later incarnation's counts. Pure.
     """
     steps: dict[int, Written] = {}
     files = sorted(files)
@@ -131,7 +131,7 @@ def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sam
 
 
 def select(paths: Iterable[Path], query: Query) -> Selection:
-    """Returns the samples of these files that `query` asks for. Raises FileDamaged, FileRemoved in particular."""
+    """Returns the samples of these files that `query` asks for. Raises FileDamaged, or FileRemoved if a file is gone."""
     rows: list[tuple[float, int, _Place, Sample]] = []
     columns = _SHORT if query.search is None else [*_SHORT, "prompt", "response"]
     for path in paths:
@@ -163,7 +163,7 @@ def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:
 
 
 def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]]:
-    """Yields the row groups of a file by number, each as samples."""
+    """Yields the row groups of a file: the number of each, and its samples."""
     with _opened(path) as file:
         for group in range(file.num_row_groups):
             samples = file.read_row_group(group, columns=columns).to_pylist()
@@ -175,7 +175,7 @@ def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Yields the open file. Raises FileDamaged, FileRemoved in particular."""
+    """Opens the file for the block. Raises FileDamaged, or FileRemoved if it is gone, also if the block fails to read it."""
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -188,7 +188,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def _began(root: Path) -> dict[int, int]:
     """Reads the step at which each incarnation began: that of its first metrics record.
 
-    An incarnation without a record hasn't got that far.
+    An incarnation without a record is left out.
     """
     steps = {}
     for path in (root / INCARNATIONS).glob("*/metrics.jsonl"):

@@ -10,7 +10,7 @@ _RANGE = 2**64
 
 
 def uniform(*name: object) -> float:
-    """Derives a number in the open interval (0, 1) from the name."""
+    """Derives a number between 0 and 1 from the name; over names, it is uniformly distributed."""
     digest = blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / (_RANGE + 1)
 

@@ -71,7 +71,7 @@ class SimulatedEngine:
         return response
 
     def next_end(self) -> float:
-        """Returns when the next sample will have ended, if nothing happens before; infinite if none runs."""
+        """Returns when the next sample will have ended, if nothing happens before; infinite if none runs, or while the engine is paused."""
         while self._ends and self._ends[0][2] not in self._running:
             heapq.heappop(self._ends)
         if not self._ends or self._paused:
@@ -79,7 +79,7 @@ class SimulatedEngine:
         return self._now + max(0.0, self._ends[0][0] - self._steps) * self._seconds(len(self._running))
 
     def ended(self, now: float) -> list[Response]:
-        """Takes out and returns the responses whose last token was drawn by the step that ends now, in the order they came."""
+        """Takes out and returns the responses that have ended by now, by the step of their last token, then in the order they came."""
         self._advance(now)
         responses = []
         while self._ends and self._ends[0][0] <= self._steps + _ROUNDING:
@@ -122,7 +122,7 @@ class SimulatedEngine:
         return Response(sample, tokens, self._spans(running.start, tokens))
 
     def _spans(self, start: float, tokens: int) -> tuple[VersionSpan, ...]:
-        """Returns the spans: each version drew the tokens of the steps between its publication and the next."""
+        """Returns the spans of a response from step `start` on: a version drew the tokens of the steps from its publication to the next."""
         changes: deque[tuple[int, int]] = deque()
         for step, version in reversed(self._versions):
             changes.appendleft((max(0, floor(step - start + _ROUNDING)), version))

@@ -47,12 +47,12 @@ class SimulatedFleet:
         return max((engine.tokens_most for engine in curved), default=0.0)
 
     def next_end(self) -> tuple[str, float]:
-        """Returns the engine that has to be asked next, and when; infinite if none runs anything."""
+        """Returns the engine that has to be asked next, and when; the time is infinite if none has to be."""
         ends = ((name, engine.next_end()) for name, engine in self.engines.items())
         return min(ends, key=lambda item: item[1], default=("", inf))
 
     def ended(self, name: str, now: float) -> list[Response]:
-        """Returns the samples that end now in this engine."""
+        """Takes out and returns the responses that have ended in this engine by now."""
         responses = self.engines[name].ended(now)
         for response in responses:
             self._router.finished(name, response.sample)
@@ -68,7 +68,7 @@ class SimulatedFleet:
                 self.engines[name].submit(now, sample, *self._needs(sample))
 
     def take_back(self, samples: Sequence[SampleId], now: float) -> list[tuple[str, Response]]:
-        """Stops samples; returns what there is of those that haven't ended, with their engines."""
+        """Stops those of the samples that engines have; returns their engines and what there is of them, without those that end anyway."""
         responses = []
         for name, running in self._router.engines_of(samples).items():
             for sample in running:
@@ -79,7 +79,7 @@ class SimulatedFleet:
         return responses
 
     def pause(self, now: float) -> None:
-        """Pauses engines, which load weights."""
+        """Pauses all engines, which load weights, and holds samples back until `serve`."""
         self._publishing = True
         for engine in self.engines.values():
             engine.pause(now)
@@ -92,7 +92,7 @@ class SimulatedFleet:
         self._send_held(now)
 
     def end(self, pods: Sequence[int], now: float) -> list[tuple[str, Response]]:
-        """Ends the engines of these pods; returns what there is of the samples in them."""
+        """Ends the engines of these pods; returns what there is of the samples in them, each with its engine's name."""
         ending = [name for pod in pods for name in self._pods[pod]]
         running = [sample for name in ending for sample in self._router.running(name)]
         for name in ending:
@@ -108,7 +108,7 @@ class SimulatedFleet:
         return responses
 
     def start(self, pods: Sequence[int], size: int, version: int | None, now: float) -> None:
-        """Starts engines of `size` devices in these pods, with these weights."""
+        """Starts engines of `size` devices in these pods, with the weights of `version`, if there are any."""
         self.tensor_parallel = size
         for name in self._start(pods, size):
             engine = self.engines[name]
@@ -120,7 +120,7 @@ class SimulatedFleet:
             self._send_held(now)
 
     def take_load(self, now: float) -> Load:
-        """Returns what engines felt since the last call."""
+        """Returns what all engines felt since the last call, those that have ended meanwhile included."""
         load = self._load + self._take([*self.engines], now)
         self._load = Load(self.tensor_parallel)
         return load
@@ -159,20 +159,20 @@ class SimulatedFleet:
 
 
 class RoundLoads:
-    """What engines felt, by round: what lies between two rounds belongs to the one before, as in the driver."""
+    """Sums what engines felt by round, as the driver does: it belongs to the newest round, and to none once that is finished."""
 
     def __init__(self) -> None:
         self._round: int | None = None
         self._of_round: dict[int, Load] = {}
 
     def begin(self, number: int, load: Load) -> None:
-        """Begins a round; `load` is of the time since the last call."""
+        """Begins a round; `load` is of the time since the last call of `begin` or `finish`."""
         if self._round in self._of_round:
             self._of_round[self._round] += load
         self._round, self._of_round[number] = number, Load(0)
 
     def finish(self, number: int, load: Load) -> Load | None:
-        """Returns all the load of a round, which is over; None if it isn't known."""
+        """Forgets a round, which is over, and returns all its load; None if it isn't known. `load` is as for `begin`."""
         if self._round in self._of_round:
             self._of_round[self._round] += load
         return self._of_round.pop(number, None)

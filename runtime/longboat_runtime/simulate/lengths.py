@@ -54,7 +54,7 @@ class FirstLaunchDistribution:
     """The distribution that the audit estimates from a window of prompts: each drawn prompt is like one of the window.
 
     The responses of a first launch are at even shares of that prompt's distribution from a random start, so that a group has the
-    window's own spread: single draws from eight responses would rarely have the longest among them. Later attempts follow
+    window's own spread: single draws from eight responses would often miss the longest of them. Later attempts follow
     `redraws`. `numbers` are those of prompts of the window that are to be themselves.
     """
 

@@ -143,7 +143,7 @@ class PagedEngine:
         return self._response(sequence, sequence.drawn_by(last))
 
     def next_end(self) -> float:
-        """Returns when it has to be asked next, if nothing happens before: a sample ends, or other samples run; infinite if none runs."""
+        """Returns when it has to be asked next, if nothing happens before: a sample ends, or others run; infinite if it does nothing."""
         if self._finished:
             return self._now
         if self._under_way is not None:
@@ -151,7 +151,7 @@ class PagedEngine:
         return self._now if self._can_begin else inf
 
     def ended(self, now: float) -> list[Response]:
-        """Returns the samples whose last token was drawn by the step that ends now, in the order they came; the next step begins."""
+        """Takes out and returns the responses that have ended by now, by step, then in the order they came; begins the next step."""
         self._advance(now)
         if self._under_way is None and self._can_begin:
             self._begin()
@@ -172,7 +172,7 @@ class PagedEngine:
             self._renew()
 
     def take_load(self, now: float) -> Load:
-        """Returns what it did since the last call; the steps under way count when they end."""
+        """Returns what it did since the last call; time and tokens of the steps under way count when they end."""
         self._advance(now)
         taken, self._load = self._load, Load(self._devices)
         return taken
@@ -228,7 +228,7 @@ class PagedEngine:
         return min(steps, most)
 
     def _needed(self, step: int) -> int:
-        """Returns how many more blocks the running sequences need for this step."""
+        """Returns how many more blocks the running sequences need for step number `step`."""
         return self._residues[-step % self._size]
 
     def _grow(self) -> bool:
@@ -253,7 +253,7 @@ class PagedEngine:
         self._felt(preemptions=1)
 
     def _admit(self) -> tuple[int, bool]:
-        """Admits waiting sequences; returns the tokens to compute for them, and whether others wait only since the step computes enough."""
+        """Admits waiting sequences; returns the tokens to compute for them, and whether it stopped since the step computes enough."""
         budget, computed = self._budget - len(self._running), 0
         while self._waiting and len(self._running) < self._limit:
             sample, sequence = next(iter(self._waiting.items()))
@@ -316,7 +316,7 @@ class PagedEngine:
         sequence.drawn, sequence.since = sequence.drawn_by(self._step), self._step
 
     def _response(self, sequence: _Sequence, tokens: int) -> Response:
-        """Returns the response so far: each version drew the tokens from its publication to the next."""
+        """Returns a response of the first `tokens` tokens: each version drew those from its publication to the next."""
         starts = sequence.versions
         ends = [first for first, _ in starts[1:]] + [tokens]
         spans = (VersionSpan(version, first, end) for (first, version), end in zip(starts, ends, strict=True))

@@ -60,7 +60,7 @@ class SimulatedRun:
 
     @property
     def preemptions(self) -> int:
-        """Preemptions of all rounds."""
+        """Preemptions of all rounds that were trained."""
         return sum(step.preemptions for step in self.steps)
 
     @property
@@ -94,7 +94,7 @@ Source = Callable[[int, int, str], Sequence[PromptId]]
 
 
 def number_prompts(drawn: int, count: int, domain: str) -> list[PromptId]:
-    """Draws prompts of a source that never repeats one, and has no domains."""
+    """Draws the next `count` prompts, after `drawn` others, of a source that never repeats one and has no domains."""
     del domain
     return [PromptId(0, row) for row in range(drawn, drawn + count)]
 
@@ -232,7 +232,7 @@ class Simulation:
         self.fleet.submit(samples, self._time)
 
     def _needs(self, sample: SampleId) -> tuple[int, int]:
-        """Counts the tokens that are left to be drawn, and those before them."""
+        """Counts the sample's tokens that are left to be drawn, and those before them, its prompt's included."""
         record = self.view.sample(sample)
         begun = record.stored[-1].end if record and record.stored else 0
         return self._lengths(sample) - begun, self._site.prompt_tokens + begun
@@ -262,7 +262,7 @@ class Simulation:
         self._happens(events.Paused(response.sample, spans[-1].end if spans else 0, spans, engine))
 
     def _spans(self, response: Response) -> tuple[VersionSpan, ...]:
-        """Returns the spans of all its tokens, those of before it was paused or moved included."""
+        """Returns the spans of all its tokens, including those drawn before it was paused or moved."""
         record = self.view.sample(response.sample)
         return joined(record.stored if record else (), response.spans)
 
@@ -276,7 +276,7 @@ class Simulation:
         self._later(done - self._time, partial(self._happens, graded))
 
     def _train(self, step: int, number: int) -> None:
-        """Trains as the driver does: engines are asked for their loads, by when the responses that they were told to stop are back."""
+        """Trains as the driver does, and measures the round once responses that engines were told to stop are back."""
         batch, latency = self._batch(number), self._site.latency
         seconds = self._site.update + self._site.update_token * sum(self._tokens[sample] for sample in batch)
 
@@ -331,7 +331,7 @@ class Simulation:
     # Shapes
 
     def _measure(self, number: int) -> None:
-        """Measures a finished round as the driver does: the planner learns from it; engines are reshaped if the next round needs it."""
+        """Measures a finished round as the driver does: the planner learns from it, and engines are reshaped if it wants another size."""
         load = self._loads.finish(number, self.fleet.take_load(self._time))
         if self._planner is None or load is None:
             return
@@ -349,7 +349,7 @@ class Simulation:
             self._reshape([[pod] for pod in pods] if isinstance(self._policy, BoundedAsync) else [pods], wanted)
 
     def _reshape(self, groups: Sequence[Sequence[int]], size: int) -> None:
-        """Reshapes as the fleet does: pods one group after the other. What runs there continues elsewhere."""
+        """Reshapes as the fleet does: pods one group after the other. What runs there continues elsewhere, or once engines are back."""
         shapes = self._site.shapes
         if not groups or shapes is None:
             self._reshaped_in[size] = round(self._time - (self._reshaping_since or 0.0), 3)
@@ -368,7 +368,7 @@ class Simulation:
         self._reshape(rest, size)
 
     def _move(self, name: str, response: Response) -> None:
-        """Moves a response elsewhere, unless it has just ended or is being stopped or paused."""
+        """Moves a response elsewhere; reports it instead if it has just ended, or is being stopped or paused."""
         sample, record = response.sample, self.view.sample(response.sample)
         if response.tokens == self._needs(sample)[0]:
             self._later(self._site.latency, partial(self._finished, name, response))

@@ -16,8 +16,9 @@ class Site:
     Engines are either `engines` of one kind with KV memory without end, whose steps take what `curve` says, or those of `shapes`. Each
     runs at most `max_sequences` at once. `latency` passes between the driver and an engine, each way. `max_tokens` is the
     limit of responses that planners of shapes are told. Each of `graders` takes `grading` for a sample. An optimizer step takes
-    `update`, plus `update_token` for each response token trained; a publication of weights takes `publish`. Prompts have
-    `prompt_tokens`. `flat` is the share of prompts whose responses all get the same grade. Raises ValueError for impossible values.
+    `update`, plus `update_token` for each response token trained, but at least two `latency`; a publication of weights takes `publish`.
+    Prompts have `prompt_tokens`. `flat` is the chance that all responses to a prompt get the same grade. Raises ValueError for most
+    impossible values.
     """
 
     curve: StepCurve | None = None
@@ -47,5 +48,5 @@ class Site:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the engines."""
+        """Names of the engines by `curve`."""
         return [f"engine-{number}" for number in range(self.engines)]

@@ -89,7 +89,7 @@ def _sum(count: int, first: float, slope: float) -> float:
 
 
 def _steps(seconds: float, first: float, slope: float) -> int:
-    """Returns how many steps take at most `seconds` together."""
+    """Returns the most steps that take at most `seconds` together: the first takes `first`, each next one `slope` more."""
     if abs(slope) < 1e-15:
         solution = seconds / first
     else:

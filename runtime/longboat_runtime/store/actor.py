@@ -44,7 +44,7 @@ class HeldSamples:
         return [self._samples[sample] for sample in ids]
 
     def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
-        """Returns the responses of those samples that are held."""
+        """Returns the responses by id; samples that aren't held are left out."""
         return {sample: self._samples[sample].response for sample in ids if sample in self._samples}
 
     def delete(self, ids: Iterable[SampleId]) -> None:
@@ -62,7 +62,7 @@ class SampleStoreActor:
         self._held = HeldSamples()
 
     def put(self, samples: Sequence[GeneratedSample]) -> None:
-        """Stores samples; returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
+        """Stores samples; returning is the acknowledgement. Skips those of refused engines, and any that it already holds finished."""
         self._held.put(samples)
 
     def refuse(self, engine: str) -> None:

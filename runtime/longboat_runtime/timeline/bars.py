@@ -60,7 +60,7 @@ class Bar:
 class Round:
     """One round.
 
-    `closed` is None while it is open, `step` until it is trained; `kept`, `deferred`, `carried` and `dropped` count prompts.
+    `closed` is None while it is open, `step` until its training starts. `kept`, `deferred`, `carried` and `dropped` count its groups.
     """
 
     number: int
@@ -114,7 +114,7 @@ class Pool:
     cpus: tuple[tuple[float, float], ...] = ()
 
     def between(self, start: float, end: float) -> Pool:
-        """Cuts out the part from `start`, where it has what it had then, to `end`."""
+        """Returns the pool from `start` to `end`. What it had before `start` counts from there on."""
         return Pool(self.name, _between(self.asked, start, end), _between(self.cpus, start, end))
 
 
@@ -150,8 +150,8 @@ class Timeline:
 def choose(timeline: Timeline, wanted: str | None = None) -> Timeline:
     """Cuts a timeline, with at least one round, to the rounds `wanted`, such as `3-7` or `3`, with all that belongs to them.
 
-    By default the last whole period (short rounds and the long one that follows), or the last 6 rounds if those are fewer or
-    there is no such period. Raises ValueError, with a message for people, if the log doesn't have the rounds wanted.
+    By default the last whole period (short rounds and the long one that follows) if it has fewer than 6 rounds, else the last 6.
+    Raises ValueError, with a message for people, if `wanted` is malformed, or the log doesn't have all of these rounds.
     """
     rounds = timeline.rounds
     if wanted is None:
@@ -173,7 +173,7 @@ def _ends(wanted: str) -> tuple[int, int]:
 
 
 def _last_period(rounds: Sequence[Round]) -> Sequence[Round]:
-    """Returns the last closed long round that follows short ones, and those; empty if there is none."""
+    """Returns the last closed long round that follows short ones, after those; empty if there is none."""
     kinds = [round_.kind for round_ in rounds]
     for end in range(len(rounds) - 1, 0, -1):
         if rounds[end].closed and kinds[end] is RoundKind.LONG and kinds[end - 1] is RoundKind.SHORT:

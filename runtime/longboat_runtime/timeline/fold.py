@@ -12,7 +12,7 @@ from longboat_runtime.timeline.bars import Bar, Fate, Gap, Pool, Round, Span, Ti
 
 
 def fold(log: Iterable[Event]) -> Timeline:
-    """Folds events in the order of their numbers into a timeline. What was launched before the first of them isn't in it."""
+    """Folds events, which come in the order of their numbers, into a timeline. Rounds opened before the first of them aren't in it."""
     folding = _Fold()
     for event in log:
         folding.take(event)
@@ -132,7 +132,7 @@ class _Fold:
         return max((round_.step or 0 for round_ in self._rounds.values()), default=0)
 
     def _start(self, time: float) -> None:
-        """Marks as lost whatever ran in the incarnation before; nothing is known of it after that incarnation's last event."""
+        """Ends, at the last event before this one, what the incarnation before left running: samples are lost, work isn't done."""
         if self._now is None:
             return
         for work in tuple(self._working):
@@ -154,7 +154,7 @@ class _Fold:
             round_.groups.append(group)
 
     def _latest(self, sample: SampleId) -> list[Try]:
-        """Returns the sample's last try; none if it was launched before the log begins."""
+        """Returns a list with the sample's last try; empty if its launch isn't in the timeline."""
         group = self._groups.get((sample.prompt, sample.attempt))
         return group.latest(sample.index) if group else []
 
@@ -213,11 +213,11 @@ class OpenGroup:
     before: OpenGroup | None = None
 
     def latest(self, index: int) -> list[Try]:
-        """Returns the last try at a sample, perhaps in an earlier round."""
+        """Returns a list with the last try at a sample, perhaps in an earlier round; empty if there is none."""
         return self.tries[index][-1:] or (self.before.latest(index) if self.before else [])
 
     def give_up(self, fate: Fate, time: float) -> None:
-        """Ends all of it; what was lost or surplus before stays so."""
+        """Gives the group this fate, and its tries too unless they have one (lost, say). Those that still run end at `time`."""
         self.fate = fate
         for tries in self.tries:
             for try_ in tries:
@@ -225,7 +225,7 @@ class OpenGroup:
                 try_.end = time if try_.end is None else try_.end
 
     def bars(self, end: float) -> list[Bar]:
-        """Makes a bar for each try; those that still run end at `end`."""
+        """Makes a bar for each try in this round; those that still run end at `end`."""
         return [
             Bar(
                 SampleId(*self.prompt, self.attempt, index),

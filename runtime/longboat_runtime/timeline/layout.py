@@ -25,7 +25,7 @@ class Axis:
         return cls(timeline.start, timeline.gaps)
 
     def at(self, time: float) -> float:
-        """Returns the seconds from the axis' start to a Unix time. A moment within a gap is where the gap is."""
+        """Returns the seconds from the axis' start to a Unix time, gaps left out. A moment within a gap is where the gap is."""
         skipped = sum(min(time, gap.end) - gap.start for gap in self.gaps if gap.start < time)
         return time - self.start - skipped
 
@@ -40,7 +40,7 @@ class Lane:
 
 
 def lanes(rounds: Iterable[Round]) -> list[Lane]:
-    """Makes a lane for each engine, by name (numbers in it by value), and last that of unfinished samples, if there are any.
+    """Makes a lane for each engine, by name (numbers in it by value), and last one for samples without an engine, if there are any.
 
     Bars of a round stand in the order of their ends, so that its tail can be seen.
     """
@@ -52,7 +52,7 @@ def lanes(rounds: Iterable[Round]) -> list[Lane]:
 
 
 def stack(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """Assigns a row to each interval (start, end), in this order, so that those of a row don't overlap."""
+    """Returns the row (from 0) of each interval (start, end), in the given order; those of a row don't overlap."""
     rows: list[int] = []
     free: list[tuple[float, int]] = []
     used, latest = 0, float("-inf")
@@ -88,7 +88,10 @@ def title(job: str, rounds: Sequence[Round]) -> str:
 
 
 def caption(round_: Round, inches: float = FULL) -> str:
-    """Returns number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
+    """Returns number and kind and, if there is room, how many groups had which fate, how many tokens it has, and how long it was open.
+
+    Empty if there is no room even for the former.
+    """
     if inches < FULL:
         return f"{round_.number}\n{round_.kind}" if inches >= SHORT else ""
     prompts = f"{round_.kept:,} kept" + (f", {round_.deferred:,} deferred" if round_.deferred else "")
@@ -99,7 +102,7 @@ def caption(round_: Round, inches: float = FULL) -> str:
 
 
 def lane_name(lane: Lane) -> str:
-    """Returns the engine's name, or that the log doesn't name one."""
+    """Returns the label of a lane: the engine's name, or that none is recorded."""
     return f"engine {lane.engine}" if lane.engine else "not finished\n(engine not recorded)"
 
 
@@ -110,7 +113,7 @@ def steps(course: Sequence[tuple[float, float]], end: float) -> tuple[list[float
 
 
 def pool_name(pool: Pool) -> str:
-    """Returns the pool's name, and how many CPUs it might have if they move."""
+    """Returns the pool's name, with the fewest and the most CPUs that it might have, if the log has them."""
     cpus = [cpus for _, cpus in pool.cpus]
     if not cpus:
         return pool.name

@@ -98,9 +98,9 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
 
 
 def _width(timeline: Timeline, axis: Axis) -> float:
-    """Chooses the width of the panels in inches: the narrowest round has room for its caption, if there aren't too many rounds.
+    """Chooses the width of the panels in inches: within `_WIDTHS`, the narrowest round has room for its caption.
 
-    Rounds that are opened at once stand in one place, however wide that is.
+    A round doesn't count if the next one is opened at once.
     """
     opened = [axis.at(round_.opened) for round_ in timeline.rounds] + [axis.at(timeline.end)]
     widths = [later - earlier for earlier, later in pairwise(opened) if later - earlier > _AT_ONCE]
@@ -109,13 +109,13 @@ def _width(timeline: Timeline, axis: Axis) -> float:
 
 
 def _height(engine_lanes: Sequence[Lane]) -> float:
-    """Chooses the height of the lanes in inches: rows can be seen, and names of lanes have room."""
+    """Chooses the height of the lanes in inches: within `_HEIGHTS`, rows can be seen, and names of lanes have room."""
     height = sum(max(lane.rows * _ROW, _LANE) for lane in engine_lanes)
     return min(max(height, _HEIGHTS[0]), _HEIGHTS[1])
 
 
 def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: float) -> list[Any]:
-    """Draws the bars of all lanes, from top to bottom (`inches`); y counts rows.
+    """Draws the bars of all lanes, from top to bottom of a panel `inches` high; y counts rows. Returns handles for the legend.
 
     If there are very many lanes, only some are named, always including the last.
     """
@@ -145,7 +145,7 @@ def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: 
 
 
 def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """Draws a lane for each reward pool: an area for grades without an answer, a line for CPUs; both to the scale of all pools."""
+    """Draws a lane for each reward pool: an area for grades without an answer, a line for CPUs; each to the scale of all pools."""
     most_asked = max((count for pool in timeline.pools for _, count in pool.asked), default=0) or 1
     most_cpus = max((cpus for pool in timeline.pools for _, cpus in pool.cpus), default=0.0) or 1.0
     for place, pool in enumerate(timeline.pools):
@@ -167,7 +167,7 @@ def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """Draws a line for each kind of work, of reshapes and drains only if there are any; hatched if it wasn't done."""
+    """Draws a row for each kind of work, for reshapes and drains only if there are any. Work that wasn't done is hatched."""
     shown = {span.work for span in timeline.spans}
     lines = [work for work in Work if work in shown or work not in (Work.RESHAPE, Work.DRAIN)]
     for span in timeline.spans:

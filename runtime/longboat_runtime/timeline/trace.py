@@ -16,10 +16,10 @@ UNFINISHED = "not finished (engine not recorded)"
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """Returns JSON values: a process for each engine with a thread for each row of samples, one of the driver, and reward pools' counters.
+    """Returns JSON values: a process for each lane with a thread for each of its rows, one of the driver, and reward pools' counters.
 
     Times are whole microseconds since the first round was opened; `otherData.start` is that moment in Unix seconds.
-    Events of samples are named and coloured by fate.
+    Events of samples are named by fate: viewers colour events by name.
     """
     begin = timeline.start
     entries = _driver(timeline, begin)
@@ -33,7 +33,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def _driver(timeline: Timeline, begin: float) -> list[dict[str, Any]]:
-    """Makes the driver's rows: rounds that are open at once get rows of their own; below them what the trainer did."""
+    """Makes the driver's rows: rounds that are open at once get rows of their own; below them is one for each kind of work."""
     spans = [(round_.opened, timeline.end if round_.closed is None else round_.closed) for round_ in timeline.rounds]
     rows = stack(spans)
     threads = {row + 1: "rounds" for row in rows}

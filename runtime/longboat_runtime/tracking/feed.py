@@ -65,9 +65,10 @@ class Feed:
         return self._offset is not None and not self._waiting
 
     def entries(self, *, ended: bool = False) -> Iterator[Entry]:
-        """Yields what there is since the last call. Unless the job has `ended`, the newest waits SAMPLES_SECONDS for its samples at most.
+        """Yields the entries recorded since the last call; nothing before this incarnation has its file.
 
-        Raises Superseded, and OSError if the volume can't be read.
+        Unless the job has `ended`, a step waits for samples that are due, and later steps with it, until its record is SAMPLES_SECONDS
+        old. Raises Superseded, and OSError if the volume can't be read.
         """
         self._waiting += self._records()
         files = read_files(self._root) if self._waiting and "samples" in self._spec else {}
@@ -108,7 +109,7 @@ class Feed:
 
 
 def _table(file: Path) -> SampleTable | None:
-    """Reads the samples of a file, as many and as long as a table may have; None if the file has none or can't be read."""
+    """Reads the samples of a file, as many and as long as a table may have; None if the file has none or is damaged."""
     rows: list[list[Any]] = []
     try:
         for sample in read_file(file):
@@ -121,12 +122,12 @@ def _table(file: Path) -> SampleTable | None:
 
 
 def _cell(value: Any) -> Any:
-    """Returns a value as a table has it."""
+    """Returns a value as a table has it: an object as JSON, a text of at most MOST_CHARACTERS."""
     if isinstance(value, Mapping):
         return json.dumps(value)
     return value[:MOST_CHARACTERS] if isinstance(value, str) else value
 
 
 def _complete(text: bytes) -> int:
-    """Returns how many bytes the complete lines have."""
+    """Counts the bytes of the complete lines."""
     return text.rfind(b"\n") + 1

@@ -136,13 +136,13 @@ def _one_line(error: Exception) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Replaces what MLflow refuses in the name by `_` (letters, digits, `_-. :/` are allowed, and no `..`). Pure."""
+    """Replaces `..`, empty parts, and all but ASCII letters, digits and `_-. :/` by `_`; cuts the name to NAME_LENGTH. Pure."""
     allowed = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
     return "/".join(part.replace("..", "__") or "_" for part in allowed.split("/"))[:NAME_LENGTH]
 
 
 def parameters_of(spec: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the leaves of a spec by dotted path, as text of a length that every server takes; lists are one leaf. Pure."""
+    """Yields dotted path and text of each leaf of a spec, both cut to a length that every server takes. A list is one leaf. Pure."""
     for name, value in spec.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping):

@@ -53,7 +53,7 @@ class TrackedJob:
         return cls(**value)
 
     def secret(self, key: str) -> str | None:
-        """Returns the value of a key of a tracker's Secret, without it that of the variable of that name; None without either.
+        """Returns the value of a key of a tracker's Secret, else of the environment variable of that name; None if neither has any.
 
         The clients read that variable too.
         """
@@ -77,7 +77,7 @@ class Tracker(Protocol):
         """Logs a step beyond `position`. Raises TrackingProblem if that can't be done."""
 
     def caught_up(self) -> None:
-        """Takes note that everything that earlier starts of the job had recorded has been logged."""
+        """Notes that everything that earlier starts of the job had recorded has been logged."""
 
     def finish(self, ending: str | None) -> None:
         """Sends what is left. `ending` is `done` or `failed`; None if the job resumes later."""

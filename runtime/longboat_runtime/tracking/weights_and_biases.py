@@ -109,7 +109,7 @@ class WeightsAndBiases:
         self._earlier, self._tables = [], {}
 
     def _table_before(self, step: int) -> SampleTable | None:
-        """Reads the table that an earlier directory has for this step: the job may have removed the file it was made from."""
+        """Reads the table that an earlier directory has for this step, if any: the job may have removed the file it was made from."""
         file = self._tables.get(step)
         return _table(file) if file else None
 

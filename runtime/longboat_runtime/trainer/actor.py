@@ -64,11 +64,11 @@ class TrainerActor:
         return self._trainer.load()
 
     def train(self, request: TrainRequest) -> TrainReport:
-        """Makes one step. Raises SpecProblem, or KeyError for samples the store doesn't hold."""
+        """Makes one step. Raises SpecProblem, KeyError for samples that the store doesn't hold, or StoreUnreachable."""
         return self._trainer.train(request, self._fetch)
 
     def publish(self, version: int, probe_ids: Sequence[int]) -> WeightPublication | None:
-        """Gathers the weights with all ranks; rank 0 returns the publication."""
+        """Gathers the weights with all ranks; rank 0 returns the publication, the others None."""
         from longboat_runtime.weights.publish import publish
 
         probe = self._trainer.probe(probe_ids)
@@ -140,7 +140,7 @@ class TrainerActor:
 
     @ray.method(concurrency_group="stacks")
     def stacks(self) -> str:
-        """Says where each thread of this process is."""
+        """Returns the stacks of this process's threads; see `thread_stacks`."""
         return thread_stacks()
 
     @ray.method(concurrency_group="stacks")

@@ -18,12 +18,13 @@ STD_EPSILON = 1e-6
 def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: ResolvedAlgorithm) -> list[float]:
     """Computes one advantage for each sample: (reward - baseline) / scale.
 
-    `rewards[i]` is the reward of sample i and `groups[i]` names its group (its prompt and attempt).
+    `rewards[i]` is the reward of sample i and `groups[i]` names its group.
 
     Baselines: GroupMean (GRPO, arXiv 2402.03300 §4.1.1), LeaveOneOut, the mean of the group's other samples (RLOO, arXiv
     2402.14740 §3.3; a group of one has baseline 0), BatchMean (REINFORCE++, arXiv 2501.03262).
     Scales: None (Dr. GRPO, arXiv 2503.20783 §3.2), GroupStd (GRPO), BatchStd, the deviation of the centred rewards of the
-    batch (REINFORCE++). Deviations have n - 1 in the denominator. Sums are exactly rounded: the order of samples is irrelevant.
+    batch (REINFORCE++). Deviations have n - 1 in the denominator, and STD_EPSILON is added to them.
+    Sums are exactly rounded: the order of samples is irrelevant.
 
     Raises ValueError if the lengths differ or a reward is not finite.
     """

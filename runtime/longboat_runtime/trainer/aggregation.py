@@ -10,13 +10,13 @@ from longboat_crds.algorithm import Aggregation
 def sample_weights(
     aggregation: Aggregation, tokens: Sequence[int], counted: Sequence[bool], denominator: int, max_tokens: int
 ) -> list[float]:
-    """Computes the weight of each response token of a sample in the step's loss: loss = sum over tokens of weight * token loss.
+    """Returns for each sample the weight of each of its response tokens: the step's loss is the sum of weight * token loss.
 
     `tokens[i]` is the number of response tokens of sample i, `counted[i]` says if it is in the loss, `denominator` is the
     constant number N of samples of a full batch and `max_tokens` the longest response allowed.
 
-    A weight depends on the step alone, never on how the samples are split into micro-batches or ranks, and a sample that is
-    missing or not counted neither takes from nor adds to the others (its share of the gradient is zero):
+    Weights depend on the step alone, never on how the samples are split into micro-batches or ranks. Those of all tokens add up
+    to at most n / N if n samples are counted; tokens of the others have weight 0. Raises ValueError if there are more than N samples.
 
     * SequenceMean, GRPO (arXiv 2402.03300 eq. 3): 1 / (N * tokens of the sample).
     * SequenceSum, Dr. GRPO (arXiv 2503.20783 §3.2): 1 / (N * max_tokens), the same for long and short samples.

@@ -30,7 +30,7 @@ class Packing:
     _ends: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def ends(self, device: torch.device) -> Tensor:
-        """Returns where samples end, from 0 on; (samples + 1), int32."""
+        """Returns, on `device`, 0 and where each sample ends; (samples + 1), int32."""
         if device not in self._ends:
             self._ends[device] = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=device)
         return self._ends[device]
@@ -55,7 +55,7 @@ def packed_attention(
     """Computes the causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
 
     `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); the lengths of `packing` add up to T. Returns
-    (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
+    (1, T, heads, head size), and None for the scores. Raises NotImplementedError if given a soft cap, sinks, dropout or a mask.
     """
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
         raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
@@ -106,7 +106,7 @@ def _flash(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """Computes attention by one kernel; each tensor, and the result, is (T, heads, head size)."""
+    """Computes attention by one kernel: `query` and the result are (T, heads, head size), `key` and `value` (T, key heads, head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.ends(query.device), max(packing.lengths)

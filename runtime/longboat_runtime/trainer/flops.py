@@ -56,7 +56,7 @@ class ModelFlops:
         """Counts the operations to train on sequences of these lengths in tokens: forward and backward, without any recomputation.
 
         6 for each weight and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), and for attention 6 x width x length^2: half
-        of PaLM's 12 (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), since a token sees only those before it.
+        of PaLM's 12 (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), since a token sees none after it.
         """
         tokens = squares = 0
         for length in lengths:
@@ -82,7 +82,7 @@ def weights_in_use(total: int, embedding: int, experts: int, routed: float, *, t
 
 
 def peak_flops(device: str) -> float | None:
-    """Returns the dense half-precision operations per second of the device of this name, as torch gives it; None if it isn't known."""
+    """Returns the dense half-precision operations per second of the device that torch names so; None if not known, or for a MIG part."""
     words = _words(device)
     if "MIG" in words:
         return None  # a part of a device

@@ -28,7 +28,7 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
     """Computes log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
     A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
-    token. On CPUs both are padded to a `recurring_size`.
+    token. On CPUs their number, and that of a packed batch's tokens, is padded to a `recurring_size`.
     """
     input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
     recurs = input_ids.device.type == "cpu"
@@ -85,7 +85,7 @@ def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
 
 
 def recurring_size(size: int) -> int:
-    """Returns the next of sixteen sizes per doubling, at most a sixteenth more than `size`. Pure.
+    """Returns the least of sixteen sizes per doubling that isn't below `size`: at most a sixteenth more. Pure.
 
     oneDNN compiles each product for the sizes of its matrices, which takes as long as several products of a small model; with the
     sizes that bins happen to have it would in every step.
@@ -116,7 +116,7 @@ def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
 def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> Tensor:
     """Computes `response_logprobs` without gradient or entropies.
 
-    FSDP keeps weights outside the layers gathered from a forward pass until the backward pass frees them; without one they
+    FSDP keeps the weights of its outermost unit gathered from a forward pass until the backward pass frees them. Without one they
     would stay, and later passes would not see new values of the shards.
     """
     logprobs, _ = response_logprobs(model, batch, temperature)

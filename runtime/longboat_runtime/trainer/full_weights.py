@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 @torch.no_grad()
 def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights and persistent buffers as a checkpoint of the model names them, in a fixed order; tied ones once.
+    """Yields the weights and persistent buffers, floats as `dtype`, as a checkpoint of the model names them; tied ones once.
 
-    A collective: every rank must run through the whole iterator, and sees the same tensors. One weight is gathered at a time,
-    or as many as are needed for one in the form of the files (the experts of a layer are several there, and one in the model).
+    A collective: every rank must run through the whole iterator, and sees the same tensors in the same order. One weight is gathered
+    at a time, or as many as are needed for one in the form of the files (a layer's experts are several there, and one in the model).
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -29,7 +29,7 @@ def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
 
 
 def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
-    """Yields each weight of the files, those of the model that it is made of, and whether they are converted, not just renamed.
+    """Yields the name of each weight of the files, those of the model's that make it, and whether these are converted or just renamed.
 
     Converted ones may become several weights of the files.
     """

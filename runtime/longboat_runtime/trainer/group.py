@@ -174,7 +174,7 @@ def probe_ids(info: ModelInfo) -> tuple[int, ...]:
 
 
 async def _result(answer: Any) -> Any:
-    """Returns what the rank returned, or raises what it raised, without Ray's wrapping."""
+    """Returns what the rank returned, or raises what it raised, without Ray's wrapping. Raises RayActorError if it is gone."""
     try:
         return await answer
     except RayTaskError as error:
@@ -182,7 +182,7 @@ async def _result(answer: Any) -> Any:
 
 
 async def _gpus_of_a_rank(ranks: int) -> int:
-    """Waits for the trainer's nodes; returns 1 if they have GPUs, since an actor that asks for none sees none."""
+    """Waits for the trainer's nodes; returns 1 if any has GPUs, since an actor that asks for none sees none, else 0."""
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
         if sum(node[RESOURCE] for node in nodes) >= ranks:

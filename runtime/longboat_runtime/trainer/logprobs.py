@@ -18,7 +18,7 @@ class ChosenLogprobs(torch.autograd.Function):
 
     `logits` (K, vocabulary) of any float type are divided by `temperature`; `targets` (K) are the tokens. Both results are (K)
     and float32; the entropy carries no gradient. `rows` limits how many rows are held in float32 at a time: use CHUNK_ROWS unless
-    there is a reason not to. `compiled`: by a kernel that torch compiles, which reads the logits a few times and writes little.
+    there is a reason not to. `compiled` says whether by kernels that torch compiles.
 
     Nothing of the size of the logits is kept except the logits themselves, from which their gradient is recomputed.
     """

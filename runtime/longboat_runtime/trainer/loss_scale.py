@@ -34,7 +34,7 @@ class LossScale:
         return cls(FIRST_SCALE) if dtype is DType.FLOAT16 else cls(1.0, adapts=False)
 
     def attempts(self) -> Iterator[LossScale]:
-        """Yields the scales at which one minibatch is tried, until its gradient is finite: this one, then each half of the one before.
+        """Yields the scales at which to try one minibatch until its gradient is finite: this one, then each half of the one before.
 
         There is only one attempt if the scale doesn't adapt. After the last one the minibatch is skipped.
         """
@@ -53,6 +53,6 @@ class LossScale:
     def after_skip(self) -> LossScale:
         """Returns the scale of the next update, after a minibatch that began at this scale was skipped.
 
-        Unchanged: lower ones didn't help, and would make the gradients of trainable minibatches vanish.
+        Its value is unchanged: lower ones didn't help, and would make the gradients of trainable minibatches vanish.
         """
         return replace(self, good_updates=0)

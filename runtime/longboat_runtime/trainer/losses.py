@@ -18,7 +18,7 @@ SEQUENCE_MASK_HALF = 0.43
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Computes new probability / old probability of every token."""
+    """Computes new probability / old probability of every token; its logarithm is clamped to ±MAX_LOG_RATIO."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -29,8 +29,8 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: f
     2503.14476 §3.1). `algorithm.clipAgainst` chooses the old policy in the ratio:
 
     * the behaviour policy, which drew the token: PPO as published. The ratio is also the importance weight.
-    * the proximal policy, with the weights at the beginning of the step, times the weight proximal / behaviour
-      (`importance_weight`): decoupled PPO (arXiv 2110.00641 §3; AReaL, arXiv 2505.24298 §5.2).
+    * the proximal policy, with the weights at the beginning of the step: decoupled PPO (arXiv 2110.00641 §3; AReaL, arXiv
+      2505.24298 §5.2). The loss is then multiplied by `importance_weight`, unless the cap is 0.
     """
     return -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
 
@@ -54,7 +54,7 @@ def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Estimates KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
 
-    Unbiased and never negative (http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300 eq. 4).
+    Never negative, and unbiased but for the clamp of log r (http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300 eq. 4).
     """
     log_ratio = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio.exp() - 1.0 - log_ratio
@@ -63,7 +63,7 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def importance_weight(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float) -> Tensor:
     """Computes the truncated importance weight min(trainer / engine, cap), without gradient.
 
-    Corrects for the engine drawing tokens with probabilities slightly different from those that the trainer computes
+    Corrects for the engine drawing tokens with probabilities other than those that the trainer computes
     (https://fengyao.notion.site/off-policy-rl).
     """
     return probability_ratio(old_logprobs, engine_logprobs).clamp(max=cap).detach()
@@ -80,7 +80,7 @@ def importance_mask(old_logprobs: Tensor, engine_logprobs: Tensor, low: float, h
 
 
 def sequence_mask(old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, low: float, high: float) -> Tensor:
-    """Returns True for all tokens of a response whose ratio trainer / engine, as a whole, lies between low and high.
+    """Returns True for all tokens of a response for which low <= trainer / engine <= high as a whole.
 
     `owners[k]` is the number of the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
     sequence-level masked importance sampling.

@@ -22,8 +22,8 @@ TOKEN_MEANS = {
 def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
     """Returns the metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
 
-    `actor/pg_loss` and `actor/kl_loss` are means over the minibatches, of which none was skipped, `…seq_masked_fraction` is one of
-    responses in the loss; those of TOKEN_MEANS are means over the tokens in the loss.
+    `minibatches` counts those that weren't skipped: `actor/pg_loss` and `actor/kl_loss` are means over them. `…seq_masked_fraction`
+    is a share of the responses in the loss; those of TOKEN_MEANS are means over the tokens in the loss.
     """
     tokens = max(sums["tokens"], 1.0)
     metrics = {name: sums[key] / tokens for name, key in TOKEN_MEANS.items()}

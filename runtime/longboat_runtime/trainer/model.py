@@ -12,7 +12,7 @@ FIELD = "spec.model.path"
 
 
 def read_config(path: Path) -> Any:
-    """Reads the model's transformers config. Raises SpecProblem if `path` is not the directory of a causal language model."""
+    """Reads the model's transformers config, with dropout off. Raises SpecProblem unless `path` is a causal language model's directory."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     if not path.is_dir():

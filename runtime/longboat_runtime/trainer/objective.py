@@ -46,7 +46,7 @@ class Loss:
 
 
 def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> Loss:
-    """Computes the policy loss of every token times its weights, plus the KL term; `algorithm` chooses the loss, its masks and weights."""
+    """Sums the policy loss of every token times its weights, plus the KL term if there is a reference, as `algorithm` says."""
     old, engine = logprobs.old, batch.engine_logprobs
     anchor = old if algorithm.clip_against is ClipAgainst.PROXIMAL else engine
     ratio = losses.probability_ratio(logprobs.new, anchor)

@@ -14,9 +14,9 @@ from longboat_crds.trainer import OptimizerSpec, Schedule
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     """Computes the learning rate of step `step` (the first is 1) of `steps`. Pure: a resumed job needs no scheduler state.
 
-    Rises linearly over the first `warmupSteps`, then stays, or falls to zero after the last step along a line or half a cosine. If
-    `steps` is raised while the job runs, the rest of the curve is stretched: each later step has the rate that it would have had
-    from the beginning, so the rate jumps up once.
+    Rises linearly over the first `warmupSteps`, then stays, or falls along a line or half a cosine that reaches zero one step after
+    the last. If `steps` is raised while the job runs, each later step has the rate that it would have had from the beginning, so
+    a falling rate jumps up once.
     """
     if step <= spec.warmup_steps:
         return spec.learning_rate * step / spec.warmup_steps

@@ -24,8 +24,8 @@ class SampleTooLong(ValueError):
 def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
     """Packs samples into the bins of every rank. `tokens[i]` counts prompt and response of sample i; no bin exceeds `capacity` tokens.
 
-    All ranks get equally many bins, since FSDP's collectives run once for each; a rank without work gets empty ones. Bins that
-    run at the same time on different ranks are of similar size. The same input gives the same bins.
+    All ranks get equally many bins, since FSDP's collectives run once for each; a rank without work gets empty ones. Bins are dealt
+    by size, so those that run at the same time on different ranks are of similar size. The same input gives the same bins.
 
     Best-fit-decreasing says how many bins are needed; that number is rounded up to a multiple of `ranks` and the samples are
     spread evenly over it (longest first, to the emptiest bin), unless that overflows a bin. Raises SampleTooLong.
@@ -66,7 +66,7 @@ def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bi
 
 
 def _deal(bins: Sequence[Bin], costs: Sequence[int], rows: int, ranks: int) -> list[list[Bin]]:
-    """Deals `rows` bins to each rank, the costliest first, filled up with empty ones."""
+    """Deals `rows` bins to each rank, the costliest first, padded with empty bins."""
     ranked = [members for _, members in sorted(zip([-cost for cost in costs], bins, strict=True))]
     ranked += [()] * (rows * ranks - len(ranked))
     return [ranked[rank::ranks] for rank in range(ranks)]
@@ -75,7 +75,7 @@ def _deal(bins: Sequence[Bin], costs: Sequence[int], rows: int, ranks: int) -> l
 def best_fit_decreasing(tokens: Sequence[int], capacity: int) -> list[Bin]:
     """Makes bins of at most `capacity` tokens: longest sample first, each into the fullest bin that still has room for it.
 
-    At most 11/9 of the optimal number of bins, plus one (Johnson 1974).
+    Asymptotically at most 11/9 of the optimal number of bins (Johnson et al. 1974). Raises SampleTooLong.
     """
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (free tokens, bin), sorted

@@ -43,7 +43,7 @@ def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMe
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Raises on all ranks, at the end of the block, what any of them raised in it, so that none waits for the others.
+    """Raises on all ranks, at the end of the block, what the lowest rank that failed raised in it, so that none waits for the others.
 
     A collective at the end; there must be none inside.
     """

@@ -51,11 +51,11 @@ _NOT_POSSIBLE = (
 def choose_attention(config: Any) -> str:
     """Chooses the first of IMPLEMENTATIONS with which samples that share a forward pass have the log-probs that they have alone.
 
-    `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture: fewer heads, layers and
-    tokens, but the same kinds of layers, positions, windows and caps, with weights so large that all of these matter. Guards
+    `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture, with a small vocabulary
+    but the same kinds of layers, positions, windows and caps, and weights so large that all of these matter. Guards
     against layers that pass information along the sequence by other means than attention, and against attention that is more
-    than a scaled product. If no small model can be built it is `eager`: padding is on the right, where no causal model looks.
-    Raises SpecProblem if none of them is exact.
+    than a scaled product. If no small model can be built or run it is `eager`: padding is on the right, where no causal model
+    looks. Raises SpecProblem if with each of them some log-prob differs by TOLERANCE or more.
     """
     attention.register()
     try:
@@ -77,7 +77,7 @@ def choose_attention(config: Any) -> str:
 
 
 def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
-    """Returns the largest difference of any log-prob from `alone`; infinite if the architecture can't be given the attention `name`."""
+    """Returns the largest difference of any log-prob from `alone`; infinite for NaN, or if no model runs with the attention `name`."""
     packed = name == attention.NAME
     try:
         model = _build(config, name)
@@ -92,7 +92,10 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
 
 
 def _small(config: Any) -> Any:
-    """Returns `config` with fewer layers (still of every kind), heads and tokens; heads keep their size, since positions depend on it."""
+    """Returns a copy of `config` for a small text model: two heads, a small vocabulary, and layers few and narrow, but of every kind.
+
+    Heads keep their size, since positions depend on it.
+    """
     config = copy.deepcopy(config.get_text_config())
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     count = min(layers, max(_LAYERS, _until_every_kind(config, layers)))
@@ -148,7 +151,7 @@ def _samples() -> list[GeneratedSample]:
 
 @torch.no_grad()
 def _alone(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
-    """Computes the log-probs of one sample by the model's own forward pass."""
+    """Computes the log-probs of one sample's response tokens by the model's own forward pass."""
     tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
     logprobs = model(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
     start = len(sample.prompt_ids)

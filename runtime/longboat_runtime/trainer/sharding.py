@@ -42,7 +42,7 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
 def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
     """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
-    Every rank reads its shards from the files, and never holds more than one weight besides them. Weights are float32,
+    Every rank reads its shards from the files, one weight after another (see `load_weights`). Weights are float32,
     arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
     all ranks, if the model can't be loaded on any.
     """
@@ -99,7 +99,10 @@ def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> N
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
+    """Returns the repeated blocks of the model, each before those inside it: modules of the classes that transformers doesn't split.
+
+    Raises SpecProblem if there are none.
+    """
     names = set(model._no_split_modules or ())
     blocks = [module for module in model.modules() if type(module).__name__ in names]
     if not blocks:
@@ -151,14 +154,14 @@ def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None)
 
 
 def device_peak(device: torch.device, dtype: DType) -> float | None:
-    """Returns the operations per second of one device in the model's number format; None if that isn't known: only half precision is."""
+    """Returns the peak operations per second of a GPU in half precision; None for Float32, CPUs, and where it isn't known."""
     if device.type != "cuda" or dtype is DType.FLOAT32:
         return None
     return peak_flops(torch.cuda.get_device_name(device))
 
 
 def _empty_model(config: Any) -> nn.Module:
-    """Makes the model without memory for its weights. Buffers, such as rotary frequencies, have the values of `from_pretrained`."""
+    """Makes the model without memory for its weights. Buffers, such as rotary frequencies, have the values that transformers gives them."""
     from transformers import AutoModelForCausalLM
 
     attention = choose_attention(config)

@@ -24,7 +24,7 @@ def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[li
     """Cuts a step into minibatches: ascending positions of samples, given the group that each belongs to.
 
     Groups stay whole and are shuffled by blake2b over seed, step and their names, so that rows that are adjacent in the dataset,
-    such as those of one domain, are spread over all minibatches. Neither the order of the samples nor the number of ranks matters.
+    such as those of one domain, are spread over the minibatches. Neither the order of the samples nor the number of ranks matters.
     Minibatches differ by at most one group; there are fewer than `parts` if there are fewer groups, but at least one.
     """
     names = {group: "/".join(map(str, (seed, step, *group))).encode() for group in groups}

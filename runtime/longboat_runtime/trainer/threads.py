@@ -10,7 +10,7 @@ from longboat_runtime.cgroup import cpu_limit
 def thread_count(quota: float | None, affinity: int) -> int:
     """Returns the number of whole CPUs in the quota (None: unlimited), at most those that the process may run on, at least one.
 
-    More threads than the quota holds get throttled together: all wait for the next period whenever one has used it up.
+    More threads than the quota holds get throttled together: once they have used it up, all wait for the next period.
     """
     return max(1, min(affinity, int(quota) if quota is not None else affinity))
 

@@ -123,7 +123,7 @@ class Updates:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Returns the gradient of a weight: zeros if no token went through it (experts), so that Adam's moments decay as for any other."""
+    """Returns the gradient of a weight, first set to zeros if it has none (experts), so that Adam's moments decay as for any other."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

@@ -40,13 +40,13 @@ class _Source:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
-    """Fills the weights of `model`, and the buffers that are there, from the safetensors files in `path`, like `from_pretrained`.
+    """Fills the weights of `model`, and the buffers that the files have, from the safetensors files in `path`, like `from_pretrained`.
 
     `conversions` are transformers' rules for how the files of this architecture name and store weights.
     Only this rank's part of a sharded weight is read. One that the files hold in another form (the experts of a layer, which
     the model keeps as one weight) is put together from this rank's experts, and where the form allows no part to be read
-    alone, from the whole, one weight at a time. One of several tied weights is enough. Raises SpecProblem if weights are missing, of
-    another shape than the config says, or in a format that can't be trained.
+    alone, from the whole, one weight at a time. One of several tied weights is enough. Raises SpecProblem if files can't be
+    read, or weights are missing, of another shape than the config says, or in a format that can't be trained.
     """
     if getattr(model.config, "quantization_config", None):
         raise _problem(f"the model in {path} is quantized; give the unquantized one, in bfloat16")
@@ -63,7 +63,7 @@ def load_weights(model: nn.Module, path: Path, conversions: Sequence[Any]) -> No
 
 
 def _open(path: Path, opened: ExitStack) -> dict[str, Any]:
-    """Opens all tensors of the files as slices, by their names in the files."""
+    """Opens all tensors of the files as slices, by their names in the files. Raises SpecProblem."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Any] = {}
@@ -94,8 +94,8 @@ def _sources(
 ) -> list[_Source]:
     """Finds what each weight comes from, by the rules of `conversions`. Tensors that the model doesn't have are left out.
 
-    The sources are in the order of the names in the files, numbers as numbers: converters take the experts of a layer in that
-    order.
+    The tensors of each are in the order of the names in the files, numbers as numbers: converters take the experts of a layer
+    in that order.
     """
     from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 
@@ -118,7 +118,7 @@ def _sources(
 
 
 def _read(model: nn.Module, source: _Source, targets: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yields this rank's parts of the weights that `source` gives, in the files' number format."""
+    """Yields the name and this rank's part of each weight that `source` gives. Raises SpecProblem for another shape or format."""
     target = targets[source.target]
     for tensor in (tensor for of_pattern in source.tensors.values() for tensor in of_pattern):
         if target.is_floating_point() and tensor.get_dtype() not in FLOATS:
@@ -145,7 +145,8 @@ def _read(model: nn.Module, source: _Source, targets: Mapping[str, Tensor]) -> I
 def _own_experts(source: _Source, target: Tensor) -> slice | None:
     """Returns which tensors of each pattern make this rank's part of `target`; None if its part can't be made of some of them.
 
-    It can if the first operation stacks them along the sharded dimension, and the others leave that dimension alone.
+    It can if one tensor for each place is stacked along the first dimension, the other operations leave that alone, and no other
+    dimension is sharded.
     """
     from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 

@@ -119,7 +119,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def _restore_kernels(self) -> None:
-        """Restores the kernels of experts that received no weights."""
+        """Gives back their kernels to experts for which vLLM hasn't set up new ones."""
         for method, kernel in self._kernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
@@ -134,9 +134,9 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 
 
 def _tied_modules(model: torch.nn.Module) -> list[Any]:
-    """Returns the modules that hold no weight of their own, such as an output layer tied to the embedding.
+    """Returns the modules that share a weight with an earlier one, such as an output layer tied to the embedding.
 
-    The layerwise reload skips them, so what they derived from their weight (on CPU a repacked copy) stays the old one.
+    The layerwise reload loads nothing into them, so what they derived from their weight (on CPU a repacked copy) stays the old one.
     """
     owned: set[int] = set()
     tied = []
@@ -149,7 +149,7 @@ def _tied_modules(model: torch.nn.Module) -> list[Any]:
 
 
 def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
-    """Yields the fused experts whose weights vLLM packs once, when it sets their kernel up.
+    """Yields, on CPU only, the fused experts whose weights vLLM packs once, when it sets their kernel up.
 
     At a reload it finds the kernel there and leaves the weights as they came, which the kernel then mistakes for packed ones. So
     on CPU it has to set the kernel up again with every update. Elsewhere captured graphs hold the kernel's addresses, and
@@ -162,7 +162,7 @@ def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _partly_loaded(model: torch.nn.Module) -> list[str]:
-    """Lists weights that consist of several tensors and received only some of them, with what is missing; valid until the update ends.
+    """Lists weights of several tensors that received only some of them, with what came or is missing; for use before the update ends.
 
     To vLLM a parameter is loaded as soon as the first tensor goes into it.
     """
@@ -197,7 +197,7 @@ class WeightReceipts:
     _weight_update_active: bool
 
     def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
-        """See `WeightDifferences.compare`, for one bucket, the `first` or a later one; empty if they can't be compared."""
+        """Compares the weights of one bucket, the `first` or a later one: see `WeightDifferences.compare`. Empty if that fails."""
         transfer = self.weight_transfer_engine
         try:
             if first:

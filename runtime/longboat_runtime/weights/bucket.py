@@ -42,7 +42,7 @@ class Bucket:
     data: ByteArray
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the tensors by name, as read-only views of `data`, valid as long as it is."""
+        """Yields name and tensor of each: a view of `data`, only to be read, and valid as long as that is."""
         import torch
 
         for entry in self.entries:

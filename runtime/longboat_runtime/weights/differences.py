@@ -127,7 +127,7 @@ def _of_expert(experts: Any, number: int, gate: Tensor, up: Tensor, down: Tensor
 
 
 def _vectors(module: Any, size: int) -> tuple[Tensor, Tensor]:
-    """Draws random vectors, as float32 on the CPU and as the layer takes them. Both are [VECTORS, size]."""
+    """Draws random vectors, always the same, as float32 on the CPU and as the layer takes them. Both are [VECTORS, size]."""
     parameter = next(module.parameters())
     drawn = torch.randn(VECTORS, size, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
     return drawn.float(), drawn.to(parameter.device)

@@ -47,7 +47,7 @@ class ParityExceeded(PublicationRefused):
     """An engine has received all bytes, but its log-probs are not the trainer's."""
 
     def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
-        """Returns this error with the tensors that differ most from the published ones (relatively), as far as they could be compared."""
+        """Returns a copy of this error that also names the tensors that differ most (relatively), or says that none compared does."""
         differing = [difference for difference in differences if not difference[1] <= TENSOR_BOUND[dtype]]
         differing.sort(key=lambda difference: math.inf if math.isnan(difference[1]) else difference[1], reverse=True)
         worst = ", ".join(f"{name} ({d:.2g})" for name, d in differing[:WORST_TENSORS])
@@ -77,7 +77,10 @@ def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None
 
 
 def parity(engine: Sequence[float], trainer: Sequence[float]) -> float:
-    """Computes the largest |engine - trainer| over the probe's log-probs; infinite if one is not a number."""
+    """Computes the largest |engine - trainer| over the probe's log-probs; infinite if one is NaN.
+
+    Raises ValueError unless both sides have equally many.
+    """
     if len(engine) != len(trainer):
         raise ValueError(f"{len(engine)} log-probs of the engine against {len(trainer)} of the trainer")
     differences = [abs(a - b) for a, b in zip(engine, trainer, strict=True)]
@@ -88,10 +91,10 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
     """Returns how far apart engine and trainer may be on the probe.
 
     float32: 1e-4 always (measured between vLLM and PyTorch on equal weights: 1e-6). Half precisions differ by the order of
-    their sums, which depends on the model: an engine's first publication, whose bytes the checksum has shown to be the
-    trainer's, calibrates, for all engines of its number format and size (`calibration_key`). It may differ by up to 128 epsilon (1.0 for
-    bfloat16, 0.125 for float16), since more means another model; after that the bound is three times what it measured, but
-    between 4 and 128 epsilon.
+    their sums, which depends on the model. So a first publication, whose bytes the checksum has shown to be the trainer's,
+    calibrates all engines of a number format and size (`calibration_key`). It may differ by up to 128 epsilon (1.0 for
+    bfloat16, 0.125 for float16), since more means another model; after that the bound is three times `calibrated`, what it
+    measured, but between 4 and 128 epsilon.
     """
     if dtype == "float32":
         return FLOAT32_BOUND
@@ -104,7 +107,7 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 def calibration_key(dtype: str, tensor_parallel: int) -> str:
     """Returns the name of the calibration that engines of one number format and one size share.
 
-    They sum in the same order, so what one measured holds for the others.
+    They sum alike, so what one measured holds for the others.
     """
     return f"{dtype}/{tensor_parallel}"
 

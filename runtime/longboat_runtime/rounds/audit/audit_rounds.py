@@ -61,7 +61,7 @@ class Distribution:
 
     @classmethod
     def of_samples(cls, groups: Sequence[Sequence[int]]) -> Distribution:
-        """Makes the distribution of groups of samples, one group per prompt; every sample has the same mass."""
+        """Makes the distribution of the lengths in `groups`, one group per prompt; every sample has the same mass."""
         numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         lengths = np.array([length for group in groups for length in group], dtype=np.float64)
         return cls._sorted(numbers, lengths, np.ones(len(lengths)))
@@ -111,7 +111,7 @@ class Distribution:
 def ks_distance(first: Distribution, second: Distribution) -> Estimate:
     """Estimates the largest difference of the two distribution functions, as in `paired.ks_distance`.
 
-    The distance that equal distributions have by chance is subtracted from the value; the interval is a band of constant width
+    The bootstrap's estimate of how much chance adds is subtracted from the value. The interval comes from a band of constant width
     around the whole difference function.
     """
     grid = np.unique(np.concatenate([first.lengths, second.lengths]))

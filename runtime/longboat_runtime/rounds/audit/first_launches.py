@@ -70,7 +70,7 @@ def together(distributions: Sequence[FirstLaunches]) -> FirstLaunches:
 
 
 def complete(prompts: Sequence[PromptLengths], longest: int) -> FirstLaunches:
-    """Completes the first launches of `prompts`, all of one domain, numbered in this order.
+    """Makes the distribution of the first launches of `prompts`, all of one domain, numbered in this order: cut responses are completed.
 
     No response has more than `longest` tokens.
     """
@@ -99,7 +99,7 @@ class Cut(NamedTuple):
 
 
 def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -> list[FirstLaunches]:
-    """Models the ends of `cuts`. `prompts` are all prompts of the domain; no response has more than `longest` tokens."""
+    """Models the ends of `cuts`, in at most two parts. `prompts` are all prompts of the domain; no response exceeds `longest` tokens."""
     if not cuts:
         return []
     levels = np.array([median((*prompt.finished, *prompt.later), prompt.cut) for prompt in prompts])

@@ -94,7 +94,7 @@ class LengthHistory:
                     self._end_period()
 
     def window(self) -> list[PromptHistory]:
-        """Returns the prompts first launched in the last WINDOW_PERIODS complete periods; in fewer if they exceed WINDOW_PROMPTS."""
+        """Returns the prompts first launched in the last WINDOW_PERIODS complete periods; in fewer (one at least) above WINDOW_PROMPTS."""
         return [history for history in self._prompts.values() if history.period < self.period]
 
     def newest(self, count: int) -> list[PromptHistory]:
@@ -126,7 +126,7 @@ class LengthHistory:
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> LengthHistory:
-        """Reads what `to_snapshot` returned. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
+        """Reads what `to_snapshot` returned. Raises KeyError if a part is missing, TypeError or ValueError if one is malformed."""
         history = cls()
         history.period = int(snapshot["period"])
         history._rounds = {opened.round: opened for opened in _ROUNDS.validate_python(snapshot["rounds"])}

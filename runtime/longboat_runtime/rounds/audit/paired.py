@@ -69,10 +69,10 @@ def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
 
     `draws` are `pair.draws()`; each must have trained samples.
 
-    Samples differ even without a bias: the bootstrap's estimate of that difference is subtracted from the value. The interval comes
+    Samples differ even without a bias: the bootstrap's estimate of what that adds is subtracted from the value. The interval comes
     from a band of constant width around the whole difference function (the bootstrap of Kolmogorov's band; Bickel & Freedman 1981,
-    Some asymptotic theory for the bootstrap): so it is valid for any distance, including 0, which percentiles never reach; its low
-    end is above 0 only if equality is rejected; and it is wider than a large distance needs.
+    Some asymptotic theory for the bootstrap). So it is valid for any distance, including 0, which percentiles never reach. Its low
+    end is above 0 only if equality is rejected, and it is wider than a large distance needs.
     """
     launched = pair.launched
     near, likely, far = (_difference(pair, places) for places in (launched.near, launched.likely, launched.far))
@@ -136,7 +136,7 @@ def mean_ratio(pair: PairedDistributions, draws: Floats) -> Estimate:
 def _chance_error(pair: PairedDistributions) -> float:
     """Computes the standard error of the log ratio if whether a prompt is trained didn't depend on its length.
 
-    It is a lower bound: the few prompts that weren't trained may happen to be alike, and then show too small an error.
+    It serves as a lower bound: the few prompts that weren't trained may happen to be alike, and then show too small an error.
     """
     trained, means = pair.trained, pair.launched_means(pair.launched.likely)
     return float(trained.std() / trained.mean() * means.std() / means.mean() / np.sqrt(pair.count))

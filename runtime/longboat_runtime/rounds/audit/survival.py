@@ -32,7 +32,8 @@ class Survival:
     def beyond(self, cuts: Floats) -> tuple[Floats, Floats]:
         """Returns the distribution conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
 
-        All columns but the last are parts of equal mass, each at its mean; the last is the mass beyond `last`, put at `last`.
+        All columns but the last are parts of equal mass, each at its mean; the last is the mass beyond `last`, put at `last`. A place
+        below its cut is moved there.
         """
         mass = np.concatenate([[0.0], np.cumsum(self.masses)])
         moment = np.concatenate([[0.0], np.cumsum(self.masses * self.values)])
@@ -60,7 +61,7 @@ def product_limit(lengths: Floats, finished: Bools) -> Survival:
 
 
 def median(finished: Sequence[int], cut: Sequence[int]) -> float:
-    """Estimates the length by which half of the responses have ended, by the same estimate; NaN if too many were cut before."""
+    """Estimates by the product limit the length by which half of the responses have ended; NaN if too many were cut, or there are none."""
     surviving, at_risk = 1.0, len(finished) + len(cut)
     for length, censored in sorted([*((length, False) for length in finished), *((length, True) for length in cut)]):
         if not censored:
@@ -73,7 +74,10 @@ def median(finished: Sequence[int], cut: Sequence[int]) -> float:
 
 
 def exponential(masses: Floats) -> Floats:
-    """Splits the exponential distribution with mean 1 into ascending parts of `masses` [c, parts], which sum to 1; returns their means."""
+    """Splits the exponential distribution with mean 1 into ascending parts of `masses` [c, parts], and returns their means.
+
+    The masses of a row sum to 1. The mean of a part without mass says nothing.
+    """
     above = np.clip(1 - np.cumsum(np.pad(masses, ((0, 0), (1, 0))), axis=1), 0.0, 1.0)
     moment = above * np.log(np.maximum(above, _NOTHING)) - above
     means: Floats = np.diff(moment) / np.maximum(masses, _NOTHING)
