@@ -17,7 +17,7 @@ from longboat_runtime.samples import Row
 from tests.support.tiny_model import build_tiny_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name != "kustomization.yaml")
+MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if "apiVersion: longboat.dev" in path.read_text())
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(EXAMPLES)))

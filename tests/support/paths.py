@@ -19,12 +19,12 @@ def exists(path: str) -> bool:
 
 
 def named_paths(text: str) -> list[str]:
-    """Returns what looks like a path of the repository: it has a known suffix, or begins with a directory at the top."""
+    """Returns what looks like a path of the repository, but for what is built: it has a known suffix, or begins with a directory at the top."""
     paths = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text)
     suffixes = re.compile(r"\.(?:py|md|yaml|toml|txt|json|jsonl|svg|png)$")
     return [
         path
         for path in paths
-        if not re.search(r"(?:^|/)[A-Z]+(?:/|\.py$)", path)
+        if not re.search(r"^build/|(?:^|/)[A-Z]+(?:/|\.py$)", path)
         and (suffixes.search(path) or (REPOSITORY / path.split("/")[0]).is_dir())
     ]
