@@ -20,17 +20,17 @@ WORDS = ("<pad>", "<eos>", *map(str, range(1, LARGEST + 1)), "count", "down", "f
 # Tokens of a prompt.
 PROMPT = 4
 MAX_LENGTH = 320
-# Part of the numbers that are left out.
+# The share of numbers that are left out.
 SLIPS = 0.1
 # Logarithm of how much likelier a right word is than any other: nothing else is drawn in a thousand responses.
-CERTAINTY = 20.0
+LOGIT_MARGIN = 20.0
 
 # Numbers that the prompts of a round start from. Short responses with their prompts stay within a block, so none is ever preempted. Long
 # ones need three each, 54 in all: more than engines of either size have, even if some begin a hundred steps after others.
 SHORT, LONG = range(12, 25), range(290, 311)
 GROUP_SIZE, PROMPTS = 2, 9
 
-REWARD = '''"""Part of the numbers that follow each other."""
+REWARD = '''"""The share of numbers that follow each other."""
 
 
 def reward(sample):
@@ -112,9 +112,9 @@ def _write_model(folder: Path) -> None:
         model.model.embed_tokens.weight.copy_(length * basis)
         following = torch.zeros(len(WORDS), len(WORDS))  # [last word, next word]: logit
         for word in range(2, LARGEST + 2):
-            following[word, word - 1] = CERTAINTY + math.log(1 - SLIPS)
+            following[word, word - 1] = LOGIT_MARGIN + math.log(1 - SLIPS)
             if word > 2:
-                following[word, word - 2] = CERTAINTY + math.log(SLIPS)
+                following[word, word - 2] = LOGIT_MARGIN + math.log(SLIPS)
         model.lm_head.weight.copy_(following.T @ basis / length)
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(0.1)

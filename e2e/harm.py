@@ -1,4 +1,4 @@
-"""What machines do to pods."""
+"""Harms jobs: kills processes, deletes pods at once, freezes the API server."""
 
 import signal
 from collections.abc import Callable, Iterator

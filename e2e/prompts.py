@@ -1,4 +1,4 @@
-"""What became of every prompt of a job, by its event logs."""
+"""Reads from a job's event logs what became of every prompt."""
 
 from collections import Counter
 from pathlib import Path

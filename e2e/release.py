@@ -64,10 +64,10 @@ def main() -> int:
     parser.add_argument("--images", action="store_true", help="build the runtime's images too")
     options = parser.parse_args()
     if not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", options.version):
-        parser.error(f"{options.version!r} is no version: say VERSION=x.y.z")
+        parser.error(f"{options.version!r} isn't a version: pass VERSION=x.y.z")
     try:
         if run(["git", "-C", REPOSITORY, "status", "--porcelain"]):
-            raise ClusterError("the checkout has changes: commit them or take them back")
+            raise ClusterError("the checkout has changes: commit or revert them")
         try:
             write(REPOSITORY, options.version)
             made = build(options.version, ("operator", *(("runtime", "runtime-gpu") if options.images else ())))

@@ -21,13 +21,13 @@ from longboat_crds.quantities import millicores
 TOTAL = 1200
 POOLS = ("code", "math")
 
-# Between two looks at the nodes' control groups.
+# Seconds between two readings of the nodes' control groups.
 LOOK_SECONDS = 0.05
 
 # CPU seconds of a grade: a round of them lasts longer than an operator takes to start.
 GRADE_SECONDS = 0.5
 
-# The pool that the file names has grades that compute, and the other's cost nothing.
+# Grades of the pool that the file names compute; those of the other pool cost nothing.
 BURN = f'''"""Grades that compute for a while, if the file `heavy` names their pool."""
 
 import os
@@ -180,7 +180,7 @@ def watching(job: Job) -> Iterator[Watched]:
     """Follows the job's reward pods from before they exist."""
     watched, over = Watched(job), Event()
     with ThreadPoolExecutor(1) as pool, following(job.cluster, reward_pods(job), watched.see):
-        looks = pool.submit(_look, watched, over)
+        looks = pool.submit(_poll_quotas, watched, over)
         try:
             yield watched
         finally:
@@ -194,6 +194,6 @@ def reward_pods(job: Job) -> str:
     return f"/api/v1/namespaces/{job.namespace}/pods?labelSelector={selector}"
 
 
-def _look(watched: Watched, over: Event) -> None:
+def _poll_quotas(watched: Watched, over: Event) -> None:
     while not over.wait(LOOK_SECONDS):
         watched.look()

@@ -14,7 +14,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 @dataclass(frozen=True)
 class Site:
-    """Where jobs of one namespace run. `data` is the directory that pods see as /data."""
+    """Holds a namespace in which jobs run. `data` is the directory that pods see as /data."""
 
     cluster: Cluster
     namespace: str
@@ -30,11 +30,11 @@ class Site:
     def apply_runtime_without(self, name: str, *roles: str) -> str:
         """Applies a runtime template with which no node takes the pods of these roles: they would only take CPUs. Returns its name."""
 
-        def strand(specs: dict[str, Any]) -> None:
+        def make_unschedulable(specs: dict[str, Any]) -> None:
             for role in roles:
                 specs[role]["nodeSelector"] = {"e2e.longboat.dev/none": "none"}
 
-        return self.apply_runtime(name, strand)
+        return self.apply_runtime(name, make_unschedulable)
 
 
 def data_folder(cluster: Cluster, namespace: str) -> Path:

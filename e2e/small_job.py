@@ -21,8 +21,8 @@ def reward(sample, hold=None):
 '''
 
 
-# What a tiny model writes is no program. So the command that runs it says whether it is of even length: one of the cases passes. Another one
-# only prints what it reads: both pass, and what correct programs take is learned.
+# A tiny model's responses aren't programs. So the command that runs one prints whether its length is odd, and one of the cases passes.
+# Another command only prints what it reads: both cases pass, and the times of correct programs are learned.
 CASES = {"tests": {"inputs": ["0", "1"], "outputs": ["0", "1"]}}
 ECHO = ["cat"]
 PARITY = ["python3", "-c", "import sys; print(len(open(sys.argv[1]).read()) % 2)", "{file}"]
@@ -70,7 +70,7 @@ def code_spec(**sandbox: Any) -> dict[str, Any]:
     """
     return spec(
         dataset={"files": {"paths": ["/data/code.jsonl"]}, "columns": {"groundTruth": "tests"}},
-        # All are worth the same, and are trained all the same.
+        # All responses get the same reward, and are trained nevertheless.
         # The first two responses to each prompt have the hard limit.
         algorithm={"name": "ReinforcePlusPlus", "groupSize": 4},
         rewards=[

@@ -90,10 +90,10 @@ async def run_block(
 def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
     """Reads what was measured of each round, in order, from the log of its job.
 
-    `long`: whether it is. `tp`: devices of an engine. `rollout`: seconds from its opening to its end. `seconds`: those until the next
-    round opens, with a change of engines before that, or until the log's last event. `preemptions` and `tokens` are of all engines,
-    `kv_usage` is the highest of any, `step_seconds` the mean of their steps. `reshapes` have the round, from 0, before which engines
-    changed, their devices from then on, the reason, and seconds.
+    `long`: whether it was a long round. `tp`: devices of an engine. `rollout`: seconds from its opening to its end. `seconds`: from its
+    opening until the next round opens, including any reshape between, or until the log's last event. `preemptions` and `tokens` are of all
+    engines, `kv_usage` is the highest of any, `step_seconds` the mean of their steps. `reshapes` have the round, from 0, before which
+    engines changed, their devices from then on, the reason, and seconds.
     """
     rounds: dict[int, dict[str, Any]] = {}
     reshapes: list[list[Any]] = []

@@ -70,7 +70,9 @@ class ApiDouble:
         force: bool = True,
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Applies an object that exists: a manager's part of the status, or else a replacement of keys of the first level.
+        """Applies an object that exists: with `subresource`, this manager's part of the status.
+
+        Otherwise it replaces top-level keys, except `metadata`, whose own keys are replaced one by one.
 
         Raises ConflictError if a status comes with another version than the stored one.
         """

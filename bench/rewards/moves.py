@@ -155,7 +155,7 @@ def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove
 
 
 def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, Any]:
-    """Runs the trace, in two pools of so many pods each; returns all that is recorded of it. `void` says how the job failed, if it did."""
+    """Runs the trace in two pools of `replicas` pods each; returns all that is recorded of it. `void` says why it doesn't count, if so."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"moves-{trace.seed}")
     jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?fieldSelector="

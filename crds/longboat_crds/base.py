@@ -1,4 +1,4 @@
-"""What every API model shares: camelCase keys, unknown keys refused, cross-field rules, and the common scalar types. Pure."""
+"""Defines what every API model shares: camelCase keys, the refusal of unknown keys, cross-field rules and common scalar types. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -70,7 +70,7 @@ def list_map(key: str) -> dict[str, Any]:
 class FieldsModel(BaseModel):
     """Base of all API models. Values are immutable; JSON keys are camelCase; an unknown key is an error.
 
-    Checks each field alone. Statuses are read in every plan, where each call from pydantic into Python tells.
+    Checks each field alone. Statuses are read in every plan, where each call from pydantic into Python adds up.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)

@@ -1,4 +1,4 @@
-"""What each condition type and each reason means, and the cure. Pure. Source of docs/conditions.md.
+"""Explains each condition type and each reason, and gives the cure. Pure. Source of docs/conditions.md.
 
 Over 400 lines: one table, which is read as one page.
 """

@@ -87,7 +87,7 @@ def plus(first: Expression, second: Expression) -> Expression:
 
 
 def cores(quantity: Expression) -> Expression:
-    """Reads the cores of a CPU quantity, as a number."""
+    """Converts a CPU quantity to a number of cores."""
     return Expression(
         f"quantity({quantity.cel}).asApproximateFloat()", lambda s: millicores(quantity.evaluate(s)) / 1000
     )

@@ -1,4 +1,4 @@
-"""Which fields of `spec` are fixed once a job has started, by the marks at their declarations. Pure.
+"""Derives from the marks of fields which of them are fixed once a job has started. Pure.
 
 A field is free (a change takes effect at once), changeable only while the job is suspended (how the job runs; read at the
 driver's next start), or fixed (what is learned, from what, and where the results go), which it is without a mark. A job has

@@ -1,4 +1,4 @@
-"""From a manifest's text to a model, with readable errors. Pure."""
+"""Loads a model from a manifest's text, with readable errors. Pure."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""When a job is in each phase, which condition explains it, and what to do about it. Pure.
+"""Tells when a job is in each phase, which condition explains it, and what to do about it. Pure.
 
 The operator decides by this table, and docs/conditions.md is generated from it.
 """

@@ -1,4 +1,4 @@
-"""What a reward is, how it is called and kept apart. Imports nothing large: every grader's process needs this."""
+"""Defines the kinds, signatures and isolation of rewards. Imports nothing large: every grader's process needs this."""
 
 from enum import StrEnum
 
@@ -50,7 +50,7 @@ class TestCaseFormat(StrEnum):
     row has.
     """
 
-    # Not tests, whatever pytest takes the name for.
+    # Keeps pytest from collecting the class as tests because of its name.
     __test__ = False
 
     AUTO = "Auto"

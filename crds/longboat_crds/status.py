@@ -14,7 +14,7 @@ from longboat_crds.rewards import MAX_POOLS
 # As many as `kubectl describe` shows without hiding the rest.
 RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
-# Domains of each reward of which learned limits are told.
+# Domains of each reward whose learned limits are shown.
 MOST_LEARNED_LIMITS = 8
 RECENT_CPU_MOVES = 10
 # Refusals of pods that keep their CPUs for a while; at most as many resizes are under way at once, so that none is forgotten.

@@ -1,4 +1,4 @@
-"""What each kind of fault does to a cluster or a job, and what it hit."""
+"""Injects each kind of fault into a cluster or a job, and says what it hit."""
 
 import http.client
 import os
@@ -19,7 +19,7 @@ from e2e.jobs import Job, Object
 T = TypeVar("T")
 
 RETRY_SECONDS = 120.0
-"""So long a fault is tried again: the API server may be away because of another, or a pod may have no process yet."""
+"""How long a fault is tried again: the API server may be away because of another, or a pod may have no process yet."""
 
 
 class NothingToHit(Exception):

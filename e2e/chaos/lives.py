@@ -23,7 +23,7 @@ PATIENT = {
     "backoffSeconds": 1,
     "maxBackoffSeconds": 2,
 }
-"""A job whose pods are killed again before it has made a step would fail by its limits, and rightly: here they are never reached."""
+"""Limits that are never reached: a job whose pods are killed again before it has made a step would rightly fail otherwise."""
 
 FIRST_STEPS = 3
 CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions"
@@ -46,7 +46,7 @@ class Life:
         return self.step >= FIRST_STEPS
 
     def look(self) -> None:
-        """See how far it is; nothing is learned while the API server is away."""
+        """Reads how far the job is; does nothing while the API server is away."""
         try:
             job_object = self.job.get()
         except UNREACHABLE:
@@ -71,8 +71,8 @@ def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: fl
     return Life(job, policy, until)
 
 
-NOTHING = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [], "uncovered": []}
-"""What is to be said of the prompts of a job that never began to train."""
+NO_PROMPTS = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [], "uncovered": []}
+"""The audit of a job that never began to train."""
 
 
 def end(life: Life, diagnosis: Path) -> Object:
@@ -92,9 +92,9 @@ def end(life: Life, diagnosis: Path) -> Object:
 
     with suppress(ClusterError):
         wait_until(gone, "children are left", seconds=300, interval=1)
-    outcome = prompts.fates(claim) if life.step else NOTHING
+    outcome = prompts.fates(claim) if life.step else NO_PROMPTS
     audit: Object = {"job": job.name, "policy": life.policy.value, "steps": life.step, "left": remains}
-    audit |= {name: outcome[name] for name in NOTHING}
+    audit |= {name: outcome[name] for name in NO_PROMPTS}
     if not clean(audit):
         shutil.copytree(
             claim / INCARNATIONS, diagnosis / job.name, ignore=shutil.ignore_patterns("step-*"), dirs_exist_ok=True

@@ -17,12 +17,12 @@ from longboat_crds.rounds import RoundPolicyName
 
 LOOK_SECONDS = 0.5
 NEW_STEPS = 3
-"""A job is well again after so many: the first ones may be of samples that it had when the fault came."""
+"""A job has recovered after this many new steps: the first ones may train samples that it had when the fault came."""
 
 
 @dataclass
 class Wound:
-    """What a fault did to one job. `step` is what it had made when it was first seen after the fault, `seconds` are until it is well."""
+    """Tracks a job after a fault. `step` is the job's first known step after the fault, `seconds` is the time until it was well again."""
 
     life: Life
     step: int | None = None
@@ -43,7 +43,7 @@ class Wound:
 
 @dataclass
 class Incident:
-    """A fault and the jobs that it hit. `over` is when the harm was done, on the monotonic clock; None while it lasts."""
+    """Follows a fault and the jobs that it hit. `over` is when the harm was done, on the monotonic clock; None while it lasts."""
 
     fault: Fault
     wounds: list[Wound]
@@ -85,22 +85,22 @@ class Run:
         fault = next(coming)
         try:
             while time.monotonic() < end or self._lives or self._ending:
-                self._look()
+                self._follow_up()
                 now = time.monotonic()
-                self._relieve(now, end)
-                if now < end and self._strike(fault, now):
+                self._replace_jobs(now, end)
+                if now < end and self._begin_fault(fault, now):
                     fault = next(coming)
                 time.sleep(LOOK_SECONDS)
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self) -> None:
+    def _follow_up(self) -> None:
         for life in self._lives:
             life.look()  # takes long while the API server is away
         now = time.monotonic()
         for incident in self._open:
             if incident.over is None and incident.doing.done():
-                self._struck(incident, now)
+                self._record_harm(incident, now)
             if incident.over is not None:
                 for wound in incident.wounds:
                     if not wound.outcome and (outcome := wound.judge(incident.over, now, self.patience)):
@@ -115,7 +115,7 @@ class Run:
             judged = "clean" if lives.clean(audit) else f"NOT CLEAN, see {self.diagnosis}"
             self._say(f"{audit['job']}: {audit['steps']} steps, {audit['incarnations']} incarnations, {judged}")
 
-    def _struck(self, incident: Incident, now: float) -> None:
+    def _record_harm(self, incident: Incident, now: float) -> None:
         """Records that the harm is done, or that it could not be: its jobs are stuck then."""
         incident.over = now
         error = incident.doing.exception()
@@ -155,7 +155,7 @@ class Run:
             "fault", number=fault.number, fault=fault.kind.value, target=incident.target, overlaps=fault.overlaps, jobs=jobs
         )  # fmt: skip
 
-    def _relieve(self, now: float, end: float) -> None:
+    def _replace_jobs(self, now: float, end: float) -> None:
         """Ends jobs whose time is up or that won't go on, once their wounds are judged; begins others before `end` if there is room."""
         for life in list(self._lives):
             if not life.ready and not life.failed and now > life.until - self._share + self.patience:
@@ -180,7 +180,7 @@ class Run:
         """Seconds after which a job is to make room, so that every policy has its turn."""
         return self.seconds * min(1.0, self.jobs / len(self.policies))
 
-    def _strike(self, fault: Fault, now: float) -> bool:
+    def _begin_fault(self, fault: Fault, now: float) -> bool:
         """Begins a fault unless its pause isn't over or the jobs that it would hit aren't well enough yet; returns whether it began.
 
         Of the faults that happen to every job at once, one waits until the harm of another is done.

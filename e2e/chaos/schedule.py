@@ -1,4 +1,4 @@
-"""Which faults come, in which order: by the seed alone. Pure."""
+"""Derives the faults and their order from the seed alone. Pure."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Kind(StrEnum):
-    """What is done to a job, or to the cluster below all of them."""
+    """Lists the kinds of fault: those of one job, and those of the cluster that all jobs share."""
 
     DELETE_POD = "delete pod"
     KILL_PROCESS = "kill process"

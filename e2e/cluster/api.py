@@ -1,4 +1,4 @@
-"""Just enough of a client of the API server to see that a cluster is ready."""
+"""Asks the API server whether a cluster is ready, by a minimal client."""
 
 import http.client
 import json

@@ -12,7 +12,7 @@ from pathlib import Path
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import cache
 
-HERE = Path(__file__).parent
+SOURCES = Path(__file__).parent
 KUBERNETES = "1.36.3"
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
@@ -27,7 +27,7 @@ class Binary:
     @property
     def sources(self) -> Path:
         """The main package and its go.mod."""
-        return HERE / self.name
+        return SOURCES / self.name
 
     @cached_property
     def path(self) -> Path:

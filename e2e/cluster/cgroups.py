@@ -20,7 +20,7 @@ V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 CLUSTER_SHARES = 4096  # against processes of the host, each of which may count as much as a new group
 SYSTEM_SHARES = 8192  # against pods: the control plane must answer while they burn every CPU
 
-GONE = (errno.ENOENT, errno.ENODEV)  # a group may be removed while it is looked at
+GONE = (errno.ENOENT, errno.ENODEV)  # a group may be removed while it is read
 
 
 def cluster_root(name: str) -> str:
@@ -66,7 +66,7 @@ def _inherit_cpuset(folder: Path) -> None:
             file.write_text((folder.parent / name).read_text())
 
 
-def prefer(group: str, shares: int) -> None:
+def set_shares(group: str, shares: int) -> None:
     """Sets a group's weight against its siblings when CPUs are short (1024 is a process's or a new group's)."""
     for hierarchy in hierarchies():
         folder = _folder(hierarchy, group)

@@ -135,13 +135,15 @@ def _parser() -> argparse.ArgumentParser:
     command = add_named("up", up)
     command.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
     command.add_argument(
-        "--real-timings", action="store_true", help="as shipped: a lost node is noticed in 50, not 5 s"
+        "--real-timings", action="store_true", help="Kubernetes' own timings: a lost node is noticed in 50 s, not 5 s"
     )
     add_named("down", down)
     add("status", status)
     command = add_named("kubectl", kubectl)
     command.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="kubectl's arguments; `--` before a first that begins with -"
+        "arguments",
+        nargs=argparse.REMAINDER,
+        help="kubectl's arguments; put `--` before them if the first begins with -",
     )
     add_named("kubeconfig", kubeconfig)
     command = add_named("load", load)
@@ -149,5 +151,5 @@ def _parser() -> argparse.ArgumentParser:
     add_named("add-node", add_node)
     add("binaries", binaries)
     command = add("images", images)
-    command.add_argument("images", nargs="*", help=f"of {own_images} (default: {', '.join(catalogue.DAILY)})")
+    command.add_argument("images", nargs="*", help=f"some of {own_images} (default: {', '.join(catalogue.DAILY)})")
     return parser

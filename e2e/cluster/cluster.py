@@ -147,7 +147,7 @@ class Cluster:
         """Lets the nodes pull from a registry at `address` (host:port) that speaks HTTP without TLS."""
         folder = self.layout.registries / address
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "hosts.toml").write_text(f'server = "http://{address}"\n')
+        (folder / "hosts.toml").write_text(f'[host."http://{address}"]\n')
 
     def node(self, name: str) -> Node:
         """Finds the node with this name; raises ClusterError when there is none."""
@@ -170,8 +170,8 @@ class Cluster:
         for folder in (layout.conf / "cni", layout.logs, layout.nodes):
             folder.mkdir(parents=True)
         cgroups.create(_control_group(name))
-        cgroups.prefer(cgroups.cluster_root(name), cgroups.CLUSTER_SHARES)
-        cgroups.prefer(_control_group(name), cgroups.SYSTEM_SHARES)
+        cgroups.set_shares(cgroups.cluster_root(name), cgroups.CLUSTER_SHARES)
+        cgroups.set_shares(_control_group(name), cgroups.SYSTEM_SHARES)
         claimed = network.claim(owner=str(layout.root))
         processes = namespaces.start(layout.logs / "init.log", _control_group(name))
         network.connect(claimed, processes.pid)

@@ -64,7 +64,7 @@ class Node:
         kubelet = configs.kubelet(self.layout, self.network, self.timings, self.offset, self.group)
         self.layout.kubelet_config.write_text(kubelet)
         cgroups.create(self.system_group)
-        cgroups.prefer(self.system_group, cgroups.SYSTEM_SHARES)
+        cgroups.set_shares(self.system_group, cgroups.SYSTEM_SHARES)
         self.start_containerd()
         for archive in first_images:
             self.load(archive)

@@ -1,4 +1,4 @@
-"""Where the test cluster keeps things: all of it outside the repository."""
+"""Lays out the files of the test cluster, all of them outside the repository."""
 
 import hashlib
 import os

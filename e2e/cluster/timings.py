@@ -1,4 +1,4 @@
-"""How soon a cluster notices things."""
+"""Sets how soon a cluster notices lost nodes and crashed containers."""
 
 from dataclasses import dataclass, replace
 

@@ -152,7 +152,7 @@ def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument(
-        "--split", metavar="TEXT", default="", help="seconds of what went before, shown with the demo's own"
+        "--split", metavar="TEXT", default="", help="durations of earlier stages, shown with the demo's own"
     )
     own = parser.add_argument_group("a cluster that you have (the current kubeconfig context)")
     own.add_argument("--operator-image", metavar="NAME:TAG", help="operator image the cluster can pull")

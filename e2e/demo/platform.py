@@ -1,4 +1,4 @@
-"""Where the demo runs: the test cluster of this machine, or a cluster that the user has."""
+"""Provides the demo's Kubernetes: the test cluster of this machine, or a cluster that the user has."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a run looked like: a table for the terminal, and a picture."""
+"""Reports on a run: a table for the terminal, and a picture."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a person gets wrong ends in a condition that names the field and the cure."""
+"""Tests that a person's mistakes end in a condition that names the field and the cure."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -39,7 +39,7 @@ def test_programs_are_graded_and_their_limits_learned(new_job: Callable[[str], J
     records = records_of(job)
     assert len(records) == 4
     for metrics in records:
-        # What a tiny model writes may be blank, which is no program.
+        # A tiny model's response may be blank, which is no program.
         kinds = {kind: metrics.get(f"reward/grades/{kind}", 0.0) for kind in ("scored", "wrong_format")}
         assert sum(kinds.values()) == GRADES
         assert kinds["scored"] > kinds["wrong_format"]

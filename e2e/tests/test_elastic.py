@@ -22,7 +22,7 @@ GROWING = (SHORT, LONG, LONG, LONG, SHORT)
 # Rounds without preemptions, after which engines of two devices become engines of one, and rounds that run meanwhile and afterwards.
 SHRINKING = (SHORT, SHORT, SHORT, LONG, LONG, LONG, LONG)
 
-# Of the rollout pods of jobs whose engines become smaller.
+# The first shape of rollout pods of jobs whose engines become smaller.
 LARGE_ENGINES = {"enginesPerPod": 1, "tensorParallel": 2}
 
 

@@ -1,4 +1,4 @@
-"""What Longboat costs a cluster when nothing happens."""
+"""Measures what Longboat costs a cluster when nothing happens."""
 
 import re
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""What people do to jobs and what machines do to pods, on a real Kubernetes with real vLLM, Ray and torch."""
+"""Tests what people do to jobs and what machines do to pods, on a real Kubernetes with real vLLM, Ray and torch."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What ends a job and what doesn't: a node that is lost under it doesn't, a driver that fails for ever does."""
+"""Tests that a lost node doesn't end a job, and that a driver that keeps failing does."""
 
 from collections.abc import Callable, Iterator
 from operator import not_

@@ -31,15 +31,15 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.faults, pytest.mark.timeout(1800)]
 
-# The pool that waits has so many of the total in the end at least: the driver asks for no more if a pod's loss has left grades of the
-# other pool to do. The next move is still worth its while.
+# The waiting pool has at least this many of the total in the end: the driver asks for no more if a pod's loss has left grades of the
+# other pool to do. The next move is still worthwhile.
 LEAST_MILLICORES = 450
 # Left free on a node that another owner's pod has filled.
 SPARE_MILLICORES = 50
 
 
 class Phase(StrEnum):
-    """How far a move has come."""
+    """Names the phases of a move of CPUs."""
 
     LOWERED = "lowered"
     """The donor asks for less, and its node has not said that it has less."""
@@ -140,13 +140,13 @@ class Moving:
 
     def settle(self) -> None:
         """Waits until all is as it was granted, with enough for the pool that waits; nothing is lost, and the sum has held."""
-        self.job.wait(f"CPUs for {self.heavy}", self._rests)
+        self.job.wait(f"CPUs for {self.heavy}", self._is_settled)
         self.job.wait_for_step(self.job.step() + 2)
         nothing_is_lost(self.job)
         assert max(self.watched.sums) <= TOTAL
         assert max(self.watched.quotas) <= TOTAL
 
-    def _rests(self) -> bool:
+    def _is_settled(self) -> bool:
         status = reward_cpu(self.job)
         granted = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools", ())}
         wanted = [Cpus(name, granted.get(name, 0), granted.get(name, 0), True) for name in POOLS]

@@ -1,4 +1,4 @@
-"""What stays of a job that is deleted."""
+"""Tests what remains of a job that is deleted."""
 
 from operator import not_
 

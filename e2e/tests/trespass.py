@@ -1,8 +1,8 @@
-"""Run in a pod of a job, with its Ray token: what code on the job's Ray head can see of the driver, as JSON.
+"""Reports as JSON what code on a job's Ray head can see of the driver. Run in a pod of the job, with its Ray token.
 
     python trespass.py      {"user": 10003, "driver": {"12 longboat agent driver ...": {"/proc/12/root/...": "EACCES", ...}, ...}, ...}
 
-Every path is told with the name of the error that reading it gave, or with "read". `hidden` are the processes whose files in /proc
+Every path has the name of the error that reading it gave, or "read". `hidden` are the processes whose files in /proc
 are root's, so that no process of the same user reads them either.
 """
 

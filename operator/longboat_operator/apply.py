@@ -9,7 +9,7 @@
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
-* A write without an answer (silence, 5xx, 429) ends the plan: nobody knows whether it was done. The job is planned again
+* A write without an answer (silence, 5xx, 429) ends the plan: it may or may not have been done. The job is planned again
   after a wait.
 """
 
@@ -93,13 +93,13 @@ class _Run:
         self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
         unanswered = None
         for resizes, actions in groupby(self._plan.actions, lambda action: isinstance(action, ResizePod)):
-            carry_out = self._together if resizes else self._in_order
+            carry_out = self._apply_together if resizes else self._in_order
             unanswered = await carry_out(actions)
             if unanswered or self._stale:
                 break
         return Applied(tuple(self._writes.expectations), unanswered, tuple(self._newer))
 
-    async def _together(self, actions: Iterable[Action]) -> KubeError | None:
+    async def _apply_together(self, actions: Iterable[Action]) -> KubeError | None:
         return next(filter(None, await asyncio.gather(*map(self._unanswered, actions))), None)
 
     async def _in_order(self, actions: Iterable[Action]) -> KubeError | None:

@@ -22,8 +22,8 @@ from longboat_operator.planner import plan
 from longboat_operator.pods.network import read_dns_peers
 from longboat_operator.shell import LeaseOptions, Options, Shell
 
-# Objects made between two looks for garbage in cycles, and how many looks at the young come between two at older ones. What an operator
-# makes and forgets, snapshots and plans, has no cycles, and with a thousand jobs a look at all that is held takes half a second.
+# Thresholds of the garbage collector (`gc.set_threshold`), far above its defaults. The snapshots and plans that an operator makes and
+# drops have no cycles, and with a thousand jobs a full collection takes half a second.
 COLLECTED_AFTER = (20_000, 20, 20)
 
 log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""From a change to the response to it: queue -> observe -> plan -> apply, one plan at a time per key."""
+"""Responds to changes: queue -> observe -> plan -> apply, one plan at a time per key."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from longboat_operator.watch.wakes import (
     wakes_job,
 )
 
-# A held key is woken by what it waits for or, should that go unseen, after this time.
+# A held key is woken by what it waits for or, if that is missed, after this time.
 HELD_SECONDS = 10.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
 # Plans of capacities are cheap and drivers wait for them, so they aren't delayed. Nor is what nodes say about moving CPUs.
 BURST_SECONDS = 0.05
-# Actions of a plan that changes nothing but what people and drivers read.
+# The actions of a plan that changes only what people and drivers read.
 _PUBLISHED = (PublishStatus, PublishGrant, EmitEvent)
 
 Observe = Callable[[Cache, Key], Observed]
@@ -68,7 +68,7 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.expectations = Expectations(cache)
-        # What a key's last writes came too late for: seldom anything that calls for a plan by itself.
+        # The newer versions because of which a key's last writes failed: they seldom call for a plan by themselves.
         self._newer = Expectations(cache)
         self._cache = cache
         self._queue = queue
@@ -89,7 +89,7 @@ class Controller:
             return
         job_woken, capacity_woken = wakes_job(change.old, change.new), wakes_capacity(change.old, change.new)
         urgent = tells_of_resize(change.old, change.new)
-        for job in self._concerned(change):
+        for job in self._affected_jobs(change):
             if job_woken and self._is_own_publication(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
             if capacity_woken and self._is_own_publication(job.capacity, change):
@@ -134,7 +134,7 @@ class Controller:
         self._newer.forget(key)
         rejections = self._rejections.setdefault(key, Rejections(self._clock))
         try:
-            observed, plan = await self._informed(self._observe(self._cache, key), rejections)
+            observed, plan = await self._plan_with_answers(self._observe(self._cache, key), rejections)
             if plan.empty and observed.job is None:
                 self._forget(key)
                 return "gone"
@@ -179,7 +179,7 @@ class Controller:
         new = change.new
         return new is not None and new["kind"] == RL_JOB.kind and self._published_versions.get(key) == version_of(new)
 
-    async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
+    async def _plan_with_answers(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
         """Plans until the plan has the answers it asks for, but for those that the server refuses; returns its snapshot and the plan.
 
         Raises:
@@ -203,7 +203,7 @@ class Controller:
         self._queue.succeeded(key)
         self._queue.add_after(key, None)
 
-    def _concerned(self, change: Change) -> set[JobKey]:
+    def _affected_jobs(self, change: Change) -> set[JobKey]:
         """Returns the jobs that a change concerns: the job itself, or a child's before and after it; for a runtime all that refer to it."""
         if change.key.kind not in RUNTIME_KINDS:
             return {job for obj in (change.old, change.new) if obj is not None and (job := job_of(obj)) is not None}

@@ -1,4 +1,4 @@
-"""Is this process alive, and is its knowledge current? Judged here and served over HTTP."""
+"""Judges whether this process is alive and its knowledge current, and serves the answer over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUEUE_STUCK_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Why the process should not be trusted (`not_ready`) and why it should be restarted (`not_alive`)."""
+    """Says why the process should not be trusted (`not_ready`) and why it should be restarted (`not_alive`)."""
 
     not_ready: tuple[str, ...] = ()
     not_alive: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What passes between watch, plan and apply: a frozen snapshot in, a plan as data out. Pure.
+"""Defines the data that passes between watch, plan and apply: a frozen snapshot in, a plan out. Pure.
 
 Kubernetes objects are plain dicts as the API server gives them (children trimmed to what plans read).
 """
@@ -108,7 +108,7 @@ class CapacityKey:
         return JobKey(self.namespace, self.name)
 
 
-# What plans are made for.
+# Names what a plan is made for.
 Key = JobKey | CapacityKey
 
 

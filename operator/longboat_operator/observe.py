@@ -10,7 +10,7 @@ from longboat_operator.model import DNS_PEERS, LABEL_ROLE, CapacityKey, JobKey, 
 
 
 class Cache(Protocol):
-    """What is known about the API server's objects."""
+    """Returns what is known about the API server's objects."""
 
     @property
     def sees_cluster_runtimes(self) -> bool:

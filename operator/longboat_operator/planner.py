@@ -1,4 +1,4 @@
-"""From a snapshot to a plan: the snapshot is read, rules decide, and the status reports it. Pure."""
+"""Makes a plan from a snapshot: the snapshot is read, rules decide, and the status reports it. Pure."""
 
 from __future__ import annotations
 

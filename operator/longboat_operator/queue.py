@@ -16,7 +16,7 @@ BURST = 600
 
 
 class WorkQueue(Generic[K]):
-    """Keys in, by whoever sees a change; keys out, to workers."""
+    """Takes keys from all that see a change, and hands them to workers."""
 
     def __init__(
         self, rate: float = RATE_PER_SECOND, burst: int = BURST, clock: Callable[[], float] = time.monotonic

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from longboat_operator.model import Target
 from longboat_operator.schedule import backoff_seconds
 
-# How a message ends that says who owns an object whose name the job needs.
+# Ends of messages that say who owns an object whose name the job needs.
 OF_SOMETHING_ELSE = "exists and is not this job's: delete it, or create the job under another name (metadata.name)"
 OF_AN_EARLIER_JOB = "belongs to a deleted job of this name; it is created again once that one is gone"
 
@@ -28,7 +28,7 @@ class Rejections:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_target: dict[Target, Rejection] = {}
-        # What a plan was told to wait with, until it asks for how long.
+        # The targets that a plan was told to put off, until it asks for how long.
         self._put_off: set[Target] = set()
 
     def note(self, target: Target, message: str) -> None:

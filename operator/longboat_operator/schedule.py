@@ -1,4 +1,4 @@
-"""Which key is planned next, and when. Pure: times are given by the caller, in seconds of any one clock.
+"""Decides which key is planned next, and when. Pure: times are given by the caller, in seconds of any one clock.
 
 Rules (those of client-go's work queue, in one place): a key is in work at most once; added while in work it comes again
 afterwards; added twice it comes once; first come, first served; one timer per key; all keys together no faster than the
@@ -28,7 +28,7 @@ class Schedule(Generic[K]):
     def __init__(self) -> None:
         self._ready: dict[K, float] = {}
         self._in_work: dict[K, float] = {}
-        self._again: dict[K, float] = {}
+        self._added_meanwhile: dict[K, float] = {}
         self._again_by: dict[K, float] = {}
         # A timer's entry in the heap has both its time and its sequence number; other entries are stale.
         self._timers: dict[K, tuple[float, int]] = {}
@@ -38,7 +38,7 @@ class Schedule(Generic[K]):
     def add(self, key: K, now: float) -> None:
         """Asks for work on the key now; if it is in work, for more afterwards."""
         if key in self._in_work:
-            self._again.setdefault(key, now)
+            self._added_meanwhile.setdefault(key, now)
         else:
             self._ready.setdefault(key, now)
 
@@ -86,7 +86,7 @@ class Schedule(Generic[K]):
         """Notes that work on the key has ended."""
         del self._in_work[key]
         again_by = self._again_by.pop(key, None)
-        if (since := self._again.pop(key, None)) is not None:
+        if (since := self._added_meanwhile.pop(key, None)) is not None:
             self._ready.setdefault(key, since)
         elif again_by is not None:
             self.add_by(key, again_by)
@@ -99,7 +99,7 @@ class Schedule(Generic[K]):
 
     def depth(self) -> int:
         """Counts the keys that wait, without timers."""
-        return len(self._ready) + len(self._again)
+        return len(self._ready) + len(self._added_meanwhile)
 
     def idle(self, until: float) -> bool:
         """Whether no key waits or is in work, and no timer ends by then."""
@@ -109,7 +109,7 @@ class Schedule(Generic[K]):
     def oldest(self, now: float) -> float:
         """Returns the longest time in seconds that a key has been in line or in work; 0 if none is."""
         return max(
-            (now - since for group in (self._ready, self._again, self._in_work) for since in group.values()),
+            (now - since for group in (self._ready, self._added_meanwhile, self._in_work) for since in group.values()),
             default=0.0,
         )
 
@@ -121,7 +121,7 @@ class Schedule(Generic[K]):
 
 
 class TokenBucket:
-    """At most `burst` at once and `rate` a second in the long run."""
+    """Lets through at most `burst` at once and `rate` a second in the long run."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate

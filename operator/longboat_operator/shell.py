@@ -56,7 +56,7 @@ class LeaseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone."""
+    """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone."""
 
     namespaces: tuple[str, ...] = ()
     lease: LeaseOptions | None = None
@@ -112,7 +112,7 @@ class Shell:
         workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.workers)]
         kopf_stop, kopf_started = asyncio.Event(), asyncio.Event()
         others: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._lead(lead, kopf_started), name="leadership"),
+            asyncio.create_task(self._become_leader(lead, kopf_started), name="leadership"),
             asyncio.create_task(self._renew(), name="renewal"),
             asyncio.create_task(self._repair.run(), name="repair"),
             *(
@@ -163,7 +163,7 @@ class Shell:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
-    async def _lead(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
+    async def _become_leader(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
         """Waits for warm caches, then for the lease, catches up with the API server, and starts the workers."""
         await kopf_started.wait()
         await self._warm()

@@ -76,7 +76,7 @@ class Writes:
             case PublishStatus():
                 return await self._publish(action.status, FIELD_MANAGER)
             case PublishGrant(grant=grant):
-                # What a manager leaves out of an apply is taken away again, if nobody else has applied it.
+                # A field that a manager leaves out of an apply is removed, unless another manager has applied it.
                 status = {} if grant is None else {"allocation": {"grant": grant}}
                 return await self._publish(status, GRANT_FIELD_MANAGER)
 
@@ -85,7 +85,7 @@ class Writes:
         try:
             await self._client.create(BY_KIND[action.body["kind"]], action.body, dry_run=True)
         except AlreadyExistsError:
-            return  # the real create finds out whose it is
+            return  # the real create finds out who owns it
 
     async def _create(self, action: CreateObject) -> str:
         resource, body = BY_KIND[action.body["kind"]], action.body
@@ -97,7 +97,7 @@ class Writes:
             created = await self._client.create(resource, body)
         except AlreadyExistsError:
             if resource is SECRET:
-                raise  # whose it is can't be read
+                raise  # its owner can't be read
             word = "existed"
             created = await self._client.get(resource, self._namespace, body["metadata"]["name"])
             self._check_ours(created)

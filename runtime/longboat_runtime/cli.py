@@ -161,26 +161,35 @@ def samples(
             help="Directory of the job, of `longboat run` or on its checkpoint claim; or an RLJob whose driver runs.",
         ),
     ],
-    worst: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N with the lowest score.")] = None,
-    best: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N with the highest score.")] = None,
-    longest: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N with the most tokens.")] = None,
+    worst: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the N with the lowest score.")] = None,
+    best: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the N with the highest score.")] = None,
+    longest: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the N with the most tokens.")] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="EPOCH:ROW", help="One prompt over time; ROW alone: in all epochs.")
+        str | None, typer.Option(metavar="EPOCH:ROW", help="Only this prompt, step by step; ROW alone: in all epochs.")
     ] = None,
-    search: Annotated[str | None, typer.Option(metavar="TEXT", help="In prompts and responses, in any case.")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Only those with this text in prompt or response, whatever its case."),
+    ] = None,
     step: Annotated[
         str | None,
         typer.Option(metavar="N|all", help="A step.", show_default="newest; all for --prompt and --search"),
     ] = None,
-    fate: Annotated[str | None, typer.Option(metavar="kept|dropped|deferred", help="What became of it.")] = None,
-    domain: Annotated[str | None, typer.Option(metavar="NAME", help="Of this domain of the dataset.")] = None,
+    fate: Annotated[
+        str | None,
+        typer.Option(metavar="kept|dropped|deferred", help="Only those that were trained, dropped or put back."),
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those of this domain of the dataset.")
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="At most N.", show_default="10; all with --json")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Of the RLJob.", show_default="kubectl's current one")
+        str | None,
+        typer.Option("--namespace", "-n", help="Namespace of the RLJob.", show_default="kubectl's current one"),
     ] = None,
     terminal: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:

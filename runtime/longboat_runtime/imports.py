@@ -1,4 +1,4 @@
-"""How a process imports what is large: with less work, and without what it doesn't need."""
+"""Imports large packages with less work, and without the parts that a process doesn't need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the runtime's own processes write their log: standard error, one line per event, for people."""
+"""Configures the log of the runtime's own processes: standard error, one line per event, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process asks the kernel about itself (prctl). Constants: linux/prctl.h."""
+"""Changes settings of this process in the kernel (prctl). Constants: linux/prctl.h."""
 
 from __future__ import annotations
 

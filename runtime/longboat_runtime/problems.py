@@ -1,4 +1,4 @@
-"""What is wrong with a job, for people: reason, field of the spec and cure. Pure."""
+"""Describes what is wrong with a job, for people: reason, field of the spec and cure. Pure."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _hashed(name: str) -> int:
 
 
 class FinishReason(StrEnum):
-    """Why an engine stopped. ABORT carries the tokens made so far; REPETITION marks a loop ended by the engine."""
+    """Says why an engine stopped. ABORT carries the tokens made so far; REPETITION marks a loop ended by the engine."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -119,7 +119,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy (held-out evaluation only)."""
+    """Says how tokens are drawn. `temperature` 0 is greedy (held-out evaluation only)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -130,7 +130,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """What an engine needs to make one sample. The same request on the same weights gives the same tokens.
+    """Holds what an engine needs to make one sample. The same request on the same weights gives the same tokens.
 
     A sample that continues has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too, and
     `seed` is that of its first token.
@@ -167,7 +167,7 @@ class SampleRequest:
 
 
 class Response(NamedTuple):
-    """What a grader needs of a generated sample; `tokens` is how many it has."""
+    """Holds what a grader needs of a generated sample; `tokens` is how many it has."""
 
     text: str
     finish_reason: FinishReason
@@ -228,7 +228,7 @@ class GeneratedSample:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """What the driver learns about a generated sample once the store holds it: ids and scalars."""
+    """Tells the driver about a generated sample once the store holds it: ids and scalars."""
 
     id: SampleId
     prompt_tokens: int
@@ -291,7 +291,7 @@ class TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class GradeTime:
-    """What one reward function took, where timeouts are learned; if a grade has several test cases, the one that took longest.
+    """Measures one reward function, where timeouts are learned; if a grade has several test cases, the one that took longest.
 
     `seconds` are its own: those on the wall without those that it waited for a CPU, or its CPU seconds if they are more. `limit` and
     `audit` are those of its `TimeLimit`; `killed` says that the limit ended it, or a test case.

@@ -31,14 +31,14 @@ MERGE = "application/merge-patch+json"
 
 
 class Refused(Exception):
-    """What the server said: HTTP status, message, and the fields it names."""
+    """Carries the server's refusal: HTTP status, message, and the fields it names."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(answer["message"])
         self.status: int = answer["code"]
         self.message: str = answer["message"]
         causes = answer.get("details", {}).get("causes", [])
-        # "<nil>" stands for: some rules were not looked at because of the other faults.
+        # "<nil>" means that some rules were not checked because of the other faults.
         self.fields: list[str] = [cause["field"] for cause in causes if cause.get("field", "<nil>") != "<nil>"]
 
 

@@ -1,4 +1,4 @@
-"""What may be changed of a job, and when."""
+"""Tests which changes of a job the API server accepts, and when."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the API server accepts and refuses, and that the models say the same."""
+"""Tests what the API server accepts and refuses, and that the models agree."""
 
 import json
 from typing import Any

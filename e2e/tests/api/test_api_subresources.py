@@ -1,4 +1,4 @@
-"""What kubectl makes of a job's status, and its scale."""
+"""Tests the subresources status and scale, and how kubectl shows them."""
 
 import json
 

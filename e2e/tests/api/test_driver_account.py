@@ -1,4 +1,4 @@
-"""What a driver's account may write: its own part of its own job's status, and only as the newest driver."""
+"""Tests that a driver's account writes only its own part of its own job's status, and only as the newest driver."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the operator's account and people may do."""
+"""Tests what the operator's account and people may do."""
 
 import json
 from functools import partial

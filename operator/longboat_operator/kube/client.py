@@ -1,4 +1,4 @@
-"""What the operator asks of the API server, in Kubernetes' verbs."""
+"""Talks to the API server in Kubernetes' verbs."""
 
 from __future__ import annotations
 

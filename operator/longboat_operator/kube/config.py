@@ -1,4 +1,4 @@
-"""Where the API server is and who we are there: a kubeconfig file or the pod's service account."""
+"""Finds the API server and our credentials there, from a kubeconfig file or the pod's service account."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 class ConfigurationError(Exception):
-    """No usable way to the API server; the message says what to do."""
+    """Says that the API server can't be reached as configured, and what to do."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:

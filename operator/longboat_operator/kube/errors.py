@@ -22,7 +22,7 @@ class KubeError(Exception):
 
 
 class TransportError(KubeError):
-    """No answer: the connection failed or the time ran out. A write may or may not have happened."""
+    """Says that no answer came: the connection failed or the time ran out. A write may or may not have happened."""
 
 
 class QuietError(TransportError):

@@ -1,4 +1,4 @@
-"""What has to be created for a running job, in start order. Pure."""
+"""Decides what has to be created for a running job, in start order. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """What to create. `finding` says what prevents it; `wait` is the time until more may be created.
+    """Lists what to create. `finding` says what prevents it; `wait` is the time until more may be created.
 
     `ray_token` is the Secret that gives pods Ray's token; `look_up` is what has to be known before more is created.
     """

@@ -1,4 +1,4 @@
-"""How long a job may take to get ready. Pure."""
+"""Limits how long a job may take to get ready. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import moment, seconds_until, stamp
 from longboat_operator.reading.view import JobView
 
-# Reasons of the condition Running that only a job has that has trained since it was started or resumed.
+# Reasons of the condition Running that a job has only if it has trained since it was started or resumed.
 TRAINED = frozenset({str(Reason.TRAINING), str(Reason.RESTARTING), str(Reason.HEAD_LOST)})
 
 

@@ -1,4 +1,4 @@
-"""When a job has failed or succeeded. Pure."""
+"""Decides when a job has failed or succeeded. Pure."""
 
 from __future__ import annotations
 

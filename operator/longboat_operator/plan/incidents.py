@@ -11,12 +11,12 @@ INCIDENT = timedelta(seconds=60)
 # The driver fails when it loses a pod that it works with. Ray tells it half a minute after a node is gone; Kubernetes
 # removes the node's pods up to two minutes later (node-monitor-grace-period and the pods' toleration).
 DISRUPTION = timedelta(minutes=3)
-_LEAST = timedelta(seconds=1)
+_ONE_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Incidents:
-    """When each incident began, oldest seen first."""
+    """Holds when each incident began, in the order in which they were noticed."""
 
     times: tuple[datetime, ...] = ()
 
@@ -32,7 +32,7 @@ class Incidents:
         it begins one. But an incident before `last` is never chosen nor, with `same`, `last` itself: a container that ends twice in a
         row counts as two incidents.
         """
-        first = last and (last + _LEAST if same else last)
+        first = last and (last + _ONE_SECOND if same else last)
         near = [
             incident
             for incident in self.times

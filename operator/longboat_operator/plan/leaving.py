@@ -17,7 +17,7 @@ from longboat_operator.reading.view import JobView, PodView
 
 
 class Ground(Enum):
-    """Why a pod that leaves may be deleted."""
+    """Says why a pod that leaves may be deleted."""
 
     DRAINED = auto()
     """The driver says that nothing runs there any more."""
@@ -39,7 +39,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What the grant takes back. `named` are all pods that it names, there or not; `draining` are the places of those still drained.
+    """Holds what the grant takes back. `named` are all pods that it names, there or not; `draining` are the places of those still drained.
 
     `departures` are what this look has found; `wait` is the time until the next deadline.
     """

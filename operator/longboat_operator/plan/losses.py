@@ -1,4 +1,4 @@
-"""When a pod is lost, why, and whether that counts. Pure."""
+"""Decides when a pod is lost, why, and whether that counts. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNREADY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why a pod has to be replaced.
+    """Says why a pod has to be replaced.
 
     `counted` says whether it counts towards the role's limit. `time` is when it happened, None if unknown.
     """

@@ -1,4 +1,4 @@
-"""Which places of a role should have a pod. Pure."""
+"""Decides which places of a role should have a pod. Pure."""
 
 from __future__ import annotations
 

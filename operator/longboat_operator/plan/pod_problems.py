@@ -1,4 +1,4 @@
-"""Why a pod is not ready, when something is wrong with it. Pure."""
+"""Finds what is wrong with a pod that is not ready. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CONTAINER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PodProblem:
-    """What is wrong with a pod."""
+    """Says what is wrong with a pod."""
 
     reason: Reason
     message: str
 
 
 def scheduling_problem(pod: PodView) -> PodProblem | None:
-    """Returns why the scheduler found no node, in its own words; None unless it reports that."""
+    """Returns why the pod isn't scheduled, by the message of its PodScheduled condition; None unless that condition is False."""
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None

@@ -1,4 +1,4 @@
-"""What happened to each pod, counted once: the operator's memory of a role. Pure.
+"""Records what happened to each pod, counted once: the operator's memory of a role. Pure.
 
 A pod that is gone can't be asked any more, and a plan may be made twice, or not for a while. So the status keeps, for
 every place, the newest attempt seen and how many of its container restarts have been counted; comparing that with the

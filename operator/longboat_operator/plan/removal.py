@@ -1,4 +1,4 @@
-"""Which pods are deleted. Pure."""
+"""Decides which pods are deleted. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOST_NODE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What to delete; `wait` is the time until a pod that does not go counts as stuck."""
+    """Lists what to delete; `wait` is the time until a pod that does not go counts as stuck."""
 
     actions: tuple[DeleteObject, ...] = ()
     wait: float | None = None

@@ -1,4 +1,4 @@
-"""How CPUs for grading move between running reward pods, step by step, so that their sum is never exceeded. Pure.
+"""Moves CPUs for grading between running reward pods, step by step, so that their sum is never exceeded. Pure.
 
 The pool's plan says what each reward pool may have in the end (`reward_shares`); this is the way there. A pod's CPUs are
 changed in place (KEP-1287), and the only thing that stops a node from giving a pod what its spec says is that the spec says less.
@@ -46,14 +46,14 @@ REQUEST_SECONDS = 15.0
 # How long a pod keeps what it has once a change has failed: doubled with each failure in a row.
 FIRST_PIN_SECONDS = 30.0
 LONGEST_PIN_SECONDS = 1800.0
-# A pod isn't created with less of its share than this, nor raised by less than the second, while there will be more.
+# While more CPUs are coming, no pod is created with less of its share than LEAST_START, nor raised by less than LEAST_RAISE.
 LEAST_START = 100
 LEAST_RAISE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RewardCpus:
-    """What to do about reward pods' CPUs; nothing without spec.rewardCpu.
+    """Holds what to do about reward pods' CPUs; nothing without spec.rewardCpu.
 
     `resizes` are asked for once `status` is published. `promised` are millicores of pods that may be created now, by name, as
     published; `promises` those that this look adds.
@@ -106,7 +106,7 @@ class _CpuPlanner:
     def __init__(self, view: JobView, places: Sequence[Place], vacant: Mapping[str, Place], now: datetime) -> None:
         spec = view.spec.reward_cpu
         assert spec is not None
-        self._view, self._vacant, self._now = view, vacant, now
+        self._view, self._vacant_places, self._now = view, vacant, now
         self._total = millicores(spec.total)
         self._old = view.status.reward_cpu or RewardCpuStatus(total=spec.total, used="0")
         self._replicas = {pool.name: pool.replicas for pool in view.spec.reward_pools}
@@ -128,7 +128,7 @@ class _CpuPlanner:
         self._send: list[str] = []
         self._promises: dict[str, int] = {}
 
-    # What is under way.
+    # --- Changes under way ----------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
         """Ends, takes back or continues what is recorded; records what somebody else has asked for."""
@@ -158,7 +158,7 @@ class _CpuPlanner:
                 self._refusals.pop(cpu.name, None)
             return
         if cpu.name in self._pinned or record.takes_back or cpu.pod.phase != "Running":
-            return  # what is taken back has no other way to go; a pod that doesn't start is not a matter of its CPUs
+            return  # taking back can't be taken back; a pod that doesn't start has another problem than its CPUs
         remaining = seconds_until(record.time, SILENT_SECONDS, self._now)
         if cpu.trouble:
             since = max(record.time, cpu.trouble_since or record.time, key=moment)
@@ -242,14 +242,14 @@ class _CpuPlanner:
             time=fine_stamp(self._now),
         )
 
-    # What comes next.
+    # --- Next changes ---------------------------------------------------------------------------------------------------
 
     def move(self) -> None:
         """Takes CPUs from pods above their share for those below, or beyond the total, and gives what is free."""
         targets = self._targets()
         idle = {n: c for n, c in self._staying.items() if c.settled and not (n in self._resizes or n in self._pinned)}
         lacking = {n: targets[n] - cpu.spec for n, cpu in idle.items() if targets[n] > cpu.spec}
-        vacant = {n: self._share(place.pool) for n, place in self._vacant.items() if n not in self._resizes}
+        vacant = {n: self._share(place.pool) for n, place in self._vacant_places.items() if n not in self._resizes}
         free = self._total - self._used()
         if not lacking and not vacant and free >= 0:
             return
@@ -337,7 +337,7 @@ class _CpuPlanner:
         moves = self._old.moves or ()
         return {move.source for move in moves if move.source and move.outcome is CpuMoveOutcome.UNDER_WAY}
 
-    # What is told.
+    # --- The result -----------------------------------------------------------------------------------------------------
 
     def result(self) -> RewardCpus:
         """Returns the plan's part: the new status, and what to send."""
@@ -373,9 +373,9 @@ class _CpuPlanner:
             return list(moves_of_grant(self._view, self._old, granted, self._now)[-RECENT_CPU_MOVES:])
         moves = self._old.moves or ()
         last = moves[-1].time if moves else None
-        return [self._judged(move) if move.time == last else move for move in moves]
+        return [self._updated_move(move) if move.time == last else move for move in moves]
 
-    def _judged(self, move: CpuMove) -> CpuMove:
+    def _updated_move(self, move: CpuMove) -> CpuMove:
         """Judges a move of the newest grant: done when each of the pool's pods has its share, incomplete while one can't be given it."""
         if move.outcome not in {CpuMoveOutcome.UNDER_WAY, CpuMoveOutcome.INCOMPLETE}:
             return move

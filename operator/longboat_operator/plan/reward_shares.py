@@ -1,4 +1,4 @@
-"""How a job's CPUs for grading are divided: what each reward pool may have in the end. Pure."""
+"""Divides a job's CPUs for grading: what each reward pool may have in the end. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.rewards import RewardPoolSpec
 from longboat_crds.status import PoolCpu, RewardDemand, RewardGrant
 
-# A move of less brings less than it costs: every move holds CPUs back from both pools for a moment.
+# A smaller move costs more than it brings: every move holds CPUs back from both pools for a moment.
 LEAST_CHANGE = 250
 
 Millicores = Mapping[str, int]
@@ -69,7 +69,7 @@ def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int
         share = {name: weights[name] for name in free}
         if not any(share.values()):
             share = dict.fromkeys(free, 1)
-        # All times this, since sides that are compared after rounding may be taken for the wrong one.
+        # Everything is multiplied by `whole`: compared after rounding, the two sides could be mistaken for each other.
         whole = sum(share.values())
         ideal = {name: rest * share[name] for name in free}
         low = {name: bounds[name][0] * whole - ideal[name] for name in free if ideal[name] < bounds[name][0] * whole}
@@ -91,7 +91,7 @@ def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int
 def moved(total: int, current: Millicores, wanted: Millicores) -> dict[str, int]:
     """Moves CPUs to the pools that want more than they hold; returns what each then has. Neither map adds up to more than `total`.
 
-    Rule: nobody's CPUs are given first, then those of the pools that hold most beyond what they want. None leaves a pool
+    Rule: unassigned CPUs are given first, then those of the pools that hold most beyond what they want. None leaves a pool
     but for another that wants more, and no pool gains or loses less than `LEAST_CHANGE`.
     """
     spare = total - sum(current.values())

@@ -22,7 +22,7 @@ _SANDBOX = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
 
 @dataclass(frozen=True, slots=True)
 class HeldUp:
-    """What keeps the containers of the first such pod from starting, as far as it is known; when to look again."""
+    """Says what keeps the containers of the first such pod from starting, as far as it is known, and when to look again."""
 
     problem: PodProblem | None = None
     look_up: tuple[Target, ...] = ()

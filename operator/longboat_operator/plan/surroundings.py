@@ -42,13 +42,13 @@ from longboat_operator.reading.view import JobView
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
 CLAIM = "PersistentVolumeClaim"
-# Others' objects are not watched: how soon to look again at one that is in the way, or missing.
+# How soon to look again at somebody else's object that is in the way, or missing: those are not watched.
 LOOK_AGAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What to do about them, what has to be known first, and what prevents pods; all empty if they are as they should be."""
+    """Holds what to do about them, what has to be known first, and what prevents pods; all empty if they are as they should be."""
 
     actions: tuple[Action, ...] = ()
     look_up: tuple[Target, ...] = ()
@@ -67,7 +67,7 @@ def surroundings_of(view: JobView) -> Surroundings:
     is what the API server kept then: so changes by hand are undone, and defaults that the server fills in make no
     difference. A claim, which people enlarge, is judged by its metadata alone.
     """
-    wanted = [each for each in _wanted(view) if not _stands(view, each)]
+    wanted = [each for each in _wanted(view) if not _is_in_order(view, each)]
     unknown = [each.target for each in wanted if not view.is_known(*each.target)]
     if unknown:
         return Surroundings(look_up=tuple(unknown))
@@ -80,13 +80,13 @@ def surroundings_of(view: JobView) -> Surroundings:
         if live is None:
             news.append(CreateObject(each.body) if each.mark is None else ApplyObject(_marked(each.body)))
         elif belongs_to(live, view.job.uid):
-            mends += _mends(view, each, live)
+            mends += _repairs(view, each, live)
         elif belongs_to_earlier(live, view.job.name, view.job.uid):
             earlier.append(live)
         else:
             strangers.append(live)
     if strangers:
-        message = "; ".join(_taken(view, live) for live in strangers)
+        message = "; ".join(_name_taken(view, live) for live in strangers)
         return Surroundings(tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, message))
     if earlier:
         message = "; ".join(f"{_name(live)} {OF_AN_EARLIER_JOB}" for live in earlier)
@@ -98,7 +98,7 @@ def surroundings_of(view: JobView) -> Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsInUse:
-    """Whether pods that mount the checkpoint claims must share a node; what has to be looked up to tell, or what prevents it."""
+    """Says whether pods that mount the checkpoint claims must share a node; what has to be looked up to tell, or what prevents it."""
 
     one_node: bool = False
     look_up: tuple[Target, ...] = ()
@@ -143,7 +143,7 @@ class _Wanted:
     mark: str | None
 
 
-# Much of a plan that finds nothing to do would be these, again and again.
+# Cached: making these again would be most of the work of a plan that finds nothing to do.
 @lru_cache(maxsize=4096)
 def _applied(job: JobRef, dns_peers: bytes) -> tuple[_Wanted, ...]:
     """Returns the wanted objects that depend on nothing but the job's identity and the operator's option `dns_peers`."""
@@ -167,7 +167,7 @@ def _wanted(view: JobView) -> tuple[_Wanted, ...]:
     return (*applied, _Wanted(_target(claim), claim, None))
 
 
-def _mends(view: JobView, wanted: _Wanted, live: Object) -> Iterator[Action]:
+def _repairs(view: JobView, wanted: _Wanted, live: Object) -> Iterator[Action]:
     metadata = live["metadata"]
     if "deletionTimestamp" in metadata:
         return  # it is created again once it is gone
@@ -178,7 +178,7 @@ def _mends(view: JobView, wanted: _Wanted, live: Object) -> Iterator[Action]:
         yield ApplyObject(_marked(wanted.body), metadata["uid"])
 
 
-def _stands(view: JobView, wanted: _Wanted) -> bool:
+def _is_in_order(view: JobView, wanted: _Wanted) -> bool:
     """Whether an object that is applied is there as it should be, with the label that it is watched by."""
     live = view.child(*wanted.target)
     if live is None or wanted.mark is None:
@@ -194,7 +194,7 @@ def _marked(body: Object) -> dict[str, Any]:
     return {**body, "metadata": {**body["metadata"], "annotations": marks}}
 
 
-def _taken(view: JobView, live: Object) -> str:
+def _name_taken(view: JobView, live: Object) -> str:
     """Says which object is in the way, and the cure.
 
     Rule: checkpoints are taken over only by `checkpoint.resumeFrom` or `checkpoint.claimName`, never by accident of

@@ -13,7 +13,7 @@ from longboat_operator.reading.view import JobView
 
 
 class Suspension(Enum):
-    """How far a job is suspended: whether it should have pods."""
+    """Says how far a job is suspended: whether it should have pods."""
 
     NONE = auto()
     """It isn't: it should have pods."""

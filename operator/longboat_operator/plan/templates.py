@@ -1,4 +1,4 @@
-"""Which runtime template a job uses, and how it is stored. Pure."""
+"""Decides which runtime template a job uses, and how it is stored. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gives access: the driver's account at the API server, and the Secret with Ray's token. Pure."""
+"""Builds what gives access: the driver's account at the API server, and the Secret with Ray's token. Pure."""
 
 from __future__ import annotations
 

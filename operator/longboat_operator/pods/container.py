@@ -58,7 +58,7 @@ def container(
 ) -> dict[str, Any]:
     """Returns a container without image, probes and resources.
 
-    `own` begins the names of the volumes at /tmp and HOME, for a container that shares them with no other of its pod.
+    `own` prefixes the names of the volumes at /tmp and HOME, for a container that shares them with no other of its pod.
     """
     mounts = [
         mount(f"{own}tmp", "/tmp"),  # noqa: S108

@@ -14,7 +14,7 @@ MANAGER = "longboat-operator"
 
 
 class Place(NamedTuple):
-    """Where a pod stands within its role: its number, of a reward pod within its pool. Places order by pool and number."""
+    """Names a pod's place within its role by a number, a reward pod's within its pool. Places order by pool and number."""
 
     pool: str
     index: int  # type: ignore[assignment]  # hides the method of tuples

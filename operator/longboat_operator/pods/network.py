@@ -24,7 +24,7 @@ LabelValue = Annotated[str, Field(pattern=rf"^({_LABEL_NAME})?$")]
 
 
 class SelectorOperator(StrEnum):
-    """How a label is compared."""
+    """Says how a label is compared."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -91,7 +91,7 @@ class NetworkPolicyPeer(ApiModel):
 
 
 class DnsPeers(ApiModel):
-    """Who answers DNS."""
+    """Lists who answers DNS."""
 
     dns_peers: list[NetworkPolicyPeer]
 

@@ -62,11 +62,11 @@ def build_pod(
             body[kind] = [_with_grace({"image": runtime.image} | c, role, grace) for c in body[kind]]
     if graders_cpu:
         body["containers"] = [_with_cpu(c, graders_cpu) if c["name"] == GRADERS else c for c in body["containers"]]
-    body["tolerations"] = _impatient(body.get("tolerations") or [])
+    body["tolerations"] = _with_node_tolerations(body.get("tolerations") or [])
     if one_node and role in CLAIM_USERS:
         chooser = _chooser(job, spec, runtime)
         with_whom = CLAIM_USERS if role is chooser else (chooser,)
-        body["affinity"] = _together(job, body.get("affinity", {}), with_whom)
+        body["affinity"] = _with_claim_affinity(job, body.get("affinity", {}), with_whom)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -102,7 +102,7 @@ def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | 
                     graders = merge(graders, container)
         return in_bytes(str(graders["resources"]["limits"]["memory"]))
     except (TemplateInvalid, ArithmeticError, AttributeError, KeyError, TypeError):
-        return None  # whoever makes the pods says what is wrong with them
+        return None  # making the pods reports what is wrong with it
 
 
 def _common(token: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
     return dict(template) | {"spec": filtered}
 
 
-def _impatient(tolerations: list[Any]) -> list[Any]:
+def _with_node_tolerations(tolerations: list[Any]) -> list[Any]:
     """Adds tolerations with a limit for nodes that are gone, for each key that the template doesn't tolerate already."""
     keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     tolerated = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
@@ -184,7 +184,7 @@ def _asks_for_device(body: Mapping[str, Any]) -> bool:
     return False
 
 
-def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role]) -> dict[str, Any]:
+def _with_claim_affinity(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role]) -> dict[str, Any]:
     """Returns the affinity that puts the pod on the node of other users of the claim, in addition to what the template asks for.
 
     The role that decides the node follows any of them, itself included: its first pod is free to choose, since a pod may

@@ -21,7 +21,7 @@ from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod
 
 @dataclass(frozen=True, slots=True)
 class RoleTraits:
-    """What sets a role apart."""
+    """Holds what sets a role apart."""
 
     places: Callable[[RLJobSpec], tuple[Place, ...]]
     """Where the spec asks for pods."""

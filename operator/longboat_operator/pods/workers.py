@@ -26,7 +26,10 @@ def worker(
 
 
 def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
-    """Builds the part that only a rollout pod's spec has. Its container knows its CPU request, for engines that compute on CPUs."""
+    """Builds the part that only a rollout pod's spec has.
+
+    An environment variable tells its container its CPU request, for engines on CPUs.
+    """
     rollout = worker(Role.ROLLOUT, job, command, ["--devices", str(spec.rollout.devices_per_pod)], [])
     rollout["env"].append(parts.resource_env("CPU_REQUEST_MILLICORES", "requests.cpu", "1m"))
     return {"containers": [rollout]}

@@ -1,1 +1,1 @@
-"""What a snapshot says: spec, status, pods and how their containers ended. Pure."""
+"""Reads a snapshot: spec, status, pods and how their containers ended. Pure."""

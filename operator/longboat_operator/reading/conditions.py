@@ -11,7 +11,7 @@ from longboat_crds.status import Condition
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What holds now: the value of one condition without its times."""
+    """Holds the present value of one condition, without its times."""
 
     type: ConditionType
     holds: bool

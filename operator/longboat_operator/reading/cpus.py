@@ -1,4 +1,4 @@
-"""What a reward pod has of CPUs for grading: what it asks for, what its node gave it, and what its node says. Pure."""
+"""Reads a reward pod's CPUs for grading: what it asks for, what its node gave it, and what its node says. Pure."""
 
 from __future__ import annotations
 

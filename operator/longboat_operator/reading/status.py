@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from longboat_crds.status import RewardDemand, RewardGrant, RLJobStatus, RolloutDemand, RolloutGrant
 
-# What makes a reshape another one; what is measured of it later is progress.
+# The fields that tell reshapes apart; others are measured later.
 RESHAPE_IDENTITY = ("step", "kind", "tensorParallel", "reason", "failure")
 
 

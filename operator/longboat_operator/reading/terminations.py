@@ -1,4 +1,4 @@
-"""How containers ended, in words for people. Pure."""
+"""Describes how containers ended, in words for people. Pure."""
 
 from __future__ import annotations
 

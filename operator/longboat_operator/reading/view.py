@@ -52,7 +52,7 @@ class PodView:
     _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Asked again and again in a plan, and a cached_property takes a lock each time.
+        # Read many times in a plan, and a cached_property would take a lock each time.
         conditions = {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
         ready = conditions.get("Ready", _NOTHING).get("status") == "True" and self.deleted_at is None
         object.__setattr__(self, "_conditions", conditions)
@@ -86,7 +86,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What plans read."""
+    """Holds what plans read of a job."""
 
     job: JobRef
     generation: int

@@ -1,1 +1,1 @@
-"""What the operator reports about a job: conditions, phase, counts, events. Pure."""
+"""Makes what the operator reports about a job: conditions, phase, counts, events. Pure."""

@@ -29,7 +29,7 @@ _ORDER = {str(kind): position for position, kind in enumerate(ConditionType)}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the plan has found about a job that is not finished."""
+    """Holds what the plan has found about a job that is not finished."""
 
     suspension: Suspension
     roles: Survey

@@ -1,4 +1,4 @@
-"""What a person would want to be told. Pure."""
+"""Emits the events that a person would want to be told of. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longboat_operator.reading.conditions import find, holds
 from longboat_operator.reading.status import rollout_demand, rollout_grant
 from longboat_operator.status.reported import digest_of
 
-# Reported by restarts, pod by pod, and by scaling; conditions don't repeat it.
+# Reasons that restarts, pod by pod, and scaling have reported already; conditions don't repeat them.
 _TOLD_ALREADY = frozenset(
     {
         Reason.CONTAINER_EXITED,

@@ -1,4 +1,4 @@
-"""What is told by Events once: kept in the status, so that no operator tells it again. Pure."""
+"""Remembers in the status what Events have told, so that no operator tells it again. Pure."""
 
 from __future__ import annotations
 

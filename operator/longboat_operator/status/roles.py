@@ -1,4 +1,4 @@
-"""How ready each role is, and its CPUs. Pure."""
+"""Reports how ready each role is, and its CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RoleSurvey:
 
 Survey = Mapping[Role, RoleSurvey]
 
-# Where a job that wants no pods has them.
+# The places of a job that wants no pods.
 NOWHERE: Places = dict.fromkeys(ROLES, ())
 
 

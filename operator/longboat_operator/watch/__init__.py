@@ -1,1 +1,1 @@
-"""What the API server holds, kept in memory: list/watch, cache, repair."""
+"""Keeps what the API server holds in memory: list/watch, cache, repair."""

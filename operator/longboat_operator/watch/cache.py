@@ -57,7 +57,7 @@ def job_of(obj: Object) -> JobKey | None:
 
 
 class Cache:
-    """Newest wins: an object older than what is held, or than its own deletion, is ignored.
+    """Holds the newest version of each object: one older than what is held, or than its own deletion, is ignored.
 
     So events may come out of order (kopf keeps the order per object only) and from two sides (watch and repair).
     """

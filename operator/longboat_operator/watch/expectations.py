@@ -1,4 +1,4 @@
-"""No key is planned again until the cache shows what its last writes did: nothing is created twice from a stale view."""
+"""Holds a key back until the cache shows what its last writes did, so that nothing is created twice from a stale view."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Expectation:
 
 
 class Expectations:
-    """What each key still waits for."""
+    """Holds what each key still waits for."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -1,4 +1,4 @@
-"""Where events enter: trimmed, put into the cache, noted for freshness, and reported to whoever plans."""
+"""Takes in events: trims them, puts them into the cache, notes them for freshness, and reports them to the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the cache what the API server holds? Judged from when each stream last spoke and from what re-lists showed. No I/O.
+"""Judges whether the cache is current, from when each stream last spoke and from what re-lists showed. No I/O.
 
 A stream can be dead while its process looks alive (kopf hides its bookmarks; a hung connection says nothing). Two signs: an
 ordered stream of ours is silent for longer than its bookmarks take, or a re-list shows an object newer than the cache's
@@ -60,7 +60,7 @@ class Freshness:
 
     def note_gone(self, source: Source, present: Container[ObjectKey], version: int) -> None:
         """Notes that a list as of `version` shows nothing but `present` of a source: what else was owed up to then is gone."""
-        for key in self._owed(source):
+        for key in self._awaited_keys(source):
             if key not in present:
                 self.note_reached(key, version)
 
@@ -74,7 +74,7 @@ class Freshness:
 
     def owes(self, source: Source) -> bool:
         """Whether an object that a re-list has shown still hasn't come through this source's stream."""
-        return bool(self._owed(source))
+        return bool(self._awaited_keys(source))
 
     @property
     def owing(self) -> bool:
@@ -99,5 +99,5 @@ class Freshness:
         """Whether only a new process helps. An absent API server is no reason: nothing is owed then."""
         return self.lag(now) > DEAD_SECONDS
 
-    def _owed(self, source: Source) -> list[ObjectKey]:
+    def _awaited_keys(self, source: Source) -> list[ObjectKey]:
         return [key for key in self._awaited if key.kind == source.kind and source.namespace in (None, key.namespace)]

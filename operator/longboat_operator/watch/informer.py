@@ -80,7 +80,7 @@ class Informer:
         assert self._version is not None
         watch = self._client.watch(self._resource, self.source.namespace, self._selector, self._version)
         async with watch as events:
-            # A server that continues from there has told everything before it; for a kind without events it may send no more.
+            # A server that continues from a version has sent everything before it; for a kind without events it may send no more.
             self._feed.heard(self.source, int(self._version))
             async for event in events:
                 if event.type == "DELETED":

@@ -21,7 +21,7 @@ from longboat_operator.kube.transport import LIST_TIMEOUT_SECONDS, Transport
 from longboat_operator.watch.feed import Feed
 
 _RETRY_SECONDS = 2.0
-# How long a worker of kopf's lives on after an object's last event.
+# How long a worker of kopf lives after its object's last event.
 _IDLE_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a cache differs from a list."""
+    """Holds how a cache differs from a list."""
 
     vanished: frozenset[ObjectKey]
     newer: Mapping[ObjectKey, int]

@@ -1,4 +1,4 @@
-"""What is kept of an object: all that plans read, nothing else. Pure.
+"""Trims an object to what plans read. Pure.
 
 With 10^5 pods in one process memory matters most: dictionaries are rebuilt from constant keys (so that all objects
 share them), repeated values are shared, managed fields and noise such as image ids go.

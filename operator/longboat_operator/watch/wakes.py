@@ -1,4 +1,4 @@
-"""Which change of a trimmed object calls for a plan. Pure."""
+"""Decides which change of a trimmed object calls for a plan. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What actors print, copied from Ray's files to the container's log."""
+"""Copies what actors print from Ray's files to the container's log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 _INTERVAL = 1.0
-# At most so much of a file is read at a time; the rest is read the next time.
+# At most this many bytes of a file are read at a time; the rest is read the next time.
 _ROUND_BYTES = 1 << 20
 
 

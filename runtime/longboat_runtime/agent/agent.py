@@ -32,7 +32,7 @@ _CHARACTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What makes one role's agent different from another's.
+    """Holds what makes one role's agent different from another's.
 
     `head` polls the Ray head. `missing` tells what a running child still lacks to be ready, None if nothing. `grace` is how long
     a drain may take, in seconds. `failure_option` tells a child how the one before it failed, as the option's value.

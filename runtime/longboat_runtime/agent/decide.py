@@ -1,4 +1,4 @@
-"""When an agent starts its child, ends it, and gives up. Pure.
+"""Decides when an agent starts its child, ends it, and gives up. Pure.
 
 An agent follows a Ray head, whose cluster id is new at every start (a GCS without storage forgets everything): a child belongs to
 the head it was started for and is useless to the next one.
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 class Action(StrEnum):
-    """What the agent does next. END kills the child with all its descendants; GIVE_UP ends the agent."""
+    """Names what the agent does next. END kills the child with all its descendants; GIVE_UP ends the agent."""
 
     NONE = "none"
     START = "start"
@@ -57,7 +57,7 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known now.
+    """Holds what is known now.
 
     `cluster` is None while the head doesn't answer, `refused` says that nobody listens there, `settled` that it takes nodes.
     `exit_code` is the child's, if it has ended since the last observation.

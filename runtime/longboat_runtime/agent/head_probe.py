@@ -28,7 +28,7 @@ _ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a poll found: the id of the cluster that is served, or that nobody listens (`refused`), or neither: silence.
+    """Holds what a poll found: the id of the cluster that is served, or that nobody listens (`refused`), or neither: silence.
 
     `settled` says that the head's own node is up; joining before only takes its processors away from it.
     """
@@ -100,7 +100,7 @@ def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

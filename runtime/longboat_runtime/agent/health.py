@@ -28,7 +28,7 @@ async def serve_health(port: int, missing: Missing, broken: Broken, host: str = 
             )
             await writer.drain()
         except (TimeoutError, ConnectionError):
-            # Whoever asked is gone or says nothing; there is nobody to tell.
+            # The client is gone or silent, so nobody waits for an answer.
             return
         finally:
             writer.close()

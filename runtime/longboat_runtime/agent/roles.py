@@ -31,7 +31,7 @@ KILL_MARGIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the agent runs.
+    """Describes the pod that the agent runs in.
 
     `ip` and `pod` come from the downward API, `object_store` is in bytes. `grace` is the pod's terminationGracePeriodSeconds.
     `shared_memory` is swept, None leaves it alone.

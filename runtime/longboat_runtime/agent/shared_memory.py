@@ -1,4 +1,4 @@
-"""What killed engines leave behind in /dev/shm: named segments and semaphores that nobody else unlinks."""
+"""Removes what killed engines leave behind in /dev/shm: named segments and semaphores that nobody else unlinks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import structlog
 log = structlog.get_logger()
 
 # Python's shared memory and semaphores, vLLM's message queues.
-_OURS = re.compile(r"^(psm_|sem\.mp-|vllm_dist_)")
+_NAMES = re.compile(r"^(psm_|sem\.mp-|vllm_dist_)")
 # A segment is made before it is mapped; one younger than this is left alone (seconds).
-_YOUNG = 30.0
+_LEAST_AGE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def leftovers(segments: Iterable[Segment], mapped: Collection[int]) -> list[str]
     Names wouldn't do: a semaphore is mapped under another one, from which its own is linked. The process that made it keeps it mapped
     while another one is started that opens it by name.
     """
-    return [s.name for s in segments if _OURS.match(s.name) and s.age >= _YOUNG and s.inode not in mapped]
+    return [s.name for s in segments if _NAMES.match(s.name) and s.age >= _LEAST_AGE and s.inode not in mapped]
 
 
 def sweep(directory: Path, *, everything: bool = False, now: float | None = None) -> list[str]:

@@ -21,7 +21,7 @@ from longboat_runtime import prctl
 log = structlog.get_logger()
 
 _KILL_INTERVAL = 0.02
-# A process that is alive so long after SIGKILL (seconds) waits in the kernel for storage or a device that doesn't answer, or is
+# A process that is alive this long after SIGKILL (seconds) waits in the kernel for storage or a device that doesn't answer, or is
 # frozen: no signal ends it before that.
 KILL_PATIENCE = 30.0
 # How much of the child's last error output is kept for the termination message, and how long it is waited for, in seconds.
@@ -91,7 +91,7 @@ class Supervisor:
         if self._child is not None:
             self._child.terminate()
         deadline = asyncio.get_running_loop().time() + grace
-        while descendants() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - /proc tells nobody
+        while descendants() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - /proc has no notifications
             await asyncio.sleep(_KILL_INTERVAL)
         await self.end()
 

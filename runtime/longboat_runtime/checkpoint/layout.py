@@ -1,4 +1,4 @@
-"""Where checkpoints are stored: `incarnations/3/step-00000010/`. Pure."""
+"""Names the directories of checkpoints: `incarnations/3/step-00000010/`. Pure."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ from vllm.v1.request import Request
 from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-# Seeds of one call; a request that ends leaves the rest unused.
+# Seeds drawn in one call; a request that ends leaves the rest unused.
 DRAWN = 64
 
-# The seeds that each generator has drawn and not given yet. A request keeps its generator from its first token to its last.
+# The seeds that each generator has drawn but not yet handed out. A request keeps its generator from its first token to its last.
 _seeds: WeakKeyDictionary[Generator, Iterator[int]] = WeakKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""What the driver asks for: how many rollout pods, and which it would give back first; and CPUs of reward pools. Pure."""
+"""Computes what the driver asks for: how many rollout pods, and which it would give back first; and CPUs of reward pools. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a driver responds to engines that don't serve, or die."""
+"""Responds to engines that don't serve, or die."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_FIELD = "spec.failurePolicy.maxRolloutRestarts"
 
 @dataclass(frozen=True, slots=True)
 class EngineDeaths:
-    """How many engines have died on their own since `step`, the highest step so far, was committed."""
+    """Counts engines that have died on their own since `step`, the highest step so far, was committed."""
 
     number: int = 0
     step: int = 0

@@ -32,7 +32,7 @@ from longboat_runtime.samples import (
 
 log = structlog.get_logger()
 
-# Graded samples leave the store so many at a time.
+# How many graded samples are removed from the store at a time.
 DISCARDED_TOGETHER = 64
 
 

@@ -1,4 +1,4 @@
-"""What engines feel, round by round."""
+"""Measures the load of engines, round by round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import SampleId
 
-# How often engines are asked while nothing else asks them, in seconds: what one that dies did since then stays unknown.
+# How often engines are asked while nothing else asks them, in seconds: the load of one that dies is unknown from then on.
 POLL_SECONDS = 5.0
 # How long to wait for stopped responses, and how often to look whether they are back, in seconds.
 STOP_SECONDS, STOP_POLL_SECONDS = 1.0, 0.01

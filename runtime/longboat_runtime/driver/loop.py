@@ -44,7 +44,7 @@ EXPORT_DIRECTORY = "export"
 
 
 class RunOutcome(StrEnum):
-    """How a driver's run ended."""
+    """Says how a driver's run ended."""
 
     DONE = "done"
     SUSPENDED = "suspended"

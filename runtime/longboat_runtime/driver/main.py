@@ -32,7 +32,7 @@ RAY_NAMESPACE = "longboat"
 
 
 class Ending(StrEnum):
-    """How a start ended, unless with an error that the next start may overcome."""
+    """Says how a start ended, unless with an error that the next start may overcome."""
 
     DONE = "done"
     SUSPENDED = "suspended"

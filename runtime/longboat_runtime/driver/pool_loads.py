@@ -1,4 +1,4 @@
-"""What reward pools do, round by round."""
+"""Measures what reward pools do, round by round."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.rounds import events
 
-# How often pools are looked at, in seconds.
+# How often the loads of pools are read, in seconds.
 LOOK_SECONDS = 0.5
-# How many points the course of a round has at most: with more, every other one is left out, and so from then on.
+# The most points that the course of a round has: beyond that every other one is dropped, and points are taken half as often.
 MOST_POINTS = 64
 
 
 @dataclass(slots=True)
 class Course:
-    """What one pool does in a round, from the loads that it is shown, the first one at `opened` (in seconds, like all times)."""
+    """Follows one pool through a round, by the loads that it is shown, the first one at `opened` (in seconds, like all times)."""
 
     opened: float
     first: PoolLoad

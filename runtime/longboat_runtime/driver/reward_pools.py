@@ -25,7 +25,7 @@ from longboat_runtime.samples import PromptId
 
 log = structlog.get_logger()
 
-# How often pools are looked at, and the least time between two demands, in seconds.
+# How often the loads of pools are read, and the least time between two demands, in seconds.
 LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
 
 

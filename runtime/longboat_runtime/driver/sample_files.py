@@ -45,7 +45,7 @@ MOST_WRITING = 2
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of a group, and of each of its samples if it was trained: the reward it was trained with, and its advantage."""
+    """Says what became of a group and, if it was trained, the reward and the advantage of each of its samples."""
 
     fate: Fate
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""What the driver is doing, since when, and how long each stage of a step took."""
+"""Tracks what the driver is doing, since when, and how long each stage of a step took."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from longboat_crds.status import CheckpointStatus, Demand, Problem, Training
 
 Part = TypeVar("Part", bound=FieldsModel)
 
-# The least time, in seconds, between writes of a change that isn't urgent, such as the stage,
+# The least time, in seconds, between writes of changes that aren't urgent, such as the stage.
 QUIET_INTERVAL = 60.0
-# and between writes of changes of the demand: each has the operator plan a pool again.
+# The least time, in seconds, between writes of changes of the demand: each makes the operator plan the job's capacity again.
 DEMAND_INTERVAL = 2.0
 
 

@@ -119,7 +119,7 @@ class Steps:
     def finish(self, boundary: StepBoundary) -> None:
         """Queues what follows a commit: a checkpoint if one is due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
-        # Only now, since responses of the round come back until the commit; what comes later counts for the next one.
+        # Measured only now, since responses of the round come back until the commit; those that come later count for the next round.
         self._reporter.reports.add(step, self._round())
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))

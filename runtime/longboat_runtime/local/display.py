@@ -1,4 +1,4 @@
-"""What a person sees of a local run: what the driver is doing, a line per step, and a table at the end."""
+"""Shows a local run to a person: what the driver is doing, a line per step, and a table at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Display:
     def __init__(self, job: Job, console: Console) -> None:
         self._job, self._console = job, console
         self._records: list[Record] = []
-        self._said: set[str] = set()
+        self._printed_subjects: set[str] = set()
         self.now = "starting"
         self._line = console.status(self.now)
 
@@ -56,19 +56,19 @@ class Display:
         """Shows the driver's status; some parts of it as a line, the first time only."""
         training, problem = status.training, status.problem
         if training and training.skipped_prompts:
-            self._say("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
+            self._print_once("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
         if training and training.attention not in (None, PACKED):
-            self._say("attention", f"samples are {training.attention}")
+            self._print_once("attention", f"samples are {training.attention}")
         for tracker, place in (training.tracking.to_json() if training and training.tracking else {}).items():
-            self._say(tracker, f"tracked in {place}")
+            self._print_once(tracker, f"tracked in {place}")
         step = f"step {training.step} of {training.steps}: {training.stage or 'waiting'}" if training else "starting"
         self.now = f"{step}  [yellow]{problem.reason}: {problem.message}[/yellow]" if problem else step
         self._line.update(self.now)
 
-    def _say(self, subject: str, line: str) -> None:
+    def _print_once(self, subject: str, line: str) -> None:
         """Prints the line, the first time that there is something to say about the subject."""
-        if subject not in self._said:
-            self._said.add(subject)
+        if subject not in self._printed_subjects:
+            self._printed_subjects.add(subject)
             self._console.print(line, highlight=False)
 
     def write(self, record: Record) -> None:

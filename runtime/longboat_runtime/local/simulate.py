@@ -24,12 +24,12 @@ def compare_factors(output: Path) -> int:
         typer.echo(f"OUTPUT {output}: {error}", err=True)
         return _FAILED
     runs = simulate_factors(recording)
-    for line in (*_about(recording), "", *_table(runs)):
+    for line in (*_description(recording), "", *_table(runs)):
         typer.echo(line)
     return 0
 
 
-def _about(recording: Recording) -> list[str]:
+def _description(recording: Recording) -> list[str]:
     rounds, quotas = recording.rounds, recording.quotas
     sizes = f"{_counted(sum(quotas.values()), 'prompt')} x {_counted(recording.group_size, 'response')}"
     shape = f"{_counted(rounds[-1].engines, 'engine')} of {_counted(rounds[-1].tensor_parallel, 'device')}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 # A response passes if its reward is at least this: the full score for rewards between 0 and 1.
 FULL_SCORE = 1.0
-# So many domains have metrics of their own: those with the most groups in the batch.
+# This many domains have metrics of their own: those with the most groups in the batch.
 MOST_DOMAINS = 64
 
 

@@ -1,4 +1,4 @@
-"""What the audit of response lengths found, as metrics and as a line for people. Pure."""
+"""Reports the audit of response lengths, as metrics and as a line for people. Pure."""
 
 from __future__ import annotations
 

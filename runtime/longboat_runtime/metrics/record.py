@@ -25,7 +25,7 @@ class Record:
 
 
 class Sink(Protocol):
-    """Where records are written to."""
+    """Takes the records of a job."""
 
     def write(self, record: Record) -> None: ...
 

@@ -9,8 +9,8 @@ from longboat_crds.status import LINE_LENGTH, MOST_LEARNED_LIMITS, LearnedLimit
 from longboat_runtime.reward.timeouts import LearnedTimeouts, RewardTimes, Tally
 
 # Terms and precision of the continued fraction of the incomplete beta function.
-_MOST_TERMS, _PRECISE = 10_000, 1e-12
-# So many domains, those with most grades, have metrics of their own.
+_MOST_TERMS, _TOLERANCE = 10_000, 1e-12
+# This many domains have metrics of their own: those with the most grades.
 MOST_DOMAINS = 64
 
 
@@ -122,6 +122,6 @@ def _fraction(a: float, b: float, x: float) -> float:
         above = 1.0 + d / above
         below = 1.0 / (1.0 + d * below)
         value *= above * below
-        if abs(above * below - 1.0) < _PRECISE:
+        if abs(above * below - 1.0) < _TOLERANCE:
             break
     return value

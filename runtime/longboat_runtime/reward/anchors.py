@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # The share of correct runs that the anchor covers, as standard deviations of a normal distribution: 0.975. Over 12 simulated runs of the mix
-# of `bench.rewards`, limits kill 0.7 % of correct responses and take 1.58 x less CPU seconds; with 0.95 it is 1.0 %, in some runs more,
-# and 1.62 x.
+# of `bench.rewards`, limits kill 0.7 % of correct responses and save a factor of 1.58 of CPU seconds; with 0.95, 1.0 % are killed, in some
+# runs more, and the factor is 1.62.
 COVERED = 1.96
-# What is assumed of logarithms before anything is known: the spread within a problem, and that of problems in a domain. Each counts as
-# much as so many observations. Correct times of problems differ a hundredfold, which is four spreads of 1.15.
+# The prior of logarithms: the spread within a problem, that of problems in a domain, and the number of observations that each counts
+# for. Correct times of problems differ a hundredfold, which is four spreads of 1.15.
 _SPREAD, _OF_PROBLEMS, _COUNTS_AS = 0.5, 1.15, 2.0
 # How many observations of its own a problem's spread needs to weigh as much as its domain's.
 _OWN_SPREAD = 8.0
 
 
 class ProblemTimes(NamedTuple):
-    """What is known of one problem: how many of its grades ran to the hard limit, and the logarithms of what correct runs took, weighted.
+    """Sums up one problem: how many of its grades ran to the hard limit, and the logarithms of what correct runs took, weighted.
 
     `weight` and `squares` are the sums of weights and of their squares, `deviation` is the sum of weighted squared deviations from `mean`.
     """
@@ -105,7 +105,7 @@ class DomainTimes:
 
 
 class Prior(NamedTuple):
-    """What a domain says of each of its problems: mean and variance of its location, and the variance within it."""
+    """Holds what a domain says of each of its problems: mean and variance of its location, and the variance within it."""
 
     mean: float
     variance: float

@@ -1,4 +1,4 @@
-"""How often a sample is graded again, and when that is given up. Pure."""
+"""Decides how often a sample is graded again, and when that is given up. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 # A function that fails on a sample is run this often in all, each time on another worker if there is one.
 GRADE_ATTEMPTS = 2
-# How often graders may be lost while they grade a sample until it is taken for the cause; and how often before or while they do, in all.
+# A sample is given up once its graders have been lost this often while they graded it, or this often in all, waiting included.
 MOST_LOST_WHILE_GRADED, MOST_LOST = 3, 10
 
 
 @dataclass(slots=True)
 class Attempts:
-    """One sample's. Graders that go away (out of memory, mostly) cost no attempt: who was graded beside the cause isn't to blame.
+    """Counts the attempts at one sample. A loss of graders (mostly out of memory) costs none: another sample may be the cause.
 
     What was being graded when they went is graded `alone` from then on. So the next time they go for it, it is the cause itself, and
     no other sample is lost with it.

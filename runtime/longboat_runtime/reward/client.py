@@ -45,13 +45,13 @@ class GraderClient:
         self._connecting = asyncio.Lock()
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        # Grades that the graders have said to have begun.
+        # The ids of grades that the graders have reported as begun.
         self._begun: set[int] = set()
-        # Held by a grade that is to be the only one; how many others there are, and set while there are none.
+        # A lock held by a grade that has to run alone, the number of other grades, and an event that is set while there are none.
         self._alone, self._together, self._none = asyncio.Lock(), 0, asyncio.Event()
         self._none.set()
         self._next_id = 0
-        # Loaded again when graders have restarted.
+        # Rewards that are loaded again when graders have restarted.
         self._loaded: dict[str, tuple[RewardSpec, str]] = {}
         self._isolation: dict[str, IsolationInForce] = {}
         self._gone: asyncio.Event = asyncio.Event()

@@ -9,22 +9,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-# No pool gains or loses less at once,
+# No pool gains or loses fewer millicores at once.
 LEAST_MOVE = 250
-# and none gets more unless it is done with what the open rounds ask of it sooner, by so many seconds (a move takes about one) and by this
+# No pool gets more unless it then finishes the work of the open rounds sooner, by this many seconds (a move takes about one) and by this
 # share of the time.
 LEAST_GAIN_SECONDS, LEAST_GAIN = 1.0, 0.1
-# The mean cost of a grade is over so many at least, once there are that many; older ones count less and less.
+# The mean cost of a grade is taken over at least this many, once there are as many; older ones count less and less.
 _REMEMBERED = 200
 # Seconds that a grade takes at least.
 _LEAST_COST = 1e-6
-# How exactly times are computed.
-_EXACT = 1 + 1e-9
+# The factor to which times are computed exactly.
+_PRECISION_FACTOR = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """What a reward pool has to do: `asked` are the grades without an answer, of which `at_once` at most run now.
+    """Measures what a reward pool has to do: `asked` are the grades without an answer, of which `at_once` at most run now.
 
     The first one that no worker has been given yet waits there for `queue_seconds`; 0 if there is none. `arrived` and `graded` count the
     grades asked for and answered since the driver started, `cpu_seconds` are those that graders used meanwhile.
@@ -64,7 +64,7 @@ class GradeCost:
 
 @dataclass(frozen=True, slots=True)
 class PoolNeed:
-    """What open rounds ask of a pool: `asked` grades have no answer yet, and about `expected` more will be asked for.
+    """Estimates what open rounds ask of a pool: `asked` grades have no answer yet, and about `expected` more will be asked for.
 
     A grade takes `cpu_seconds`; None if none has been made. At most `processes` run at once, each on one CPU. The pool keeps `least`, and
     can't have more than `most`. `queue_seconds` is the age of its queue.
@@ -94,7 +94,7 @@ class PoolNeed:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What each pool could use, and why, in a line for people; `reason` is that of the whole."""
+    """Says what each pool could use, and why, in a line for people; `reason` is that of the whole."""
 
     pools: Mapping[str, int]
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
     would wait for it to come back. No pool gets more for a gain below LEAST_GAIN or LEAST_GAIN_SECONDS, and none gains or loses less than
     LEAST_MOVE, changes of its bounds and of the total aside. So what a steady load gets doesn't follow every fluctuation of measured costs.
     """
-    had = _within(total, needs, before)
+    had = _within_bounds(total, needs, before)
     work = _work(needs)
     best = _best(total, needs, work)
     wanted = {name: min(best[name], need.usable) - had[name] for name, need in needs.items()}
@@ -141,7 +141,7 @@ def differs(first: Mapping[str, int], second: Mapping[str, int]) -> bool:
     return any(abs(first.get(name, 0) - second.get(name, 0)) >= LEAST_MOVE for name in {*first, *second})
 
 
-def _within(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]) -> dict[str, int]:
+def _within_bounds(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]) -> dict[str, int]:
     """Returns what pools had, within the total and bounds, which may have changed since then."""
     had = {name: min(max(before.get(name, 0), need.least), need.most) for name, need in needs.items()}
     taken = _shared(sum(had.values()) - total, {name: had[name] - need.least for name, need in needs.items()})
@@ -172,10 +172,10 @@ def _best(total: int, needs: Mapping[str, PoolNeed], work: Mapping[str, float]) 
             name: max(int(min(1000 * work[name] / seconds, most[name])), need.least) for name, need in needs.items()
         }
 
-    # Within the shorter time all have their most, within the longer one no pool needs more than its least.
+    # Within the shorter time all pools have their most; within the longer one no pool needs more than its least.
     short = max(min((1000 * work[name] / most[name] for name in needs if work[name]), default=0.0), _LEAST_COST)
     long = max(2 * short, *(1000 * work[name] / max(need.least, 1) for name, need in needs.items()))
-    while long > short * _EXACT:
+    while long > short * _PRECISION_FACTOR:
         middle = math.sqrt(short * long)
         if sum(divided(middle).values()) > total:
             short = middle

@@ -141,7 +141,7 @@ def load_function(
         )
     function = getattr(module, name, None)
     if function is None:
-        # Only here: who has found the function needn't hold it.
+        # Imported only here: a process that finds its function needn't hold it in memory.
         import difflib
 
         available = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))

@@ -1,4 +1,4 @@
-"""What turns a response into a grade, as the reward worker sees it."""
+"""Defines a grader as the reward worker sees it: it turns a response into a grade."""
 
 from __future__ import annotations
 

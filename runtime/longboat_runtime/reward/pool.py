@@ -95,7 +95,7 @@ class RewardPool:
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
         self._queue: GradeQueue[_PendingGrade] = GradeQueue()
-        # What is in the queue, by number.
+        # The queued requests, by number.
         self._queued: dict[int, _PendingGrade] = {}
         self._arrived = self._graded = 0
         self._cpu_seconds = 0.0
@@ -185,7 +185,7 @@ class RewardPool:
             if worker.listening:
                 self._send(worker)
             if worker.requests:
-                # While it listens too: the call under way may bring the answers to earlier requests only.
+                # Even while it listens: the call under way may bring only answers to earlier requests.
                 worker.hurry.set()
 
     def follow(self, nodes: Mapping[str, int]) -> None:
@@ -341,7 +341,7 @@ class RewardPool:
         self._graded += 1
         if not isinstance(answer.outcomes, Exception):
             if worker.cpu_seconds is None:
-                # What its container uses isn't known; programs that a function starts are not in this.
+                # The container's CPU time isn't known. This sum lacks programs that functions start.
                 self._cpu_seconds += sum(outcome.cpu_seconds for outcome in answer.outcomes.values())
             worker.learn(sum(outcome.seconds for outcome in answer.outcomes.values()))
         if pending.answer.done():

@@ -1,4 +1,4 @@
-"""Which grade is asked for next: the queue of one reward pool. Pure."""
+"""Decides which grade is asked for next: the queue of one reward pool. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class Rank(NamedTuple):
-    """What groups are ordered by; the smallest comes first."""
+    """Orders groups; the smallest comes first."""
 
     round: int
     missing: int
@@ -58,7 +58,7 @@ class GradeQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting[Item]] = {}
-        # Ranks that groups have or have had; those that they no longer have are passed over.
+        # A heap of the ranks that groups have or have had; outdated ones are passed over.
         self._ranks: list[Rank] = []
 
     def put(self, group: Group, number: int, item: Item) -> None:

@@ -1,4 +1,4 @@
-"""What a reward function is given, what it returns, and the outcome of that. Pure."""
+"""Defines what a reward function is given, what it returns, and the outcome. Pure."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class FunctionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class IsolationInForce:
-    """How a reward's grades are kept apart now. Where Auto has fallen back to PerGrade, `reason` says why, in one line."""
+    """Says how a reward's grades are kept apart now. Where Auto has fallen back to PerGrade, `reason` says why, in one line."""
 
     isolation: RewardIsolation
     reason: str = ""
@@ -144,7 +144,7 @@ class IsolationInForce:
 
 @dataclass(frozen=True, slots=True)
 class GradersCapacity:
-    """How many grades a pod's graders run at once now, and the CPU seconds that their container has used.
+    """Says how many grades a pod's graders run at once now, and the CPU seconds that their container has used.
 
     The latter is None if it has no CPU quota: then others may use the same CPUs.
     """

@@ -1,4 +1,4 @@
-"""Whether the rewards of a job can grade the rows of its dataset. Pure."""
+"""Checks whether the rewards of a job can grade the rows of its dataset. Pure."""
 
 from __future__ import annotations
 

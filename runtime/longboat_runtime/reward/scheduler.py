@@ -84,7 +84,7 @@ class RayRewardScheduler:
             shares.setdefault(self._pool_of[reward.name], []).append(reward)
         row_sample = self._row_sample(row)
         with self._group_of(sample, urgency) as group:
-            outcomes = await _together(
+            outcomes = await _run_together(
                 [pool.grade(sample, row_sample, pool_rewards, group, limits) for pool, pool_rewards in shares.items()]
             )
             group.missing = max(0, group.missing - 1)
@@ -138,7 +138,7 @@ class RayRewardScheduler:
             await asyncio.sleep(_WATCH_INTERVAL)
 
 
-async def _together(parts: Sequence[Coroutine[Any, Any, dict[str, FunctionOutcome]]]) -> dict[str, FunctionOutcome]:
+async def _run_together(parts: Sequence[Coroutine[Any, Any, dict[str, FunctionOutcome]]]) -> dict[str, FunctionOutcome]:
     """Runs all parts at once and returns their outcomes. If one of them fails the others are cancelled, as all are with this call."""
     if len(parts) == 1:
         return await parts[0]

@@ -1,4 +1,4 @@
-"""Which reward worker grades next. Pure."""
+"""Chooses the reward worker that grades next. Pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _UNCOMPILABLE = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionE
 
 
 class CasesError(ValueError):
-    """What is wrong with the test cases of a row, and the cure."""
+    """Says what is wrong with the test cases of a row, and the cure."""
 
     def __init__(self, problem: str, cure: str = "correct the row, or remove it") -> None:
         super().__init__(f"{problem}: {cure}")
@@ -125,7 +125,7 @@ def _names(source: str | bytes) -> tuple[str, ...]:
         raise CasesError(f"its column `test` is not Python {version} ({type(error).__name__}: {error})") from error
 
 
-# --- Which format ---------------------------------------------------------------------------------------------------
+# --- The format of a row --------------------------------------------------------------------------------------------
 
 
 def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> tuple[TestCaseFormat, Any]:
@@ -179,7 +179,7 @@ _NEEDS = {
     TestCaseFormat.PYTEST: "a column `test`",
 }
 
-# --- Each of them ---------------------------------------------------------------------------------------------------
+# --- One reader per format ------------------------------------------------------------------------------------------
 
 
 def _paired(source: Any, where: str) -> Tests:

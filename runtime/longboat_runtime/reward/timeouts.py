@@ -42,11 +42,11 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.samples import GradeTime, PromptId, SampleId, TimeLimit
 
-# So many responses to each problem run to the hard limit before one of it has another.
+# This many responses to each problem run to the hard limit before one has a learned limit.
 FREE_RESPONSES = 2
-# Problems of which more is remembered than what they have told their domain, those used last; and domains.
+# The most problems that are remembered each by itself, the most recently used ones; and the most domains.
 MOST_PROBLEMS, MOST_DOMAINS = 10_000, 256
-# Times below are taken for this: what such a grade measures is the grader.
+# Shorter times count as this: they measure the grader rather than the response.
 _LEAST_SECONDS = 1e-3
 _UNKNOWN = ProblemTimes()
 
@@ -144,7 +144,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the grades that had a learned limit. Seconds are own seconds.
+    """Counts what became of the grades that had a learned limit. Seconds are own seconds.
 
     `kill_room` is the time of all `kills` from the limit to the hard one. `wrong` counts the `audits` that were correct beyond the limit:
     those would have been killed wrongly. All audits that went on beyond it took `beyond` of the `room` up to the hard limit.
@@ -178,7 +178,7 @@ class Tally:
 
 @dataclass(slots=True)
 class RewardTimes:
-    """What has been learned for one reward. `slow` is the mean logarithm above which a problem is among the slowest tenth."""
+    """Holds what has been learned for one reward. `slow` is the mean logarithm above which a problem is among the slowest tenth."""
 
     name: str
     rule: Rule
@@ -250,7 +250,7 @@ class RewardTimes:
 
 
 class LearnedTimeouts:
-    """What has been learned for all rewards that have `learnedTimeout`, as a fold of events. `domain` gives that of a dataset row.
+    """Learns timeouts for all rewards that have `learnedTimeout`, as a fold of events. `domain` gives the domain of a dataset row.
 
     `rewards` is empty where nothing is learned. A response that is graded again, since its data was lost, counts once.
     """

@@ -1,4 +1,4 @@
-"""Whether what a program printed or returned is what was expected, and what that is worth. Pure."""
+"""Judges whether a program printed or returned what was expected, and what that is worth. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER_CHARACTERS = 400
 
 
 class CaseResult(StrEnum):
-    """How a test case ended. All but PASSED count alike for the score; TIMEOUT is told apart in the grade's outcome."""
+    """Says how a test case ended. All but PASSED count alike for the score; TIMEOUT is told apart in the grade's outcome."""
 
     PASSED = "passed"
     WRONG = "wrong answer"
@@ -33,7 +33,7 @@ class CaseResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a program is worth, whether a timeout decides that, and a line for people."""
+    """Holds what a program is worth, whether a timeout decides that, and a line for people."""
 
     score: float
     timed_out: bool

@@ -20,7 +20,7 @@ from longboat_runtime.store.protocol import SampleStore
 # How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a
 # millisecond or two of CPU (measured), several times as much as a short grade.
 GATHER_SECONDS = 0.2
-# How many cancelled requests that it doesn't know a worker remembers, the newest ones: most had been answered when they were cancelled.
+# How many cancellations of unknown requests a worker remembers, the newest ones: most had been answered when they were cancelled.
 _MOST_CANCELLED = 10_000
 
 
@@ -50,7 +50,7 @@ class GradeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GradeAnswers:
-    """What a call brings back; `isolation` is how the grades of each reward are kept apart, by name, if that has changed.
+    """Holds what a call brings back; `isolation` says how the grades of each reward are kept apart, by name, if that has changed.
 
     `capacity` is the graders', as they last told it.
     """
@@ -69,11 +69,11 @@ class RewardWorker:
         # Requests whose responses are being fetched, and those that are being graded, by number.
         self._fetching: set[int] = set()
         self._running: dict[int, asyncio.Task[None]] = {}
-        # Those that were cancelled while they weren't here, since calls may overtake each other: they don't begin any more.
+        # Requests that were cancelled before they came, since calls may overtake each other: they won't begin.
         self._cancelled: dict[int, None] = {}
         self._answers: list[GradeAnswer] = []
         self._isolation: dict[str, IsolationInForce] = {}
-        # Set while there are answers, or another number of grades runs at once; while nothing is being graded.
+        # Set while there is something to report (answers, another capacity), and while nothing is being graded.
         self._answered, self._idle = asyncio.Event(), asyncio.Event()
 
     async def load(

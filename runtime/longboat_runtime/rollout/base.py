@@ -1,4 +1,4 @@
-"""What both kinds of engine share: the samples that run, those that have finished, and what came of publications."""
+"""Keeps what both kinds of engine share: the samples that run, those that have finished, and the outcomes of publications."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class EngineCounters(PrometheusStatLogger):
         del engine_indexes
         self.running = 0
         self.steps = StepClock()
-        self._more = False
+        self._more_steps = False
         self._lock = threading.Lock()
         self._window = Load(vllm_config.parallel_config.tensor_parallel_size)
 
@@ -36,12 +36,12 @@ class EngineCounters(PrometheusStatLogger):
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             kv_usage, waiting = scheduler_stats.kv_cache_usage, scheduler_stats.num_waiting_reqs
-            self._more = self.running + waiting > 0
+            self._more_steps = self.running + waiting > 0
         step_times = {}
         if iteration_stats is not None:
             preemptions, tokens = iteration_stats.num_preempted_reqs, iteration_stats.num_generation_tokens
             # Each sequence of a step gets one token.
-            step_times = self.steps.step(time.perf_counter(), tokens, more=self._more)
+            step_times = self.steps.step(time.perf_counter(), tokens, more=self._more_steps)
         self._add(
             preemptions=preemptions,
             generated_tokens=tokens,

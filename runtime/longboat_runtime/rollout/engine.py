@@ -16,8 +16,8 @@ from longboat_runtime.problems import SpecProblem
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# One part in so many of rollout.deviceMemory is kept for activations, captured graphs and libraries: vLLM's own default, for all but
-# weights and KV cache, is as much of a GPU.
+# One part in RESERVE of rollout.deviceMemory is kept for activations, captured graphs and libraries: as much of a GPU as vLLM keeps by
+# default for all but weights and KV cache.
 RESERVE = 10
 
 # The weight version of an engine that has received no publication yet.

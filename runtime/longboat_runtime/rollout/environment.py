@@ -66,7 +66,7 @@ def cpu_share(
 
 @dataclass(frozen=True, slots=True)
 class NodeDevices:
-    """What a rollout node has: `devices` for engines, and `accelerators`, none where engines compute on CPUs."""
+    """Counts the `devices` that a rollout node has for engines, and its `accelerators`, none where engines compute on CPUs."""
 
     devices: int
     accelerators: int = 0

@@ -227,7 +227,7 @@ class RayRolloutFleet:
         await self._ask("shutdown", self._keeper.started)
         await self._keeper.close()
 
-    # What the keeper tells
+    # Calls of the keeper
 
     def opened(self, member: Member) -> None:
         if member.name not in self._draining:

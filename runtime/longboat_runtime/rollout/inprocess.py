@@ -80,7 +80,7 @@ class InProcessEngine(BaseEngine):
     def _run(self, started: Future[None]) -> None:
         try:
             self._start()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the start gets it
+        except BaseException as error:  # noqa: BLE001 - raised where the start is awaited
             started.set_exception(error)
             return
         started.set_result(None)
@@ -258,7 +258,7 @@ class Commands:
             self._queue.get()()
 
     def end(self, reason: Exception) -> None:
-        """Raises `reason` in whoever waits for a command or gives one from now on: the owner ends."""
+        """Ends the queue: `reason` is raised in callers that wait for a command or give one from now on."""
         with self._lock:
             self._end = reason
             for future in self._waited_for:

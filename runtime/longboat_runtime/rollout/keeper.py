@@ -300,13 +300,13 @@ class EngineKeeper:
         if self._reshaping:
             return
         for node_id in self.nodes:
-            if not self._misshapen(node_id):
+            if not self._has_other_size(node_id):
                 self._open(self._nodes[node_id])
             elif node_id not in self._shaping:
                 self._shaping.add(node_id)
                 self._spawn(self._shape(node_id))
 
-    def _misshapen(self, node_id: str) -> bool:
+    def _has_other_size(self, node_id: str) -> bool:
         slots = [slot for slot in self._slots.values() if slot.node.node_id == node_id]
         return any(len(slot.devices) != self.tensor_parallel for slot in slots)
 
@@ -314,7 +314,7 @@ class EngineKeeper:
         """Gives a node that missed a reshape engines of the present size, unless it goes again or another reshape sees to it."""
         engines = [member.name for member in self.engines_of([node_id])]
         await self._listener.drain(engines)
-        if self._misshapen(node_id) and not self._reshaping and node_id in self.nodes:
+        if self._has_other_size(node_id) and not self._reshaping and node_id in self.nodes:
             await self.end_engines([node_id])
         else:
             self._listener.undrain(engines)
@@ -355,7 +355,7 @@ class EngineKeeper:
                 member.ended = member.ended or on_trial
                 await self._remove(member, error)
                 if on_trial:
-                    if await self._stays(node):
+                    if await self._node_stays(node):
                         slot.failed(str(problem) if problem else last_line(error))
                         return
                     break
@@ -386,7 +386,7 @@ class EngineKeeper:
         self._cluster.kill(member.actor)
         if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
-        died = spec_problem_in(error) is None and not member.ended and await self._stays(member.slot.node)
+        died = spec_problem_in(error) is None and not member.ended and await self._node_stays(member.slot.node)
         if not member.ended:
             log.warning("%s", reason)
         if died:
@@ -396,7 +396,7 @@ class EngineKeeper:
         self._listener.ended(member, reason, died=died)
         self.tell()
 
-    async def _stays(self, node: RolloutNode) -> bool:
+    async def _node_stays(self, node: RolloutNode) -> bool:
         """Whether an engine ended alone: not with its node, whose end Ray notices a moment later, nor in a pod that has to go."""
         await asyncio.sleep(NODE_SECONDS)
         if node.node_id not in await self._cluster.nodes():

@@ -14,7 +14,7 @@ import numpy as np
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 
-# Decode steps that a cell is measured by: the median of so many.
+# A cell is the median of this many decode steps.
 STEPS = 9
 # Fewest tokens in context that are measured.
 LEAST_CONTEXT = 32
@@ -59,7 +59,7 @@ def filled(
 
 
 class MeasuredEngine:
-    """An actor whose vLLM is stepped by whoever measures it; it serves nothing."""
+    """Steps a vLLM engine to measure it, as an actor; it serves nothing."""
 
     def __init__(self, config: EngineConfig, node: NodeDevices) -> None:
         self._config, self._node = config, node

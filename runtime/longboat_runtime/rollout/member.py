@@ -180,7 +180,7 @@ class Drains(Protocol):
 
 
 class Listener(Drains, Protocol):
-    """Is told what becomes of engines and their samples."""
+    """Receives what becomes of engines and their samples."""
 
     def opened(self, member: Member) -> None:
         """Tells the listener that the engine serves what it has loaded."""
@@ -192,4 +192,4 @@ class Listener(Drains, Protocol):
         """Tells the listener that the engine is gone, with all that ran in it; `died`: by itself, in a pod that stays."""
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
-        """Tells the listener that these samples, which the store holds, have ended in the engine: they finished or were aborted."""
+        """Tells the listener that these samples, now in the store, have ended: they finished, were aborted, or were never started."""

@@ -19,7 +19,7 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
 EVIDENCE = 0.4
 # Rounds are similar if their devices and the mean lengths of their responses differ by no more than this factor.
 SIMILAR = 1.25
-# The newest so many of similar rounds count. At most REMEMBERED groups of them are kept.
+# Of similar rounds, the newest SIMILAR_ROUNDS count. At most REMEMBERED groups of them are kept.
 SIMILAR_ROUNDS, REMEMBERED = 8, 64
 # A trial follows TRIAL_ROUNDS rounds in a row with more preemptions than this share of their responses, or with none. Both of its changes
 # may cost at most this share of the rounds that are left.
@@ -60,7 +60,7 @@ def _serves(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a plan may choose from: `sizes` of engines, ascending, and `start`, the spec's own, which is one of them."""
+    """Bounds a plan's choice: `sizes` of engines, ascending, and `start`, the spec's own, which is one of them."""
 
     sizes: tuple[int, ...]
     start: int

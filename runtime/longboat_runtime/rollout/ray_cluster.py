@@ -1,4 +1,4 @@
-"""What an engine keeper needs of the job's Ray cluster: its rollout nodes, actors on them, and the pods that ask to go."""
+"""Gives an engine keeper what it needs of the job's Ray cluster: rollout nodes, actors on them, and the pods that ask to go."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RayCluster:
         try:
             return await asyncio.to_thread(lambda: set(departures.asking(internal_kv_get_gcs_client())))
         except RayError as error:
-            log.warning("the Ray head doesn't say which pods have to go: %s", last_line(error))
+            log.warning("can't ask the Ray head which pods have to go: %s", last_line(error))
             return set()
 
     async def let_go(self, pod: str) -> None:
@@ -38,7 +38,9 @@ class RayCluster:
         try:
             await asyncio.to_thread(lambda: departures.let_go(internal_kv_get_gcs_client(), pod))
         except RayError as error:
-            log.warning("pod %s isn't told that it is free and goes at the end of its grace: %s", pod, last_line(error))
+            log.warning(
+                "can't tell pod %s that it may go, so it goes at the end of its grace period: %s", pod, last_line(error)
+            )
 
     def start(self, config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
         """Starts an actor on that node, without an engine yet."""

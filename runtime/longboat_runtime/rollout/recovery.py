@@ -1,4 +1,4 @@
-"""What happens to an engine whose weights are not the published ones. Pure."""
+"""Decides what happens to an engine whose weights are not the published ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 
-# So many refusals in a row: the weights were sent again, the engine was restarted, and it still refuses.
+# The refusals in a row after which every remedy was tried: the weights were sent again, and the engine was restarted.
 EXHAUSTED = 3
 # Pause before the first restart that follows that, in seconds; it doubles with each.
 BACKOFF_SECONDS = 5.0
@@ -23,7 +23,7 @@ _CURE = (
 
 
 class Remedy(StrEnum):
-    """What is tried with an engine that refused."""
+    """Names what is tried with an engine that refused."""
 
     RESEND = "resend"
     """It gets the same publication once more."""

@@ -1,4 +1,4 @@
-"""How long the engines of one size take for a round, computed from a model of their steps. Pure."""
+"""Computes how long engines of one size take for a round, from a model of their steps. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 from longboat_runtime.rollout.throughput import EngineModel
 from longboat_runtime.rounds.events import RoundWork
 
-# Lengths of a round are computed with at most so many quantiles.
+# The lengths of a round are represented by at most this many quantiles.
 POINTS = 512
 # Factor by which a response that was stopped with its round would have been longer.
-BEYOND = 1.25
-# At most so many responses of a round are computed, or those of one engine.
+STOPPED_LENGTH_FACTOR = 1.25
+# At most this many responses of a round are computed, or those of one engine if they are more.
 COMPUTED = 2048
 
 
@@ -47,13 +47,13 @@ class Work:
 def work_of(measured: RoundWork, max_tokens: int) -> Work:
     """Estimates the round's work as if no response had been stopped with it.
 
-    A stopped response would have become longer by the factor BEYOND, up to `max_tokens`.
+    A stopped response would have become longer by the factor STOPPED_LENGTH_FACTOR, up to `max_tokens`.
     """
     responses = measured.responses
     share = min(1.0, POINTS / max(1, responses.samples))
     ended = _at_even_shares(responses.lengths, round(share * responses.completed))
     stopped = _at_even_shares(responses.stopped, round(share * (responses.samples - responses.completed)))
-    continued = (min(max_tokens, ceil(BEYOND * (tokens + 1))) for tokens in stopped)
+    continued = (min(max_tokens, ceil(STOPPED_LENGTH_FACTOR * (tokens + 1))) for tokens in stopped)
     lengths = tuple(sorted([*ended, *continued]))
     return Work(responses.samples, responses.completed, measured.prompt_tokens, lengths)
 
@@ -80,8 +80,10 @@ def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Wo
         return 0.0
     lengths = [max(1, work.lengths[number * len(work.lengths) // samples]) for number in range(samples)]
     # All sizes of engines are priced with the same order.
-    dealt = np.random.default_rng(0).permutation(lengths).tolist()
-    ends = (_ends(model, max_sequences, ceil(work.prompt_tokens), dealt[first::computed]) for first in range(computed))
+    shuffled = np.random.default_rng(0).permutation(lengths).tolist()
+    ends = (
+        _ends(model, max_sequences, ceil(work.prompt_tokens), shuffled[first::computed]) for first in range(computed)
+    )
     return next(islice(merge(*ends), needed - 1, None))
 
 

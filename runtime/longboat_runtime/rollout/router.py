@@ -1,4 +1,4 @@
-"""Which engine makes a sample. Pure.
+"""Chooses the engine that makes a sample. Pure.
 
 The rule: samples of one prompt go to one engine, so that the prompt is computed once (prefix cache); a new prompt goes to the
 engine with the fewest samples. A prompt moves to another engine when its own has `IMBALANCE` samples more than the emptiest one:

@@ -140,7 +140,7 @@ class SpawnedEngine(BaseEngine):
         try:
             output = await self._guard(_final_output(collector))
         except EngineDead:
-            return  # the guard has notified whoever waits for samples
+            return  # the guard has notified the callers that wait for samples
         # Another request of that name may run by now: this one was lost with a refused publication.
         if self._running.get(str(request.id)) is request:
             self._finish(str(request.id), output)

@@ -1,4 +1,4 @@
-"""What an engine's steps take, by the number of sequences they work on. Pure."""
+"""Measures an engine's steps, by the number of sequences they work on. Pure."""
 
 from __future__ import annotations
 

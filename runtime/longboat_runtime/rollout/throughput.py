@@ -1,4 +1,4 @@
-"""What engines take for a step, by their devices, sequences and tokens in context. Pure."""
+"""Models what engines take for a step, by their devices, sequences and tokens in context. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ class EngineModel:
     def __post_init__(self) -> None:
         for axis in (self.sequences, self.contexts):
             if not axis or min(axis) < 1 or any(low >= high for low, high in pairwise(axis)):
-                raise ValueError(f"sequences and contexts have to ascend from 1 or more: {axis}")
+                raise ValueError(f"sequences and contexts must ascend from 1 or more: {axis}")
         shape = {len(row) for row in self.seconds}
         if len(self.seconds) != len(self.sequences) or shape != {len(self.contexts)}:
             raise ValueError("seconds need a row for each number of sequences and a column for each context")
         if min(self.kv_tokens, self.block_tokens) < 1 or self.prefill_seconds < 0 or min(map(min, self.seconds)) <= 0:
-            raise ValueError("an engine has KV cache and takes time")
+            raise ValueError(
+                "kv_tokens and block_tokens must be at least 1, seconds above 0, prefill_seconds at least 0"
+            )
 
     def step_seconds(self, sequences: int, tokens: float) -> float:
         """Returns the seconds of a decode step of `sequences` sequences that have `tokens` in context together.

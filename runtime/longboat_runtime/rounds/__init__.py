@@ -1,1 +1,1 @@
-"""Which samples are generated, kept and trained: events, the ledger that folds them, and round policies. Pure."""
+"""Decides which samples are generated, kept and trained: events, the ledger that folds them, and round policies. Pure."""

@@ -40,23 +40,23 @@ class ByDomain(OnPolicy):
     def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         answers = (
             self.rules[domain].answer(view.within(domain), round_.part(domain), body)
-            for domain in self._concerned(view, body)
+            for domain in self._affected_domains(view, body)
         )
         return next((answer for answer in answers if answer), None)
 
     def settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
-        if decisions := self._lacking(view, round_, body, self._concerned(view, body)):
+        if decisions := self._decisions(view, round_, body, self._affected_domains(view, body)):
             return decisions
         if round_.undecided:
             return []
-        return self._lacking(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
+        return self._decisions(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
 
-    def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
+    def _affected_domains(self, view: View, body: events.Body) -> Iterable[str]:
         """Returns the domains whose part of the round the event may have changed: its sample's; all without a sample of a known domain."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 
-    def _lacking(self, view: View, round_: RoundRecord, body: events.Body, domains: Iterable[str]) -> list[Decision]:
+    def _decisions(self, view: View, round_: RoundRecord, body: events.Body, domains: Iterable[str]) -> list[Decision]:
         """Returns all decisions of these domains except the end of the round."""
         decisions: list[Decision] = [
             replace(decision, domain=domain) if isinstance(decision, Launch) else decision

@@ -25,7 +25,7 @@ class RoundKind(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a prompt is given up for this epoch."""
+    """Says why a prompt is given up for this epoch."""
 
     ZERO_VARIANCE = "zero_variance"
     """All rewards of the group are equal, so nothing can be learned from it (DAPO, arXiv:2503.14476, section 3.2)."""
@@ -42,7 +42,7 @@ NOT_REPLACED = (DropReason.GRADER_ERROR, DropReason.ENGINE_DEATHS)
 
 
 class DeferReason(StrEnum):
-    """Why a prompt goes back to the queue, to be launched again as a new attempt."""
+    """Says why a prompt goes back to the queue, to be launched again as a new attempt."""
 
     VERSION_GONE = "version_gone"
     """A sample was lost, and the weights that began the group no longer serve."""
@@ -251,7 +251,7 @@ class PodDrained:
 
 @dataclass(frozen=True, slots=True)
 class PoolGrading:
-    """What a reward pool did in a round.
+    """Reports what a reward pool did in a round.
 
     `arrived` grades were asked for and `graded` made, which took `cpu_seconds` in all. At most `waiting` waited at a time, the longest for
     `queue_seconds` at least. `asked` is its course: from so many seconds after the round was opened, so many grades had no answer yet.
@@ -267,7 +267,7 @@ class PoolGrading:
 
 @dataclass(frozen=True, slots=True)
 class RoundGraded:
-    """What reward pools did, by name, while this round was the newest one. Like what engines felt, it is no matter of policies."""
+    """Reports what reward pools did, by name, while this round was the newest one. Policies don't see this event."""
 
     round: int
     pools: Mapping[str, PoolGrading]

@@ -20,7 +20,7 @@ from longboat_runtime.samples import PromptId, SampleId
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What an event does to samples that are under way.
+    """Lists what an event does to samples that are under way.
 
     Engines have to `stop` samples, or `pause` them: return them with their tokens, to be resumed later. `given_up` is a group that
     is given up, as it was: the data of its samples is no longer needed.

@@ -56,14 +56,14 @@ class TailBatching(OneQuota):
 
     def urgent(self, view: View) -> bool:
         """Whether more prompts are deferred than the rounds after the next one can take, or than two rounds train."""
-        return len(view.deferred) > min(self._later(view), 2 * self.prompts_per_round)
+        return len(view.deferred) > min(self._later_capacity(view), 2 * self.prompts_per_round)
 
     def racing(self, view: View) -> bool:
         """Whether the next short round races: all do except audit rounds, unless races are suspended."""
         audit = self.audit_every is not None and (view.short_rounds + 1) % self.audit_every == 0
         return not audit and not view.calm_rounds
 
-    def _later(self, view: View) -> int:
+    def _later_capacity(self, view: View) -> int:
         """Counts the prompts that rounds can train after the next step."""
         return self.prompts_per_round * (view.steps - view.step - 1)
 
@@ -91,23 +91,23 @@ class TailBatching(OneQuota):
         if part.kind is RoundKind.LONG:
             oldest = islice(view.deferred.items(), self.prompts_per_round)
             queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
-            fresh = self._fresh(view, self.prompts_per_round - len(queued))
+            fresh = self._fresh_prompts(view, self.prompts_per_round - len(queued))
             return self._launch(part, (*queued, *fresh), self.prompts_per_round)
-        room = self._later(view) - len(view.deferred)
+        room = self._later_capacity(view) - len(view.deferred)
         wanted = self.prompts_per_round
         if part.racing:
             wanted = overcommitted(self.prompts_per_round, self.prompt_overcommit, view.races, self.phase)
         count = min(wanted, self.prompts_per_round + room)
-        return self._launch(part, self._fresh(view, count), count)
+        return self._launch(part, self._fresh_prompts(view, count), count)
 
     def _replacement(self, view: View, part: PartRecord, count: int) -> Launch:
         """Replaces groups that were dropped, or given up with their weights. The last round takes deferred prompts."""
         last = view.step + 1 >= view.steps
         queued = tuple(islice(view.deferred, count)) if part.kind is RoundKind.LONG or last else ()
-        fresh = self._fresh(view, count - len(queued))
+        fresh = self._fresh_prompts(view, count - len(queued))
         return self._launch(part, (*queued, *fresh), count)
 
-    def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
+    def _fresh_prompts(self, view: View, count: int) -> tuple[PromptId, ...]:
         """Returns at most `count` queued prompts that were never launched, which an earlier driver may have drawn."""
         if len(view.queue) == len(view.deferred):
             return ()

@@ -1,4 +1,4 @@
-"""What a round policy may see: a read-only view of the ledger. Pure."""
+"""Shows round policies what they may see: a read-only view of the ledger. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each round asked of its engines, folded from events. Pure."""
+"""Folds from events what each round asked of its engines. Pure."""
 
 from __future__ import annotations
 

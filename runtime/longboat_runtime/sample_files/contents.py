@@ -1,4 +1,4 @@
-"""What goes into the file of a step: which steps have one, which groups of a step are in it, and what is said about a sample. Pure."""
+"""Decides what goes into the file of a step: which steps have one, which groups are in it, what is said about a sample. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
 
 class Fate(StrEnum):
-    """What became of a sample's group in the step: trained, given up for this epoch, or put back to be generated again later."""
+    """Says what became of a sample's group in the step: trained, given up for this epoch, or put back to be generated again later."""
 
     KEPT = "kept"
     DROPPED = "dropped"

@@ -34,7 +34,7 @@ class FileRemoved(FileDamaged):
 
 
 class Order(StrEnum):
-    """By what samples are ranked; without a rank they come by step and id."""
+    """Names what samples are ranked by; without a rank they come by step and id."""
 
     WORST = "worst"
     BEST = "best"
@@ -43,7 +43,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which samples somebody wants to see.
+    """Selects the samples that somebody wants to see.
 
     `epoch` and `row` name a prompt; a row alone names it in all epochs. `search` is looked for in prompts and responses, whatever
     its case. `limit` is how many samples at most, None for all of them. Samples without a score are neither best nor worst.
@@ -96,7 +96,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a sample's texts are."""
+    """Locates a sample's texts."""
 
     path: Path
     group: int

@@ -1,4 +1,4 @@
-"""How long one step of an engine takes, by the number of sequences it works on. Pure."""
+"""Models how long one step of an engine takes, by the number of sequences it works on. Pure."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from math import floor, inf
 from longboat_runtime.samples import SampleId, VersionSpan
 from longboat_runtime.simulate.curve import StepCurve
 
-# Steps are counted in floating point: so much is rounding.
+# Steps are counted in floats: differences up to this are rounding.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What an engine gives back: `tokens` with the weight versions that drew them."""
+    """Holds what an engine gives back: `tokens` with the weight versions that drew them."""
 
     sample: SampleId
     tokens: int
@@ -32,7 +32,7 @@ class _Running:
 
 
 class SimulatedEngine:
-    """Runs at most `limit` sequences; others wait in the order they came. Time is given by whoever asks, and never goes back.
+    """Runs at most `limit` sequences; others wait in the order they came. The caller gives the time, which never goes back.
 
     A sample begins at once, not with the next step: on average that is half a step too early. Prompts cost no time of their own;
     the curve has it, as far as the steps it was observed on computed prompts too.

@@ -99,7 +99,7 @@ class SimulatedFleet:
             self._router.drain(name)
         responses = self.take_back(running, now)
         for name in ending:
-            # Those that end with the step under way.
+            # Responses that end with the step under way.
             responses += [(name, response) for response in self._last(name)]
             self._router.remove(name)
         self._load += self._take(ending, now)

@@ -13,7 +13,7 @@ class KvCache:
 
     A full block stays in the prefix cache when nobody uses it any more, until it is taken for something else: blank blocks are taken
     first, then those that were given back longest ago, of one sequence the last first. The samples of a prompt share the full blocks
-    of its first `shared` tokens. Whoever admits a sequence again finds what is left of it.
+    of its first `shared` tokens. A sequence that is admitted again finds what is left of its blocks.
     """
 
     def __init__(self, total: int, block_size: int, shared: int) -> None:
@@ -44,7 +44,7 @@ class KvCache:
         if not used:
             self.free -= shared
             self._cached.pop(prompt, None)
-        # Blocks that aren't found again because those before them are gone.
+        # Blocks can't be found again once the blocks before them are gone.
         self._blank += self._cached.pop(sample, 0) - own
         self.free -= own
         self._users[prompt] += 1

@@ -1,4 +1,4 @@
-"""How long responses are. Pure.
+"""Draws the lengths of responses. Pure.
 
 A distribution gives each sample its length by its id: policies that are compared get the same lengths, whatever they launch when.
 """

@@ -22,13 +22,13 @@ from longboat_runtime.simulate.site import Site
 
 # Rounds of a period, including the long one, by factor. A factor of 1 has no periods, but needs enough rounds for a reliable mean.
 PERIODS = {1.0: 5, 1.125: 9, 1.25: 5, 1.5: 3}
-# So many windows are resampled from the recorded one.
+# How many windows are resampled from the recorded one.
 WINDOWS = 8
 # All simulated runs together train this many samples, or a period each if that is more. That takes some 8 s of one CPU.
 SAMPLES = 64_000
 # At most this many rounds of each factor are simulated in each window.
 ROUNDS = 18
-# The samples that an engine can run at once if none ever waited there.
+# The capacity of an engine in which no sample ever waited.
 UNLIMITED = 2**31
 
 

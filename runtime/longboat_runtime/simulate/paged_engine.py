@@ -18,7 +18,7 @@ from longboat_runtime.simulate.step_series import StepLine, StepSeries
 
 # The most tokens that a step computes; the default is vLLM's.
 BATCHED_TOKENS = 2048
-# Times are sums of floating point: so much of a step is rounding.
+# Times are sums of floats: differences up to this share of a step are rounding.
 _ROUNDING = 1e-9
 
 
@@ -113,7 +113,7 @@ class PagedEngine:
         """Takes a sample whose response will have `tokens`. Raises ValueError if it has no prompt or the KV cache can never hold it."""
         self._advance(now)
         if prompt_tokens < 1:
-            raise ValueError("a prompt has tokens")
+            raise ValueError("a prompt must have at least one token")
         if self.cache.blocks(prompt_tokens + tokens - 1) > self.cache.total:
             raise ValueError(
                 f"{prompt_tokens + tokens} tokens don't fit into the {self._model.kv_tokens} of {self.name}'s KV cache"
@@ -214,7 +214,7 @@ class PagedEngine:
         series = StepSeries(self._lines[running], context, self._model.prefill_seconds * computed)
         count = 1 if preempted or full else self._steps_without_change()
         self._under_way = _Steps(self._now, series, count)
-        self._felt(running=running, waiting=len(self._waiting))
+        self._add_load(running=running, waiting=len(self._waiting))
 
     def _steps_without_change(self) -> int:
         """Counts steps from the one being scheduled on: no sequence ends before the last, and none lacks a block after the first."""
@@ -250,7 +250,7 @@ class PagedEngine:
         self._take_out(sequence, continues=True)
         self._waiting[sequence.sample] = sequence
         self._waiting.move_to_end(sequence.sample, last=False)
-        self._felt(preemptions=1)
+        self._add_load(preemptions=1)
 
     def _admit(self) -> tuple[int, bool]:
         """Admits waiting sequences; returns the tokens to compute for them, and whether it stopped since the step computes enough."""
@@ -280,7 +280,7 @@ class PagedEngine:
         self.cache.take(cycles * running + sum(self._needed(self._step + 1 + step) for step in range(rest)))
         self._step += steps.count
         self._now, self._under_way = steps.end, None
-        self._felt(
+        self._add_load(
             generated_tokens=running * steps.count,
             kv_usage=1 - self.cache.free / self.cache.total,
             step_times={rounded(running): StepTimes(steps.count, steps.end - steps.start)},
@@ -299,7 +299,7 @@ class PagedEngine:
     def _renew(self) -> None:
         """Makes running sequences wait to be computed again, before all others; all tokens to come are of the new version."""
         self._outdated = False
-        self._felt(interrupted=len(self._running))
+        self._add_load(interrupted=len(self._running))
         for sequence in [*reversed(self._running.values())]:
             self._take_out(sequence)
             self._waiting[sequence.sample] = sequence
@@ -322,5 +322,5 @@ class PagedEngine:
         spans = (VersionSpan(version, first, end) for (first, version), end in zip(starts, ends, strict=True))
         return Response(sequence.sample, tokens, tuple(span for span in spans if span.start < span.end))
 
-    def _felt(self, **measured: object) -> None:
+    def _add_load(self, **measured: object) -> None:
         self._load += Load(self._devices, **measured)  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ class Simulation:
         self._generated = 0
         self._committed_at = 0.0
         self._rolling_since: float | None = None
-        self._rolled = 0.0
+        self._rollout_seconds = 0.0
         self._loads = RoundLoads()
         self._measured: dict[int, events.RoundMeasured] = {}
         self._works = RoundWorks()
@@ -174,7 +174,7 @@ class Simulation:
             return False
         return True
 
-    # What the loop asks for
+    # Requests of the loop
 
     def now(self) -> float:
         return self._time
@@ -296,14 +296,14 @@ class Simulation:
     def _commit(self, committed: events.StepCommitted) -> None:
         self._count_rollout()
         if self._rolling_since is not None:
-            self._rolled += self._time - self._rolling_since
+            self._rollout_seconds += self._time - self._rolling_since
             self._rolling_since = self._time
         measured = self._measured.pop(committed.round, None)
         self.steps.append(
             SimulatedStep(
                 step=committed.step,
                 kind=self._kinds.pop(committed.round),
-                rollout=self._rolled,
+                rollout=self._rollout_seconds,
                 seconds=self._time - self._committed_at,
                 trained=len(committed.samples),
                 generated=self._generated,
@@ -314,7 +314,7 @@ class Simulation:
         )
         prompts = {sample.prompt for sample in committed.samples}
         self._tokens = {sample: tokens for sample, tokens in self._tokens.items() if sample.prompt not in prompts}
-        self._committed_at, self._rolled, self._generated = self._time, 0.0, 0
+        self._committed_at, self._rollout_seconds, self._generated = self._time, 0.0, 0
 
     def _publish(self, version: int) -> None:
         """Publishes as the driver does, once engines have their shape."""
@@ -387,5 +387,5 @@ class Simulation:
         if running and self._rolling_since is None:
             self._rolling_since = self._time
         elif not running and self._rolling_since is not None:
-            self._rolled += self._time - self._rolling_since
+            self._rollout_seconds += self._time - self._rolling_since
             self._rolling_since = None

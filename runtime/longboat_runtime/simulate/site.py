@@ -1,4 +1,4 @@
-"""What a simulated job runs on, and how long its stages take. Pure."""
+"""Describes what a simulated job runs on, and how long its stages take. Pure."""
 
 from __future__ import annotations
 

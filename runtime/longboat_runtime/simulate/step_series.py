@@ -1,4 +1,4 @@
-"""What consecutive decode steps of the same sequences take: each has a token more in context than the one before. Pure."""
+"""Computes what consecutive decode steps of the same sequences take: each has a token more in context than the one before. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import ceil, floor, sqrt
 from longboat_runtime.rollout.throughput import EngineModel
 
 # The least that a step takes in an EngineModel.
-_LEAST = 1e-6
+_LEAST_SECONDS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class StepLine:
         seconds = [model.step_seconds(sequences, sequences * context) for context in contexts]
         slope = (seconds[-1] - seconds[-2]) / (contexts[-1] - contexts[-2]) if len(contexts) > 1 else 0.0
         if slope < 0:
-            contexts.append(contexts[-1] + (seconds[-1] - _LEAST) / -slope)
-            seconds.append(_LEAST)
+            contexts.append(contexts[-1] + (seconds[-1] - _LEAST_SECONDS) / -slope)
+            seconds.append(_LEAST_SECONDS)
             slope = 0.0
         return cls(tuple(contexts), tuple(seconds), slope)
 

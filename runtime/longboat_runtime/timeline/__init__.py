@@ -1,1 +1,1 @@
-"""What a job's rounds looked like: its event logs as a picture or as a trace."""
+"""Shows what a job's rounds looked like: its event logs as a picture or as a trace."""

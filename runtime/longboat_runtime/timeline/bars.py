@@ -19,7 +19,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class Fate(StrEnum):
-    """What became of a sample."""
+    """Says what became of a sample."""
 
     KEPT = "kept"
     """Part of its round's batch."""
@@ -82,7 +82,7 @@ class Round:
 
 
 class Work(StrEnum):
-    """What is done between rounds. A publication includes the evaluation of what it published."""
+    """Names the work that is done between rounds. A publication includes the evaluation of what it published."""
 
     TRAIN = "train"
     PUBLISH = "publish"
@@ -125,7 +125,7 @@ def _between(course: Sequence[tuple[float, float]], start: float, end: float) ->
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """No driver whose work survived ran: from the last event of an incarnation to the start of the next one."""
+    """Marks a time in which no driver whose work survived ran: from the last event of an incarnation to the start of the next one."""
 
     start: float
     end: float

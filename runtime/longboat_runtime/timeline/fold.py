@@ -259,7 +259,7 @@ class OpenRound:
     groups: list[OpenGroup] = field(default_factory=list)
 
     def frozen(self, end: float) -> Round:
-        """Returns the round as the log tells it, which ends at `end`."""
+        """Returns the round as far as the log tells it; tries that still run end at `end`, the time of its last event."""
         fates = [group.fate for group in self.groups]
         bars = tuple(bar for group in self.groups for bar in group.bars(end))
         return Round(

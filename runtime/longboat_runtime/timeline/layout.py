@@ -1,4 +1,4 @@
-"""What stands where in a picture and in a trace: the time axis, lanes of rows without overlapping bars, and their labels. Pure."""
+"""Lays out a picture and a trace: the time axis, lanes of rows without overlapping bars, and their labels. Pure."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ _DPI = 110
 # Inches that a row of samples, a lane, the trainer's part and a reward pool are high.
 _ROW, _LANE, _TRAINER, _POOL = 0.016, 0.3, 0.5, 0.32
 # Inches around the panels: names of lanes, and captions, axis and legend.
-_BESIDE, _AROUND = 1.5, 1.8
+_MARGIN_WIDTH, _MARGIN_HEIGHT = 1.5, 1.8
 _WIDTHS, _HEIGHTS = (8.0, 40.0), (2.5, 16.0)
-# Rounds that are opened within so many seconds are opened at once.
-_AT_ONCE = 0.05
+# Rounds that are opened within this many seconds count as opened at once.
+_SIMULTANEOUS_SECONDS = 0.05
 
 # Distinguishable with any kind of colour vision (Okabe and Ito).
 _FATES = {
@@ -50,18 +50,18 @@ _FATES = {
     Fate.OPEN: "#BBBBBB",
 }
 _WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00", Work.RESHAPE: "#882255", Work.DRAIN: "#999933"}
-_UNDONE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
+_UNFINISHED_STYLE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 _LINE = "#222222"
 _GRADES, _CPUS = "#A9BCD0", "#B2182B"
 # Share of a pool's height that the largest value takes.
-_LARGEST = 0.85
+_CURVE_HEIGHT = 0.85
 # Shares of the height of all rows: the free space around all lanes, what a lane takes at least so that its name fits, and
 # what all lanes may take for that.
-_SPACE, _LEAST, _ALL = 0.08, 0.05, 0.5
+_LANE_SPACE, _LEAST_LANE, _LANES_SHARE = 0.08, 0.05, 0.5
 # Inches that the name of a lane is high.
-_NAME = 0.15
-# Up to so many rows are drawn with space between them; with more it would only be a pattern of pixels.
-_APART, _THICKNESS = 120, 0.85
+_NAME_HEIGHT = 0.15
+# Up to _MOST_SEPARATE_ROWS rows are drawn with space between them; with more rows the space would only be a pattern of pixels.
+_MOST_SEPARATE_ROWS, _THICKNESS = 120, 0.85
 
 
 def draw(timeline: Timeline, file: Path, job: str) -> None:
@@ -77,7 +77,7 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
     axis, engine_lanes = Axis.from_timeline(timeline), lanes(timeline.rounds)
     width, height = _width(timeline, axis), _height(engine_lanes)
     heights = [height, *([_POOL * len(timeline.pools)] if timeline.pools else []), _TRAINER]
-    size = width + _BESIDE, sum(heights) + _AROUND
+    size = width + _MARGIN_WIDTH, sum(heights) + _MARGIN_HEIGHT
     figure, panels = pyplot.subplots(
         len(heights), 1, figsize=size, sharex=True, layout="constrained", height_ratios=heights
     )
@@ -103,7 +103,7 @@ def _width(timeline: Timeline, axis: Axis) -> float:
     A round doesn't count if the next one is opened at once.
     """
     opened = [axis.at(round_.opened) for round_ in timeline.rounds] + [axis.at(timeline.end)]
-    widths = [later - earlier for earlier, later in pairwise(opened) if later - earlier > _AT_ONCE]
+    widths = [later - earlier for earlier, later in pairwise(opened) if later - earlier > _SIMULTANEOUS_SECONDS]
     width = opened[-1] / min(widths) * FULL if widths else 0.0
     return min(max(width, _WIDTHS[0]), _WIDTHS[1])
 
@@ -120,8 +120,8 @@ def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: 
     If there are very many lanes, only some are named, always including the last.
     """
     rows, count = max(sum(lane.rows for lane in engine_lanes), 1), max(len(engine_lanes), 1)
-    space, least = rows * _SPACE / count, rows * min(_LEAST, _ALL / count)
-    thickness = _THICKNESS if rows <= _APART else 1.0
+    space, least = rows * _LANE_SPACE / count, rows * min(_LEAST_LANE, _LANES_SHARE / count)
+    thickness = _THICKNESS if rows <= _MOST_SEPARATE_ROWS else 1.0
     shapes: dict[Fate, list[list[tuple[float, float]]]] = {fate: [] for fate in Fate}
     top, middles = 0.0, []
     for lane in engine_lanes:
@@ -133,11 +133,11 @@ def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: 
             shapes[bar.fate].append([(begin, upper), (end, upper), (end, lower), (begin, lower)])
         middles.append(top + (space + height) / 2)
         top += space + height
-        panel.axhline(top, color=_LINE, linewidth=0.6 if inches / count > _NAME else 0.1)
+        panel.axhline(top, color=_LINE, linewidth=0.6 if inches / count > _NAME_HEIGHT else 0.1)
     for fate, bars in shapes.items():
         panel.add_collection(PolyCollection(bars, facecolors=_FATES[fate], linewidths=0))
     panel.set_ylim(top or 1.0, 0)
-    named = {*range(0, len(engine_lanes), ceil(count * _NAME / inches)), *range(len(engine_lanes))[-1:]}
+    named = {*range(0, len(engine_lanes), ceil(count * _NAME_HEIGHT / inches)), *range(len(engine_lanes))[-1:]}
     panel.set_yticks([middles[i] for i in named], [lane_name(engine_lanes[i]) for i in named])
     panel.tick_params(length=0)
     counts = Counter(bar.fate for lane in engine_lanes for _, bar in lane.bars)
@@ -151,10 +151,10 @@ def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
     for place, pool in enumerate(timeline.pools):
         bottom = place + 1.0
         times, counts = steps(pool.asked, timeline.end)
-        heights = [bottom - _LARGEST * value / most_asked for value in counts]
+        heights = [bottom - _CURVE_HEIGHT * value / most_asked for value in counts]
         panel.fill_between([axis.at(time) for time in times], heights, bottom, color=_GRADES, linewidth=0)
         times, cpus = steps(pool.cpus, timeline.end)
-        heights = [bottom - _LARGEST * value / most_cpus for value in cpus]
+        heights = [bottom - _CURVE_HEIGHT * value / most_cpus for value in cpus]
         panel.plot([axis.at(time) for time in times], heights, color=_CPUS, linewidth=1.2)
         panel.axhline(bottom, color=_LINE, linewidth=0.6)
     panel.set_ylim(len(timeline.pools), 0)
@@ -172,14 +172,16 @@ def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
     lines = [work for work in Work if work in shown or work not in (Work.RESHAPE, Work.DRAIN)]
     for span in timeline.spans:
         place, start, end = lines.index(span.work), axis.at(span.start), axis.at(span.end)
-        style = {} if span.done else _UNDONE
+        style = {} if span.done else _UNFINISHED_STYLE
         panel.barh(place, end - start, 0.7, start, facecolor=_WORKS[span.work], **style)
     panel.set_ylim(len(lines) - 0.5, -0.5)
     panel.set_yticks(range(len(lines)), [work.value for work in lines])
     panel.tick_params(axis="y", length=0)
     handles = [Patch(color=_WORKS[work], label=work.value) for work in Work if work in shown]
     undone = any(not span.done and span.end > span.start for span in timeline.spans)
-    return [*handles, Patch(facecolor="#888888", label="failed or unfinished", **_UNDONE)] if undone else handles
+    return (
+        [*handles, Patch(facecolor="#888888", label="failed or unfinished", **_UNFINISHED_STYLE)] if undone else handles
+    )
 
 
 def _draw_rounds(panels: Sequence[Any], timeline: Timeline, axis: Axis, width: float) -> list[Any]:

@@ -43,7 +43,9 @@ def _driver(timeline: Timeline, begin: float) -> list[dict[str, Any]]:
     entries += [_named("thread_name", _DRIVER, tid, name) for tid, name in threads.items()]
     for row, (start, end), round_ in zip(rows, spans, timeline.rounds, strict=True):
         title = f"round {round_.number} ({round_.kind})"
-        entries.append(_complete(title, "round", _DRIVER, row + 1, start - begin, end - begin, _about(round_)))
+        entries.append(
+            _complete(title, "round", _DRIVER, row + 1, start - begin, end - begin, _round_arguments(round_))
+        )
     for span in timeline.spans:
         entries.append(_span(span, works[span.work], begin))
     return entries
@@ -79,7 +81,7 @@ def _counters(pool: Pool, begin: float) -> list[dict[str, Any]]:
     ]
 
 
-def _about(round_: Round) -> dict[str, Any]:
+def _round_arguments(round_: Round) -> dict[str, Any]:
     return {
         "kind": round_.kind.value,
         "version": round_.version,

@@ -38,7 +38,7 @@ class SampleTable:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a tracker logs of one step."""
+    """Holds what a tracker logs of one step."""
 
     record: Record
     samples: SampleTable | None = None

@@ -17,9 +17,9 @@ RUN_TAG = "longboat.run"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 # Limits of the tracking server on one request (MLflow, REST API, "Log Batch"), and the least of its limits on a value of all versions.
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE, VALUE_LENGTH, NAME_LENGTH = 1000, 100, 500, 250
-# The most characters of what the client says of an error.
+# The most characters of an error of the client.
 MESSAGE_LENGTH = 500
-# The client itself never asks again: it might log twice what the server has stored. The next process begins with what the server has.
+# The client itself never retries: it might log twice what the server has stored. The next process begins with what the server has.
 _LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 

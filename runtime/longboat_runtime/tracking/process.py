@@ -33,7 +33,7 @@ ALIVE_SECONDS = 30.0
 
 
 class Ending:
-    """How the job ended, once it has: read from the rest of `source` by a thread of its own."""
+    """Tells how the job ended, once it has: read from the rest of `source` by a thread of its own."""
 
     def __init__(self, source: TextIO) -> None:
         self.how: str | None = None

@@ -1,4 +1,4 @@
-"""What a tracker is to the process that feeds it."""
+"""Defines a tracker as the process that feeds it sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = "training/global_step"
 
 
 class TrackingProblem(Exception):
-    """Why a tracker can't log now: `field` is the spec field to change, below `spec.tracking`; `message` has cause and cure."""
+    """Says why a tracker can't log now: `field` is the spec field to change, below `spec.tracking`; `message` has cause and cure."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)
@@ -29,7 +29,7 @@ class TrackingProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TrackedJob:
-    """What a tracker's process is told about its job.
+    """Tells a tracker's process about its job.
 
     `run` identifies the job's run in every tracker, `spec` is the job's as JSON values. `secrets` is the directory that has the
     keys of the trackers' Secrets as files, None for a job without Kubernetes. `scratch` is a directory for the process alone.

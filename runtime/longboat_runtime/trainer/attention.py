@@ -21,7 +21,7 @@ NAME = "longboat_packed"
 
 @dataclass(eq=False)
 class Packing:
-    """How many tokens each sample of a packed sequence has, in order.
+    """Says how many tokens each sample of a packed sequence has, in order.
 
     An object of its own: what torch compiles for one packing then serves for all, and `ends` are the same in all layers of a pass.
     """

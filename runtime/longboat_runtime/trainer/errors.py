@@ -1,4 +1,4 @@
-"""What the driver must tell apart."""
+"""Defines the trainer's errors that the driver must tell apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many floating-point operations training takes, and how many a device can do. Pure."""
+"""Counts the floating-point operations that training takes, and those that a device can do. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PEAKS: Sequence[tuple[str, float]] = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """What the operations of a step follow from, and the device that does them.
+    """Holds what determines the operations of a step, and the speed of the device that does them.
 
     `weights` are those that every token is multiplied with, `attention` the widths of all layers' attention (heads x head size)
     added up. `peak` is in operations per second of one device; None if that isn't known.

@@ -1,4 +1,4 @@
-"""What the loss is multiplied by in Float16, so that small gradients don't vanish. Pure."""
+"""Decides what the loss is multiplied by in Float16, so that small gradients don't vanish. Pure."""
 
 from __future__ import annotations
 

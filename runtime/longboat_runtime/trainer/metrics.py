@@ -1,4 +1,4 @@
-"""From sums over tokens to metrics under verl's names. Pure."""
+"""Turns sums over tokens into metrics under verl's names. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the directory of a Hugging Face causal language model says about it."""
+"""Reads the directory of a Hugging Face causal language model."""
 
 from __future__ import annotations
 

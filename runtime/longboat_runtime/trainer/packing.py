@@ -1,4 +1,4 @@
-"""Which samples go through the model together, and on which rank. Pure."""
+"""Decides which samples go through the model together, and on which rank. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
     even = least_loaded(tokens, rows * ranks)
     if all(load(members, tokens) <= capacity for members in even):
         bins = even
-    return _deal(bins, [load(members, tokens) for members in bins], rows, ranks)
+    return _distribute(bins, [load(members, tokens) for members in bins], rows, ranks)
 
 
 def pad(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
@@ -52,7 +52,7 @@ def pad(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
     sizes = range(max(tokens, default=0), capacity + 1)
     smallest = bisect_left(sizes, True, key=lambda size: len(_runs(order, tokens, size)) <= rows * ranks)
     bins = _runs(order, tokens, sizes[smallest])
-    return _deal(bins, [padded(members, tokens) for members in bins], rows, ranks)
+    return _distribute(bins, [padded(members, tokens) for members in bins], rows, ranks)
 
 
 def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bin]:
@@ -65,7 +65,7 @@ def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bi
     return bins
 
 
-def _deal(bins: Sequence[Bin], costs: Sequence[int], rows: int, ranks: int) -> list[list[Bin]]:
+def _distribute(bins: Sequence[Bin], costs: Sequence[int], rows: int, ranks: int) -> list[list[Bin]]:
     """Deals `rows` bins to each rank, the costliest first, padded with empty bins."""
     ranked = [members for _, members in sorted(zip([-cost for cost in costs], bins, strict=True))]
     ranked += [()] * (rows * ranks - len(ranked))

@@ -1,4 +1,4 @@
-"""Which attention a model trains with: packed if its architecture allows it, else padded by transformers' own."""
+"""Chooses the attention that a model trains with: packed if its architecture allows it, else padded by transformers' own."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def choose_attention(config: Any) -> str:
     """
     attention.register()
     try:
-        small = _small(config)
-        alone = torch.cat([_alone(_build(small, "eager"), sample) for sample in _samples()])
+        small = _small_config(config)
+        alone = torch.cat([_single_logprobs(_build(small, "eager"), sample) for sample in _samples()])
     except _NOT_POSSIBLE as error:
         log.warning("no small model of this architecture runs", architecture=config.model_type, error=repr(error))
         return "eager"
@@ -91,7 +91,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
     return float((together - alone).abs().max().nan_to_num(float("inf")))
 
 
-def _small(config: Any) -> Any:
+def _small_config(config: Any) -> Any:
     """Returns a copy of `config` for a small text model: two heads, a small vocabulary, and layers few and narrow, but of every kind.
 
     Heads keep their size, since positions depend on it.
@@ -150,7 +150,7 @@ def _samples() -> list[GeneratedSample]:
 
 
 @torch.no_grad()
-def _alone(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
+def _single_logprobs(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
     """Computes the log-probs of one sample's response tokens by the model's own forward pass."""
     tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
     logprobs = model(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)

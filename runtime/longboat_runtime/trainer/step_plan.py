@@ -1,4 +1,4 @@
-"""How one step's samples are spread over minibatches, ranks and bins, and their weights. Pure."""
+"""Spreads one step's samples over minibatches, ranks and bins, and weights their tokens. Pure."""
 
 from __future__ import annotations
 

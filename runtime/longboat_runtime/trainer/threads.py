@@ -1,4 +1,4 @@
-"""How many threads torch may use: what the container's CPU quota and the process's affinity allow."""
+"""Computes how many threads torch may use: what the container's CPU quota and the process's affinity allow."""
 
 from __future__ import annotations
 

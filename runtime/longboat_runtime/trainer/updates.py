@@ -48,8 +48,8 @@ class Updates:
         """
         started = time.monotonic()
         # With the round's weights, before any update. A single minibatch needs none: see `accumulate`.
-        old = self._frozen(self.model, minibatches) if len(minibatches) > 1 else None
-        reference = self._frozen(self.reference, minibatches) if self.reference else None
+        old = self._current_logprobs(self.model, minibatches) if len(minibatches) > 1 else None
+        reference = self._current_logprobs(self.reference, minibatches) if self.reference else None
         prepared = time.monotonic()
         rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
@@ -116,7 +116,7 @@ class Updates:
         metrics = step_metrics(sums, len(made), self.algorithm.kl_coefficient)
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
-    def _frozen(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
+    def _current_logprobs(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
         """Computes the log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
         return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]

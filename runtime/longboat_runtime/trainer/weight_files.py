@@ -28,7 +28,7 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 
 @dataclass(slots=True)
 class _Source:
-    """Where a weight comes from: tensors of the files, and how transformers converts them, if it does.
+    """Says where a weight comes from: tensors of the files, and how transformers converts them, if it does.
 
     `tensors` are safetensors' slices, not yet read, by the pattern of the converter that their names match.
     """

@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 
 class TensorEntry(NamedTuple):
-    """Where one tensor lies in its bucket. `dtype` is torch's name without the prefix, such as `bfloat16`."""
+    """Locates one tensor in its bucket. `dtype` is torch's name without the prefix, such as `bfloat16`."""
 
     name: str
     dtype: str

@@ -1,4 +1,4 @@
-"""Which of an engine's weights are not the published ones: asked when log-probs differ although all bytes arrived.
+"""Finds which of an engine's weights are not the published ones, when log-probs differ although all bytes arrived.
 
 What a kernel computes with may be a packed copy, so weights of layers can't be compared directly: the layer is given
 random vectors, and so is the published tensor.

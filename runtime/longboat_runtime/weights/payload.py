@@ -1,4 +1,4 @@
-"""What `WeightPublication.payload` is: a way for an engine's process to get the buckets, one after another."""
+"""Defines `WeightPublication.payload`: a way for an engine's process to get the buckets, one after another."""
 
 from __future__ import annotations
 

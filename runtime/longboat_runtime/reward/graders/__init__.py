@@ -1,4 +1,4 @@
-"""Where reward functions run.
+"""Runs reward functions.
 
     reward worker --Unix socket--> server --socket pair--> children (each grades once, or one response after the other)
                                    server --socket pair--> zygote (one a function) --fork--> children

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _SOCKETS = "/run/longboat"
 # File descriptor of the launcher's socket in a case runner.
 LAUNCHER_FD = 4
-# How much of what a program says of its error goes into the outcome's message.
+# The most bytes of a program's error output that go into the outcome's message.
 _ERROR_BYTES = 300
 
 
@@ -73,13 +73,13 @@ class CaseRunner:
             raise SpecProblem(
                 Reason.REWARD_FUNCTION_INVALID,
                 f"{field}.parameters.{name}",
-                f"The kind Sandbox has no parameter {name!r}: what it can be told stands in `sandbox`.",
+                f"The kind Sandbox has no parameter {name!r}: its settings are those of `sandbox`.",
             )
         for name, command in (("compileCommand", settings.compile_command), ("runCommand", settings.run_command)):
             if command is not None:
                 _check_command(command[0], f"{field}.sandbox.{name}[0]")
         programs.preload()
-        # Found out once for all forks.
+        # Its answer is cached for all forks.
         can_ask()
         if settings.format in (TestCaseFormat.AUTO, TestCaseFormat.LIVE_CODE_BENCH):
             import pickletools  # noqa: F401 - as in every grade of LiveCodeBench

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 # Longest message of an outcome, in characters.
 MESSAGE_CHARACTERS = 2000
-# How often the zygote goes through what children do: then all of it has been compiled for the types that it meets.
+# How often the zygote runs the code of its children beforehand, so that the interpreter has specialised all of it.
 _REHEARSALS = 50
-# A process that stays is replaced after so many grades.
+# A process that stays is replaced after this many grades.
 MAX_GRADES = 4000
 _SERVER_FD = 3
 _NULL, _MOST_FILES = os.devnull, os.sysconf("SC_OPEN_MAX")
-# Below the size from which the C library maps memory anew for each buffer.
+# Small enough that the C library doesn't map memory anew for each buffer.
 _READ_BYTES = 64 * 1024
 
 
@@ -72,7 +72,7 @@ def run_child(
             request, sample = next(_requests())
             _seed(request["seed"])
             _answer({"token": request["token"], "outcome": _outcome(score, request, _sample(sample))})
-        os.read(_SERVER_FD, 1)  # until the server, which closes its end, has seen what its last grade took
+        os.read(_SERVER_FD, 1)  # until the server has measured the last grade, and closes its end
         code = 0
     finally:
         # Whatever happened, a child must never continue as a zygote.
@@ -105,7 +105,7 @@ def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
 
 
 class _Output:
-    """What grades print is kept until the next one, for the message of a process that ends."""
+    """Keeps what a grade prints until the next one, for the message of a process that ends."""
 
     def __init__(self) -> None:
         self._fstat, self._truncate, self._seek = os.fstat, os.ftruncate, os.lseek

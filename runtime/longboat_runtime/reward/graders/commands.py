@@ -31,5 +31,5 @@ def graders(
         prctl.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             return
-    # Without a container of their own they share a quota with whoever started them.
+    # Without a container of their own they share a quota with the process that started them.
     main(socket, processes, config_maps, None if parent is not None else CGROUP_ROOT)

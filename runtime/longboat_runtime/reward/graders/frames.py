@@ -22,7 +22,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # t
 
 
 class FrameError(ValueError):
-    """What came, or should go, isn't a frame: the stream can't be trusted, or the message can't be sent."""
+    """Says that a message isn't a frame: one that came, so the stream can't be trusted, or one that can't be sent."""
 
 
 def to_json(value: Any) -> bytes:

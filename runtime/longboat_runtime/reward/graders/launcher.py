@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 # The files that come with a request: standard streams, the program's source, and its end of the connection to the case runner.
 FILES = ("stdin", "stdout", "stderr", "source", "peer")
-# How often a program's processes are looked at, in seconds: at first, and once it runs longer than _SHORT.
-_OFTEN, _SELDOM, _SHORT = 0.005, 0.015, 0.1
-# How often it is looked at what it has written.
+# How often a program's processes are checked, in seconds: at first, and once it runs longer than _SHORT_RUN_SECONDS.
+_FIRST_INTERVAL, _INTERVAL, _SHORT_RUN_SECONDS = 0.005, 0.015, 0.1
+# How often the files that it has written are measured, in seconds.
 _WRITTEN_SECONDS = 0.1
-# How often at least what it has waited for a CPU, where that counts: processes that have ended can't be asked.
+# How often at least its wait for a CPU is read where that counts: a process that has ended can't be asked any more.
 _OWN_SECONDS = 0.1
 _MESSAGE_BYTES = 64 * 1024
 
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended: `limit` is what it was killed for, `status` its exit code (negative: signal), else None.
+    """Says how a program ended: `limit` is what it was killed for, `status` its exit code (negative: signal), else None.
 
     `seconds` are of the wall clock, `cpu_seconds` those of all its processes. `own_seconds` are there if their limit is learned; `limited`
     says that this limit ended it, `starved` that it was ended since it hardly got a CPU.
@@ -209,7 +209,7 @@ class _Programs:
             if not data:
                 return
             *lines, unread = (unread + data).split(b"\n")
-            # To stop what had ended by itself. No more than one program is asked for before it has ended.
+            # Requests to stop are for a program that has ended by itself. No other program is requested before one has ended.
             requests = [request for request in map(json.loads, lines) if "stop" not in request]
             if not requests:
                 continue
@@ -244,7 +244,7 @@ class _Programs:
         _lead_group(pid)
         with own_end:
             limit = self._watch(pid, place, own_end, clock, files)
-        # As long as its processes are there.
+        # Read while its processes are still there.
         own_seconds = None if run.own.seconds is None else clock.own.own.look()
         cpu, status = end_group(pid)
         code = None if status is None else os.waitstatus_to_exitcode(status)
@@ -283,7 +283,7 @@ class _Programs:
             while True:
                 ready = {fd for fd, _ in poll.poll(1e3 * max(look_at - now, 0.0))}
                 if pidfd in ready:
-                    # Those that it has started end now.
+                    # Processes that it has started end now.
                     return self._too_much(place, initial_files, [])
                 if self._control.fileno() in ready:
                     # The program is to be stopped, or the case runner is gone.
@@ -302,7 +302,7 @@ class _Programs:
                         return CaseResult.PROCESSES
                     let_start(listener)
                     threads += 1
-                # Who starts a process or thread waits for this process, which may wait for a CPU.
+                # A program that starts a process or thread waits for this process, which may wait for a CPU.
                 before, waited = waited, waited_here()
                 if listener is not None and listener in ready:
                     clock.own.own.excused += waited - before
@@ -310,7 +310,7 @@ class _Programs:
                     continue
                 tree = self._tree()
                 threads = tree.threads
-                look_at = now + (_OFTEN if now < clock.started + _SHORT else _SELDOM)
+                look_at = now + (_FIRST_INTERVAL if now < clock.started + _SHORT_RUN_SECONDS else _INTERVAL)
                 if tree.cpu_seconds >= clock.seconds:
                     return CaseResult.TIMEOUT
                 if now >= look_at_own:
@@ -398,5 +398,5 @@ def _lead_group(pid: int) -> None:
     try:
         os.setpgid(pid, pid)
     except (ProcessLookupError, PermissionError):
-        # It has ended, or executes a program, before which it has done so itself.
+        # It has ended, or has made itself the leader before it executed its program.
         return

@@ -1,4 +1,4 @@
-"""What a grade leaves behind: directories, and changes to a process that stays for the next grade.
+"""Finds what a grade leaves behind: directories, and changes to a process that stays for the next grade.
 
 A process in which anything has changed grades no more; another one takes its place. Nothing here asks what a change is good for: a
 function that counts or caches across grades would score differently in another order.
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 MAX_GROWTH = 128 * 2**20
 # Modules whose names every reward function may rely on. Those that aren't installed (the function's own) are watched too.
 _WATCHED_MODULES = ("builtins", "json", "json.decoder", "json.encoder", "math", "operator", "os", "random", "re", "sys")
-_OURS = ("longboat_runtime.reward.adapters", "longboat_runtime.reward.result", "longboat_runtime.reward.graders.child")
+_OWN_MODULES = (
+    "longboat_runtime.reward.adapters",
+    "longboat_runtime.reward.result",
+    "longboat_runtime.reward.graders.child",
+)
 _CONTAINERS = (dict, list, set, bytearray)
 _RLIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 _SIGNALS = range(1, 32)
@@ -46,7 +50,7 @@ class Baseline:
 
     def __init__(self, origins: Origins) -> None:
         own = [module for module in list(sys.modules.values()) if not origins.installed_module(module)]
-        watched = [sys.modules[name] for name in (*_WATCHED_MODULES, *_OURS) if name in sys.modules]
+        watched = [sys.modules[name] for name in (*_WATCHED_MODULES, *_OWN_MODULES) if name in sys.modules]
         scopes = [vars(module) for module in (*watched, *own)] + [*_scopes_within(own)]
         versions = _versions_work()
         self._bindings = [_Bindings(scope, versions=versions) for scope in scopes]
@@ -56,7 +60,7 @@ class Baseline:
             os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in (_TASKS, _FILES, _MEMORY)
         )
         self._page = resource.getpagesize()
-        # Bound here, before anything can have been replaced.
+        # Functions are bound here, before graded code can replace them.
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []
         fstat, listdir, getitimer, getsignal, getrlimit = (
             os.fstat,
@@ -80,7 +84,7 @@ class Baseline:
             return count
 
         self._check("a thread", tasks)
-        # Linux counts them since 6.2; listing them takes several times as long.
+        # Linux counts open files since 6.2; listing them takes several times as long.
         counted = fstat(files).st_size > 0
         self._check("an open file", (lambda: fstat(files).st_size) if counted else (lambda: len(listdir(_FILES))))
         self._check("another working directory", os.getcwd)
@@ -133,7 +137,7 @@ class Baseline:
 
 
 class _Bindings:
-    """What names are bound to in a dict, or in a class' namespace. One that `grows` may have more names, after those it has.
+    """Remembers what names are bound to in a dict, or in a class's namespace. One that `grows` may have more names, after those it has.
 
     A dict whose version hasn't changed isn't looked into: that would count references to its values, in memory of theirs which is in
     no cache and, until then, shared with the zygote. With torch there are three thousand modules alone, and looking into all dicts takes

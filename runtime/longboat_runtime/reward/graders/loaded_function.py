@@ -29,13 +29,13 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
 
-# A zygote that doesn't do what it was told for so long is stuck.
+# A zygote that hasn't followed a command for this long is stuck.
 STUCK_SECONDS = 15.0
 # How long a process that has answered its only sample has to end, before it is killed.
 _LEAVE_SECONDS = 0.05
-# So many processes that grade once are forked ahead, as soon as no more than these are left: a zygote pays for every time that it is asked.
-_AHEAD, _TOO_FEW = 4, 1
-# How many reasons for replacing children are told apart.
+# This many processes that grade once are forked ahead, as soon as no more than _FEWEST_AHEAD are left: each request costs the zygote time.
+_FORKED_AHEAD, _FEWEST_AHEAD = 4, 1
+# How many different reasons for replacing children are counted.
 _REASONS = 32
 _STARTS_A_PROCESS = "it starts a process or a program"
 
@@ -165,7 +165,7 @@ class LoadedFunction:
             return
         while self._waiting and self._idle:
             self._begin(self._idle.pop(), self._waiting.popleft())
-        ahead, too_few = (1, 0) if self._stays else (_AHEAD, _TOO_FEW)
+        ahead, too_few = (1, 0) if self._stays else (_FORKED_AHEAD, _FEWEST_AHEAD)
         if not self._alone and (
             len(self._idle) > too_few or len(self._children) - self._dying >= self._processes + ahead
         ):
@@ -233,7 +233,7 @@ class LoadedFunction:
         try:
             answer = child.read()
         except ConnectionError:
-            # Ended, or nearly; with what status the zygote says.
+            # It has ended, or nearly; the zygote reports its status.
             self._kill(child)
             return
         except FrameError as error:
@@ -313,9 +313,9 @@ class LoadedFunction:
         if self._zygote is not None:
             self._zygote.tell({"kill": child.number})
 
-    # --- What the zygote says --------------------------------------------------------------------------------------
+    # --- Messages of the zygote ------------------------------------------------------------------------------------
 
-    def _heard(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"forked": number, "pid": pid}:
                 child = self._children[number]
@@ -337,7 +337,7 @@ class LoadedFunction:
 
     def _ended(self, child: Supervised, status: int, output: str) -> None:
         if child.dying is None:
-            # What it said last may be unread.
+            # Its last output may still be unread.
             child.dying = time.monotonic()
         else:
             self._dying -= 1
@@ -430,6 +430,6 @@ class LoadedFunction:
         self._provide()
 
     async def _start(self) -> ZygoteProcess:
-        zygote = ZygoteProcess(self._load_request, self._zygotes, self._heard, self._lost)
+        zygote = ZygoteProcess(self._load_request, self._zygotes, self._on_message, self._lost)
         self.footprint = await zygote.footprint(self._field)
         return zygote

@@ -1,4 +1,4 @@
-"""What the processes below this one hold, as /proc tells it, and how all of them are ended."""
+"""Reads from /proc what the processes below this one hold, and ends all of them."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Tree:
 
 
 def descendants(most: int | None = None) -> Tree:
-    """Finds the processes below this one, also ended ones that nobody has waited for: all, or until there are more than `most` threads.
+    """Finds the processes below this one, zombies included: all, or until there are more than `most` threads.
 
-    What comes and goes meanwhile may be missing.
+    Processes that start or end meanwhile may be missing.
     """
     tree, pending = Tree(), children()
     while pending and (most is None or tree.threads <= most):
@@ -98,12 +98,12 @@ def memory(tree: Tree, limit: int) -> int:
         return tree.resident + of_kernel
     total = of_kernel
     for pid in tree.pids:
-        proportional = _proportional(pid)
-        total += _own(pid) if proportional is None else proportional
+        proportional = _proportional_bytes(pid)
+        total += _private_bytes(pid) if proportional is None else proportional
     return total
 
 
-def _own(pid: int) -> int:
+def _private_bytes(pid: int) -> int:
     """Returns the bytes in memory that aren't of files or shared memory; 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
@@ -113,7 +113,7 @@ def _own(pid: int) -> int:
     return (resident - shared) * _PAGE
 
 
-def _proportional(pid: int) -> int | None:
+def _proportional_bytes(pid: int) -> int | None:
     """Reads a process' proportional set size in bytes; None if it may not be looked into, or is gone."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:

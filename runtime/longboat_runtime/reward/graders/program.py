@@ -1,4 +1,4 @@
-"""What a forked process does to become a response's program: confine itself, for good, and run it.
+"""Turns a forked process into a response's program: confines it, for good, and runs the program.
 
 It holds nothing but the standard library and this package; how its grade is found out is no business of this process.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from longboat_runtime.reward.function import SandboxSettings
     from longboat_runtime.reward.graders.seccomp import Filter
 
-# Kinds of what is started: a Python program that reads and prints, one whose functions are called, and a command.
+# Kinds of program: Python that reads and prints, Python whose functions are called, and a command.
 SCRIPT, SERVED, COMMAND = "script", "served", "command"
-# The kernel counts the processes of a user on the whole node, so this is no limit of a case: that one is watched.
+# The kernel counts a user's processes on the whole node, so this doesn't limit one case: the launcher does that.
 _PROCESSES_OF_USER = 4096
 _OPEN_FILES = 128
 # Digits that a number may have as text: more than the 4300 of Python's own limit, few enough to be read quickly.
 DIGITS = 50_000
-# What functions of such datasets use without importing it.
-_STARRED = ("typing", "collections", "heapq", "bisect", "itertools", "functools", "math")
-_OTHERS = (
+# Modules that functions in such datasets use without importing them.
+_STAR_IMPORTS = ("typing", "collections", "heapq", "bisect", "itertools", "functools", "math")
+_PLAIN_IMPORTS = (
     "re",
     "string",
     "operator",
@@ -49,7 +49,7 @@ _OTHERS = (
     "decimal",
     "fractions",
 )
-_NAMED = (*_STARRED, *_OTHERS)
+_IMPORTS = (*_STAR_IMPORTS, *_PLAIN_IMPORTS)
 # The descriptor that connects a program whose functions are called to its case runner.
 _PEER = 3
 
@@ -82,7 +82,7 @@ class Confinement:
 
 def preload() -> None:
     """Imports what programs use, so that forks have it."""
-    for name in _NAMED:
+    for name in _IMPORTS:
         __import__(name)
     __import__("threading")
     __import__("traceback")
@@ -155,7 +155,7 @@ def _confine(confinement: Confinement) -> None:
     if confinement.questions is None:
         confinement.calls.install(os.getpid())
     else:
-        # The program doesn't keep it.
+        # The program keeps no copy of this descriptor.
         socket.send_fds(confinement.questions, [b"a"], [confinement.calls.install_asking(os.getpid())])
 
 
@@ -182,7 +182,7 @@ def _environment(place: str) -> None:
 
 def _execute(command: tuple[str, ...]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        # Which Python ignores, and programs expect.
+        # Python ignores these signals, and programs expect them.
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -245,12 +245,12 @@ class _Functions:
 
 def _assumed() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for name in _STARRED:
+    for name in _STAR_IMPORTS:
         module = sys.modules[name]
         public = getattr(module, "__all__", None) or [each for each in vars(module) if not each.startswith("_")]
         names |= {each: getattr(module, each) for each in public}
     names["pow"] = pow
-    return names | {name: sys.modules[name] for name in _NAMED}
+    return names | {name: sys.modules[name] for name in _IMPORTS}
 
 
 def _exit_code(run: Callable[[], None]) -> int:

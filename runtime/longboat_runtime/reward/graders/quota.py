@@ -1,4 +1,4 @@
-"""How many grades run at once within the CPU quota of the graders' container, which may change while they run."""
+"""Decides how many grades run at once within the CPU quota of the graders' container, which may change while they run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from longboat_runtime.cgroup import cpu_limit, cpu_seconds, runnable
 
 # How often the quota is read while there is something to grade, in seconds.
 LOOK_SECONDS = 0.5
-# Grades leave CPU unused that use less than this share of the quota.
+# Grades that use less than this share of the quota leave CPU unused.
 _UNUSED = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """How many CPUs were used since the last look, how many threads run or wait for a CPU now, and whether grades wait for others."""
+    """Says how many CPUs were used since the last look, how many threads run or wait for a CPU now, and whether grades wait for others."""
 
     used: float
     runnable: int

@@ -96,7 +96,7 @@ class Peer:
             frame = encode(reply)
         except ProgramGone:
             raise
-        except BaseException as error:  # noqa: BLE001 - the program's, for whoever called it
+        except BaseException as error:  # noqa: BLE001 - passed on to the caller
             frame = encode({"raised": self._raised(error)})
         try:
             self._connection.sendall(frame)
@@ -132,7 +132,7 @@ class Peer:
         if kind is complex:
             return {"complex": [value.real, value.imag]}
         for base in _PLAIN:
-            # A value of a class of its own, such as a named tuple, goes as the plain value that it is.
+            # An instance of a subclass, such as a named tuple, travels as the plain value that it is.
             if isinstance(value, base) and not hasattr(value, "__longboat_remote__"):
                 return self.pack(base(value))
         if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -268,7 +268,7 @@ class CaseRunnerPeer(Peer):
 
     def _do(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request.get("method") != "__call__":
-            raise self._is_gone("it asks for what no program may")
+            raise self._is_gone("it asks for something that no program may ask for")
         return super()._do(request)
 
     def _reference(self, value: Any) -> Any:
@@ -302,7 +302,7 @@ class CaseRunnerPeer(Peer):
         try:
             return kind(*arguments)
         except TypeError:
-            # Such as UnicodeDecodeError, which takes arguments of certain types.
+            # UnicodeDecodeError, for example, takes only arguments of certain types.
             return RuntimeError(f"{kind.__name__}: {arguments}")
 
 

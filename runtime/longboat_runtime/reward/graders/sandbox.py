@@ -1,4 +1,4 @@
-"""How a grader's process confines itself, and within which limits.
+"""Confines a grader's process within limits.
 
 As much as possible is done by the zygote before it forks: what the child computes itself costs copies of the zygote's pages.
 """

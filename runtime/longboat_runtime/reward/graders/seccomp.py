@@ -93,8 +93,8 @@ Instruction = tuple[int, int, int, int]
 def shared_program(machine: str) -> list[Instruction]:
     """Builds the zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
 
-    A denied call fails with EPERM, clone3 with ENOSYS; one of another ABI kills. Those that would take an owner's rights only seem to
-    be made (`_RIGHTS`).
+    A denied call fails with EPERM, clone3 with ENOSYS; a call through another ABI kills the process. Calls that would take rights from a
+    file's owner report success and do nothing (`_RIGHTS`).
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [

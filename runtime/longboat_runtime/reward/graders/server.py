@@ -49,12 +49,12 @@ log = structlog.get_logger()
 _REAP_INTERVAL = 1.0
 # What the names of the graders' directories begin with.
 _SCRATCH = "longboat-graders-"
-# How long an answer waits for others, in seconds. Whoever asked has asked for many grades; waking it for each costs as much as a short one.
+# How long an answer waits for others, in seconds. Clients ask for many grades; waking one for each costs as much as a short grade.
 _GATHER_SECONDS = 0.005
 
 
 class GraderServer:
-    """At most `processes` grades run at once, fewer if the quota of the `cgroup` says so; others wait in the order they came.
+    """Runs at most `processes` grades at once, fewer if the quota of the `cgroup` says so; others wait in the order they came.
 
     `scratch` is the grades' directory.
     """
@@ -69,9 +69,9 @@ class GraderServer:
         self._processes, self._scratch, self._config_maps = processes, scratch, config_maps
         self._quota = Quota(processes, cgroup)
         self._looking: asyncio.TimerHandle | None = None
-        # Grades that run, and those of them beside which others have run.
+        # The grades that run, and the subset that has run beside others.
         self._running: set[Grading] = set()
-        self._accompanied: set[Grading] = set()
+        self._ran_beside_others: set[Grading] = set()
         self._waiting: deque[tuple[LoadedFunction, Grading]] = deque()
         # By the names of rewards, and their directories.
         self._loaded: dict[str, LoadedFunction] = {}
@@ -112,7 +112,7 @@ class GraderServer:
     def disconnected(self, connection: _Connection) -> None:
         """Forgets a connection that is gone, and ends the grades that it asked for."""
         self._connections.discard(connection)
-        # The newest first: what waits goes before a process is free for it.
+        # The newest first: waiting grades are dropped before a process gets free for them.
         for identity in list(reversed(connection.waiting)):
             self.cancel(identity, connection)
 
@@ -235,7 +235,7 @@ class GraderServer:
             loaded, grading = self._waiting.popleft()
             self._running.add(grading)
             if len(self._running) > 1:
-                self._accompanied |= self._running
+                self._ran_beside_others |= self._running
             grading.begun()
             loaded.grade(grading)
 
@@ -243,13 +243,13 @@ class GraderServer:
         self, connection: _Connection, identity: int, grading: Grading, answer: Any, outcome: FunctionOutcome
     ) -> None:
         connection.waiting.pop(identity, None)
-        answer(blamed(outcome, alone=grading not in self._accompanied))
+        answer(blamed(outcome, alone=grading not in self._ran_beside_others))
         self._ended(grading)
         self._start()
 
     def _ended(self, grading: Grading) -> None:
         self._running.discard(grading)
-        self._accompanied.discard(grading)
+        self._ran_beside_others.discard(grading)
 
     def _answer(self, connection: _Connection, identity: int, outcome: FunctionOutcome) -> None:
         connection.channel.send({"id": identity, "outcome": outcome.to_json()})
@@ -347,7 +347,7 @@ def scratch_directory(parent: str) -> tuple[Path, int]:
         os.close(owned)
     for name in os.listdir(parent):
         if name.startswith(_SCRATCH) and f"{parent}/{name}" != scratch:
-            # Somebody else's, or being removed by others.
+            # It belongs to somebody else, or others are removing it.
             with contextlib.suppress(OSError):
                 _remove_unowned(f"{parent}/{name}")
     return Path(scratch), owned

@@ -45,7 +45,7 @@ class Grading:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came from a child: an outcome, or that it `refused` to go on; `leave` says why it grades no more."""
+    """Holds what came from a child: an outcome, or that it `refused` to go on; `leave` says why it grades no more."""
 
     outcome: FunctionOutcome | None = None
     refused: str | None = None
@@ -71,11 +71,11 @@ class Supervised:
     # Time of the monotonic clock when it was asked for.
     requested_at: float = field(default_factory=time.monotonic)
     grading: Grading | None = None
-    # No longer there for a grade: since when, of the monotonic clock.
+    # When it stopped taking grades, on the monotonic clock.
     dying: float | None = None
-    # It should end by itself, and is killed if it hasn't by this time.
+    # When it is killed if it hasn't ended by itself, on the monotonic clock.
     leaving: float | None = None
-    # CPU seconds, once it has ended: those of processes that it had waited for included.
+    # CPU seconds, known once it has ended; they include those of processes that it had waited for.
     used_in_all: float | None = None
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
     _unsent: bytes = b""
@@ -99,7 +99,7 @@ class Supervised:
         """Sends it a sample."""
         self.grading = grading
         grading.started, grading.cpu = time.monotonic(), self.cpu() if self._used is None else self._used
-        # Nothing that a grade leaves behind knows the next one's, and so can't answer for it.
+        # Code that a grade leaves behind doesn't know the next grade's token, and so can't answer for it.
         self._token = int.from_bytes(os.urandom(8), "big")
         if not self.stays:
             limit_cpu(self.pid, cpu_limit(grading.timeout))
@@ -111,9 +111,9 @@ class Supervised:
         self._send(encode(request, grading.sample))
 
     def read(self) -> Answer | None:
-        """Reads what it said; None if that isn't complete.
+        """Returns the child's answer; None if it isn't complete yet.
 
-        Raises FrameError for anything but one answer, ConnectionError at the end.
+        Raises FrameError for anything but exactly one answer, ConnectionError once the child has closed its end.
         """
         try:
             data = self.socket.recv(_ANSWER_BYTES)
@@ -134,7 +134,7 @@ class Supervised:
                 raise FrameError("not an answer to what was asked")
             leave = message.get("leave")
             return Answer(self._measured(message["outcome"]), leave=None if leave is None else str(leave)[:200])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FrameError(f"not an answer: {error}") from error
 
     def overdue(self, now: float) -> FunctionOutcome | None:
@@ -160,8 +160,8 @@ class Supervised:
         if now < grading.started + WALL_LIMIT_FACTOR * grading.timeout:
             return None
         if grading.own.own.cpu_seconds >= grading.timeout:
-            return self.outcome(OutcomeKind.TIMEOUT, f"killed after {now - grading.started:g} s on the wall")
-        message = f"it hardly got a CPU: of {now - grading.started:g} s less than {grading.timeout:g} s were its own"
+            return self.outcome(OutcomeKind.TIMEOUT, f"killed after {now - grading.started:g} s of wall time")
+        message = f"it hardly got a CPU: it ran for less than {grading.timeout:g} s of {now - grading.started:g} s"
         return self.outcome(OutcomeKind.GRADER_ERROR, message)
 
     def due(self, now: float) -> float:
@@ -180,7 +180,7 @@ class Supervised:
     def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
         """Makes the outcome of its grading, as of now."""
         assert self.grading is not None
-        return self._taken(self.grading, kind, 0.0, message, self.cpu())
+        return self._timed_outcome(self.grading, kind, 0.0, message, self.cpu())
 
     def unanswered(self, status: int, output: str) -> FunctionOutcome:
         """Makes the outcome of its grading, now that the process has ended with `status` (as waitpid gives it)."""
@@ -212,7 +212,7 @@ class Supervised:
         assert self.grading is not None
         kind, score = OutcomeKind(outcome["kind"]), float(outcome["score"])
         self._used = self.cpu()
-        taken = self._taken(self.grading, kind, score, str(outcome["message"]), self._used)
+        taken = self._timed_outcome(self.grading, kind, score, str(outcome["message"]), self._used)
         if self.grading.case_seconds is not None:
             # A case runner's times are trusted, since it measures its programs. Elsewhere graded code might have written them.
             cpu, own = taken.cpu_seconds + float(outcome.get("cpu_seconds", 0.0)), outcome.get("own_seconds")
@@ -222,7 +222,9 @@ class Supervised:
             self.slowdown.learn(taken.cpu_seconds, max(taken.seconds - taken.cpu_seconds, 0.0))
         return taken
 
-    def _taken(self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float) -> FunctionOutcome:
+    def _timed_outcome(
+        self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float
+    ) -> FunctionOutcome:
         """Makes an outcome now that its process has used `cpu` seconds of CPU in all."""
         seconds, message = time.monotonic() - grading.started, message[:MESSAGE_CHARACTERS]
         if grading.own is None or grading.own_limit is None or grading.case_seconds is not None:
@@ -243,7 +245,7 @@ class Supervised:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # It has ended, which its socket tells as well.
+            return  # It has ended; its socket reports that as well.
         self._unsent = data[sent:]
         if self._unsent:
             self.loop.add_writer(self.socket.fileno(), self._send_on)

@@ -1,4 +1,4 @@
-"""What a grade has taken of its own: the time on the wall without the time in which its processes waited for a CPU.
+"""Measures a grade's own time: wall time without the time in which its processes waited for a CPU.
 
 A busy node makes a grade wait, a limit of its CPUs makes all grades wait; neither is anything that the graded response has done. The
 kernel counts that wait for each thread (`/proc/PID/task/TID/schedstat`, its second number, in nanoseconds: since when it could run until
@@ -24,16 +24,16 @@ _SCHEDULED_CLOCK = 2
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 # Of `/proc/PID/stat`, behind the name: ticks of CPU of children that have ended and were waited for.
 _OF_CHILDREN = slice(13, 15)
-# What was seen so many CPU seconds ago counts half for the node's slowdown.
+# An observation this many CPU seconds ago counts half for the node's slowdown.
 _HALF_SECONDS = 0.5
 _CPUS = len(os.sched_getaffinity(0))
-# At what share of a limit what it is for is looked at first, to see how many threads it has; and how often, as a share of it, if it has
-# several processes: what they wait is known only while they are there.
+# The share of its limit at which a grade is measured first, to see how many threads it has; and how often after that, as a share too,
+# if it has several processes: the time that they wait is known only while they exist.
 _FIRST_LOOK, _TREE_LOOK = 0.25, 0.05
-# A limit holds for a time that is only estimated once that is so many times as long.
+# A time that is only estimated has passed its limit once it is this many times as long.
 _ESTIMATED = 2
-# A grade is given up that isn't over after so many times its limit on the wall, however little of that was its own: it hardly gets a CPU.
-# The 100m that a pod keeps at least make one that computes ten times as long.
+# A grade is given up after this many times its limit of wall time, however little of that was its own: it hardly gets a CPU. With the
+# 100m that a pod keeps at least, a grade that computes takes ten times as long.
 WALL_LIMIT_FACTOR = 20
 
 
@@ -55,7 +55,7 @@ def waiting_is_counted() -> bool:
 
 
 class Slowdown:
-    """How many times as long as its CPU seconds computing takes on this node now. The newest CPU seconds count most.
+    """Estimates how many times as long as its CPU seconds computing takes on this node now. The newest CPU seconds count most.
 
     `factor` is what another process has seen, if one has.
     """
@@ -98,7 +98,7 @@ class Processes:
     def __init__(
         self, pid: int, *, counted: bool, alone: bool = False, below: bool = False, partner: int | None = None
     ) -> None:
-        self._pid, self._alone, self._below, self._partner = pid, alone, below, partner
+        self._pid, self._alone, self._descendants_only, self._partner = pid, alone, below, partner
         self.counted = counted
 
     def read(self, *, first: bool = False) -> Reading:
@@ -138,7 +138,7 @@ class Processes:
                 yield f"/proc/{pid}/task/{task}"
 
     def _pids(self) -> Iterator[int]:
-        waiting = children(self._pid) if self._below else [self._pid]
+        waiting = children(self._pid) if self._descendants_only else [self._pid]
         while waiting:
             pid = waiting.pop()
             yield pid
@@ -161,7 +161,7 @@ class OwnTime:
 
     def __init__(self, processes: Processes, slowdown: Slowdown) -> None:
         self._processes, self._slowdown = processes, slowdown
-        # Nanoseconds that each thread has run and waited, None before the first look; and those that have ended.
+        # Nanoseconds that each thread has run and waited, None before the first look; and the sums of threads that have ended.
         self._seen: Mapping[int, tuple[int, int]] | None = None
         self._ended = (0, 0)
         self.tasks, self.ran = 1, 0
@@ -242,7 +242,7 @@ class OwnTime:
             if before[0] < now[0] and before[1] <= now[1]:
                 self._slowdown.learn(1e-9 * (now[0] - before[0]), 1e-9 * (now[1] - before[1]))
         for task, (ran, waited) in (self._seen or {}).items():
-            if threads.get(task, (-1, 0))[0] < ran:  # it has ended, whoever has its number now
+            if threads.get(task, (-1, 0))[0] < ran:  # it has ended, and another thread has its number
                 self._ended = self._ended[0] + ran, self._ended[1] + waited
         self._seen, self.tasks = threads, max(len(threads), 1)
         self.ran = self._ended[0] + sum(ran for ran, _ in threads.values())
@@ -260,7 +260,7 @@ class OwnLimit:
         self.limited = learned is not None and learned < hard
         self._seconds = hard if learned is None else min(hard, learned)
         # When it was last seen to be over, of the monotonic clock, and how many nanoseconds its threads had run.
-        self._over: tuple[float, int] | None = None
+        self._over_since: tuple[float, int] | None = None
 
     def passed(self) -> bool:
         """Looks whether it has certainly taken longer, or most likely far longer.
@@ -268,7 +268,7 @@ class OwnLimit:
         A wait that isn't over is missing from what the kernel tells. If a thread may be waiting, it has waited no longer than since
         the last look, as long as it has run since then.
         """
-        own, before, self._over = self.own, self._over, None
+        own, before, self._over_since = self.own, self._over_since, None
         own.look()
         now = own.at
         beyond = max(self._taken - self._seconds, own.estimated - _ESTIMATED * self._hard)
@@ -277,7 +277,7 @@ class OwnLimit:
             return beyond > 0.0
         if beyond <= 0.0:
             return False
-        self._over = now, ran
+        self._over_since = now, ran
         return before is not None and ran > before[1] and beyond > now - before[0]
 
     def first_look(self) -> float:

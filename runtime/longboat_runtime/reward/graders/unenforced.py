@@ -1,4 +1,4 @@
-"""What this node can't enforce of the limits that programs have in a sandbox."""
+"""Lists the limits of programs in a sandbox that this node can't enforce."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.seccomp import can_ask
 
-# Landlock's version from which it matters: what is missing before.
+# What is missing before each version of Landlock.
 _LANDLOCK = {
     1: "without Landlock (Linux 5.13, switched on) programs read what their user can, files of other samples included, write wherever "
     "the container lets them, and pages that their processes share count for each of them",

@@ -50,7 +50,7 @@ _FOR_PACKAGES = {
     "sys._current_frames": "looks at other threads",
     "sys.addaudithook": "adds an audit hook",
 }
-_JUDGED = frozenset((*_REFUSED, *_FOR_PACKAGES, "compile", "exec", "import", "object.__setattr__"))
+_JUDGED_EVENTS = frozenset((*_REFUSED, *_FOR_PACKAGES, "compile", "exec", "import", "object.__setattr__"))
 
 _IMPORTING = "_call_with_frames_removed"
 _BOOTSTRAP = "<frozen importlib._bootstrap>"
@@ -161,14 +161,14 @@ _CALLS = frozenset(
 
 
 class Origins:
-    """Where code comes from, by the name of its file. Made before the reward function is loaded: it may change `sys.path`."""
+    """Tells where code comes from, by the name of its file. Made before the reward function is loaded, which may change `sys.path`."""
 
     def __init__(self, own_directories: Iterable[str]) -> None:
         self._packages = _directories(
             path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")
         )
         self._library = _directories([os.path.dirname(os.__file__)])
-        self._ours = _directories(own_directories)
+        self._own_directories = _directories(own_directories)
         self._known: dict[str, str | None] = {}
 
     def origin_of(self, file: str) -> str | None:
@@ -187,7 +187,7 @@ class Origins:
         return not isinstance(file, str) or self.origin_of(file) is not None
 
     def _find(self, file: str) -> str | None:
-        if file.startswith(self._ours):
+        if file.startswith(self._own_directories):
             return "library"
         if file.startswith(self._packages):
             return "package"
@@ -206,7 +206,7 @@ class Watch:
 
     def start(self) -> None:
         """Starts to watch, for good."""
-        judge, judged, frame = self._judge, _JUDGED, sys._getframe
+        judge, judged, frame = self._judge, _JUDGED_EVENTS, sys._getframe
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             if event in judged or event.startswith("ctypes."):
@@ -241,9 +241,9 @@ class Watch:
             case _:
                 what = _REFUSED.get(event) or _FOR_PACKAGES.get(event) or "calls foreign functions (ctypes)"
                 what = what.format(*arguments) if event == "pickle.find_class" else what
-        return None if what is None else self._judged(event, arguments, what, frame)
+        return None if what is None else self._offence(event, arguments, what, frame)
 
-    def _judged(self, event: str, arguments: tuple[Any, ...], what: str, frame: FrameType) -> str | None:
+    def _offence(self, event: str, arguments: tuple[Any, ...], what: str, frame: FrameType) -> str | None:
         asker, place = self._asker(frame)
         if asker == "import":
             return None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from longboat_runtime.reward.adapters import Scorer
     from longboat_runtime.reward.graders.case_runner import CaseRunner
 
-# How often it is checked whether killed processes have ended, in seconds.
+# How often to check whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
 _OUTPUT_BYTES = 512
 _MESSAGE_BYTES = 64 * 1024
@@ -91,7 +91,7 @@ class Zygote:
         self._children: dict[int, Child] = {}
         self._by_pidfd: dict[int, Child] = {}
         self._ending: list[Child] = []
-        # Those that nobody is in, to be used again: making one costs as much as a fork.
+        # Sandboxes without a child, to be used again: making one costs as much as a fork.
         self._sandboxes: list[Sandbox] = []
         self._unsaid: list[Mapping[str, Any]] = []
         self._poll = select.epoll()
@@ -103,7 +103,7 @@ class Zygote:
             while self._turn():
                 continue
         except ConnectionError:
-            pass  # There was something to tell or to hear when the server closed its end.
+            pass  # The server closed its end while messages were under way.
         for child in self._children.values():
             child.kill()
 
@@ -121,7 +121,7 @@ class Zygote:
             self._control.sendall(json.dumps(self._unsaid).encode())
             self._unsaid.clear()
         if self._ending:
-            self._ending = [child for child in self._ending if not self._gone(child)]
+            self._ending = [child for child in self._ending if not self._reap_group(child)]
         return True
 
     def _follow(self, command: Mapping[str, Any], sockets: Sequence[int]) -> None:
@@ -165,7 +165,7 @@ class Zygote:
         try:
             self._follow_end(child)
         except OSError:
-            # Nobody would hear of its end.
+            # Its end would go unnoticed.
             child.kill()
             os.waitpid(pid, 0)
             self._ending.append(child)
@@ -199,7 +199,7 @@ class Zygote:
     def _say(self, message: Mapping[str, Any]) -> None:
         self._unsaid.append(message)
 
-    def _gone(self, child: Child) -> bool:
+    def _reap_group(self, child: Child) -> bool:
         """Reaps what the leader left in its group, orphans that the kernel has handed to us; True when all have ended."""
         try:
             while os.waitpid(-child.pid, os.WNOHANG)[0] != 0:
@@ -237,7 +237,7 @@ def sweep(scratch: str) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Makes the child lead its group before the server hears of it, and so before anything is asked of it."""
+    """Makes the child lead a process group of its own before the server hears of it, and so before anything is asked of it."""
     try:
         os.setpgid(pid, pid)
     except ProcessLookupError:

@@ -22,7 +22,7 @@ from longboat_runtime.rounds.audit.survival import Floats
 
 @dataclass(frozen=True, slots=True)
 class AuditRounds:
-    """How far the distribution of trained lengths is from that of audit rounds.
+    """Says how far the distribution of trained lengths is from that of audit rounds.
 
     `prompts` is the number of prompts launched in audit rounds, `trained` the number of trained prompts of other rounds. `ks` is in
     [0, 1], `mean_ratio` is the trained mean divided by the launched mean; both are None if either side has fewer than MIN_PROMPTS.

@@ -17,7 +17,7 @@ MIN_PROMPTS = 40
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """How far the distribution of trained lengths is from that of first launches.
+    """Says how far the distribution of trained lengths is from that of first launches.
 
     `prompts` were drawn, and `trained` of them were in a step. `relaunched` is the share of prompts with a later attempt, `censored`
     the share of first-launch responses that were cut, `modelled` the share of the first launches' distribution that no later attempt
