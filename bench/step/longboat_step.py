@@ -68,7 +68,7 @@ def measure(
     *,
     samples: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
-    """Measures the seconds of each step after the first: whole (from report to report), and by stage; also its mean response length.
+    """Measures the seconds of each step: whole (from the record before to its own), and by stage; also its mean response length.
 
     `samples` is that of the spec.
     """

@@ -86,7 +86,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _disk_error(error: CheckpointException) -> OSError | None:
-    """Returns an OSError that some rank met; None if none did."""
+    """Returns an OSError that torch reports of some rank; None if it reports none: it hides some (see `_no_space`)."""
     return next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
 
 

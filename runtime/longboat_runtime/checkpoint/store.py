@@ -79,7 +79,8 @@ class CheckpointStore:
     ) -> Manifest:
         """Saves in one transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
 
-        One at a time: the next begins when this has returned. One that this incarnation has already completed is verified and kept.
+        One at a time: the next begins when this has returned. One that this incarnation has already completed is verified and kept
+        (ManifestInvalid, FilesDamaged or ValueError if it is damaged).
         Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable), another OSError, or what `write_model` raised;
         earlier checkpoints are then untouched, and this one is removed as far as possible.
         """

@@ -128,7 +128,7 @@ def generated_sample(
 def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:
     """Returns after how many tokens a response that continued after `begun` tokens repeats itself; None without such an end or a `loop`.
 
-    It looks at no more than `loop.pattern_tokens` x `loop.count` tokens behind `begun`: no copies that began before reach further.
+    It looks at no more than `loop.pattern_tokens` x `loop.count` tokens after `begun`: no copies that began before reach further.
 
     vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before. The rule is
     vLLM's: the last tokens are `count` copies of a pattern if as many of them as `count` - 1 copies have are equal to the token one
