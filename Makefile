@@ -78,7 +78,7 @@ bytecode: setup
 	@$(PYTHON) -m compileall -q crds operator runtime e2e
 
 .PHONY: binaries
-binaries: setup ## Build Kubernetes, CoreDNS and Helm as one binary, and a registry, into the cache (about 10 minutes, once)
+binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 10 minutes, once)
 	@$(PYTHON) -m e2e.cluster binaries
 
 .PHONY: images
@@ -214,7 +214,7 @@ push: TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 push: export BUILDAH_LAYERS := true
 
 .PHONY: push
-push: ## Build images and push them to REGISTRY (BUILD=docker or buildah, IMAGE=longboat-runtime-gpu, TAG= not the version, ARGS=of the build)
+push: ## Build images and push them to REGISTRY (BUILD=docker or buildah, IMAGE=longboat-runtime-gpu, TAG= instead of the version, ARGS=of the build)
 	$(if $(REGISTRY),,$(error REGISTRY is missing: say where to push, such as REGISTRY=registry.example/team))
 	$(if $(filter docker buildah,$(BUILD)),,$(error BUILD is docker or buildah, not $(BUILD)))
 	$(if $(and $(strip $(IMAGE)),$(if $(filter-out $(PUSHABLE),$(IMAGE)),,known)),,$(error IMAGE is some of $(PUSHABLE), not $(or $(strip $(IMAGE)),empty)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from longboat_runtime.rollout import member
 from longboat_runtime.rollout.actor import EngineActor
@@ -51,11 +51,6 @@ class TimedActor(EngineActor):
         return steps
 
 
-@contextmanager
-def timed_engines() -> Iterator[None]:
-    """Makes engines that are started within the block note their steps."""
-    member.EngineActor = TimedActor  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        member.EngineActor = EngineActor  # type: ignore[misc]
+def timed_engines() -> AbstractContextManager[object]:
+    """Makes engines that start within the block note their steps."""
+    return patch.object(member, "EngineActor", TimedActor)

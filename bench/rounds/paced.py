@@ -7,9 +7,9 @@ grading, the driver), and each sequence costs them arithmetic. Here a step of vL
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from longboat_runtime.rollout import member
 from longboat_runtime.rollout.actor import EngineActor
@@ -35,11 +35,6 @@ class PacedActor(EngineActor):
         executor.execute_model = paced
 
 
-@contextmanager
-def paced_engines(*, paced: bool) -> Iterator[None]:
+def paced_engines(*, paced: bool) -> AbstractContextManager[object]:
     """Makes engines that start within the block paced, if `paced`."""
-    member.EngineActor = PacedActor if paced else EngineActor  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        member.EngineActor = EngineActor  # type: ignore[misc]
+    return patch.object(member, "EngineActor", PacedActor if paced else EngineActor)

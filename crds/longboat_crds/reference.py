@@ -25,7 +25,7 @@ def pages() -> dict[str, str]:
             "RLRuntime and ClusterRLRuntime",
             runtime,
             ["spec"],
-            f"\n`ClusterRLRuntime`: {json_schema(ClusterRLRuntime)['description']} Its spec is the same.\n",
+            f"`ClusterRLRuntime`: {json_schema(ClusterRLRuntime)['description']} Its spec is the same.\n",
         ),
     }
 

@@ -20,7 +20,7 @@ from longboat_runtime.rollout.actor import EngineActor
     ids=["paced", "not paced", "timed"],
 )
 def test_a_job_starts_them_within_the_block(
-    engines: AbstractContextManager[None], expected: type[EngineActor], monkeypatch: pytest.MonkeyPatch
+    engines: AbstractContextManager[object], expected: type[EngineActor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[type[EngineActor]] = []
     monkeypatch.setattr(member.ray, "remote", started.append)

@@ -92,6 +92,7 @@ def test_labels_may_have_the_names_of_lists() -> None:
         ({"containers": [{"image": "x"}]}, r"spec.containers\[0\]: expected a map with 'name'"),
         ({"containers": [{"name": "trainer", "env": [7]}]}, r"spec.containers\[trainer\].env\[0\]: expected a map"),
         ({"securityContext": "none"}, "spec.securityContext: expected a map"),
+        ({"imagePullSecrets": 3}, "spec.imagePullSecrets: expected a list"),
         ({"containers": [{"name": "trainer", "args": {"a": 1}}]}, r"spec.containers\[trainer\].args: expected no map"),
         ({"securityContext": {"env": [{"name": "A"}]}}, "spec.securityContext.env: expected no list"),
     ],

@@ -18,7 +18,7 @@ from longboat_operator.model import Object
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import graders_memory
 from longboat_operator.reading.conditions import Finding
-from longboat_operator.reading.view import JobView
+from longboat_operator.reading.view import JobView, first_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ def _stored_template(view: JobView) -> Template | Finding | None:
     try:
         runtime = _runtime(to_json(newest["data"]))
     except ValidationError as error:  # a newer operator wrote it
-        return _invalid(f"ControllerRevision {newest['metadata']['name']}", "data", error)
+        message = f"ControllerRevision {newest['metadata']['name']}: {first_problem('data', error)}"
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
     return Template(int(newest["revision"]), runtime, is_new=False)
 
 
@@ -99,13 +100,7 @@ def _live(view: JobView) -> RLRuntimeSpec | Finding:
     try:
         return RLRuntimeSpec.model_validate(view.observed.runtime["spec"])
     except ValidationError as error:
-        return _invalid(name, "spec", error)
-
-
-def _invalid(name: str, root: str, error: ValidationError) -> Finding:
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in (root, *first["loc"]))
-    return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {first_problem('spec', error)}")
 
 
 def _lacking(view: JobView, template: Template) -> Finding | None:

@@ -47,8 +47,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
         old = merged.get(key)
         if value is None:
             merged.pop(key, None)
-        elif key in MERGE_KEYS and (isinstance(value, list) or isinstance(old, list)):
-            # A label or a node selector may have one of these names too: its value is no list.
+        elif key in MERGE_KEYS and (isinstance(old, list) or not isinstance(value, str)):
+            # A label or a node selector may have one of these names too: its value is a text.
             merged[key] = _merge_items(key, old or [], value, place)
         elif isinstance(value, Mapping):
             if not isinstance(old, Mapping | None):

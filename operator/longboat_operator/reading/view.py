@@ -238,6 +238,12 @@ def job_ref(job: Object) -> JobRef:
     return JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
 
 
+def first_problem(root: str, error: ValidationError) -> str:
+    """Names the first field that a model refused, below `root`, and says why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, (root, *first['loc'])))}: {first['msg']}"
+
+
 def read(observed: Observed, job: Object) -> JobView:
     """Reads the snapshot of a job.
 
@@ -247,9 +253,7 @@ def read(observed: Observed, job: Object) -> JobView:
     try:
         spec = _spec(to_json(job["spec"]))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in ("spec", *first["loc"]))
-        raise SpecUnreadable(f"{field}: {first['msg']}") from error
+        raise SpecUnreadable(first_problem("spec", error)) from error
     return JobView(
         job=job_ref(job),
         generation=int(job["metadata"].get("generation", 0)),
