@@ -59,7 +59,7 @@ def cuts(groups: int) -> dict[str, Cut]:
 def random_cut(groups: int, random: Random) -> Cut:
     order = list(range(groups))
     random.shuffle(order)
-    ends = sorted(random.sample(range(1, groups + 1), random.randint(1, 12)))
+    ends = sorted(random.sample(range(1, groups + 1), random.randint(1, min(12, groups))))
     return [order[start:end] for start, end in zip([0, *ends], [*ends, groups], strict=True)]
 
 
@@ -170,3 +170,232 @@ def test_the_streamed_gradient_is_that_of_the_batch(
     worst = {kind: max(errors[kind] for errors in found.values()) for kind in ("all", "tensor", "metrics")}
     print(f"{ranks=} {tied=} {random_cuts=}: {worst}")
     assert max(worst.values()) <= BOUND, {case: kinds for case, kinds in found.items() if max(kinds.values()) > BOUND}
+
+
+SAMPLES = streamed_samples(8)
+OTHERS = make_samples(16, seed=1, longest=MAX_TOKENS, group_size=GROUP_SIZE)
+CUT: Cut = [[5, 2], [0, 1, 7], [3, 4, 6]]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainerRank]:
+    model = build_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
+    with only_rank(make_spec(model, **sections(("TokenMean", 0.0, True)))) as rank:
+        yield rank
+
+
+@pytest.fixture
+def rank(loaded: TrainerRank, tmp_path: Path) -> Iterator[TrainerRank]:
+    """The loaded rank, put back afterwards into the state it was in."""
+    sharded.write(loaded.snapshot(), tmp_path / "before")
+    spec = loaded.spec
+    yield loaded
+    loaded.spec = loaded.updates.spec = spec
+    loaded.restore(tmp_path / "before")
+
+
+def weights(rank: TrainerRank) -> Tensor:
+    return torch.cat([full(weight.detach()).flatten() for weight in rank.updates.parameters.values()])
+
+
+def after(rank: TrainerRank, directory: Path, work: Callable[[], object]) -> Tensor:
+    """The weights that `work` leaves; the rank is put back into the state it was in."""
+    work()
+    result = weights(rank)
+    rank.restore(directory / "before")
+    return result
+
+
+def test_a_streamed_step_changes_weights_as_the_step_of_the_batch(rank: TrainerRank, tmp_path: Path) -> None:
+    request = make_request(SAMPLES)
+    expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))
+    result = after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES))
+    print("onestep", float((result - expected).norm() / expected.norm()))
+    assert 0 < (result - expected).norm() <= BOUND * expected.norm()
+
+
+def test_ten_streamed_steps_are_as_near_as_steps_with_other_bins(rank: TrainerRank, tmp_path: Path) -> None:
+    batches = [make_samples(16, seed=seed, longest=MAX_TOKENS, group_size=GROUP_SIZE) for seed in range(10)]
+
+    def steps(capacity: int, *, streamed: bool) -> Tensor:
+        def work() -> None:
+            trainer = rank.spec.trainer.model_copy(update={"max_tokens_per_bin": capacity})
+            rank.spec = rank.spec.model_copy(update={"trainer": trainer})
+            for step, samples in enumerate(batches, start=1):
+                request = make_request(samples, step=step)
+                if streamed:
+                    stream(rank, request, random_cut(8, Random(step)), samples)
+                else:
+                    rank.train(request, fetch_from(samples))
+
+        return after(rank, tmp_path, work)
+
+    expected = steps(256, streamed=False)
+    spread = (steps(64, streamed=False) - expected).norm()
+    print(f"spread {float(spread):.1e}, streamed {float((steps(256, streamed=True) - expected).norm()):.1e} of {float(expected.norm()):.1e}")
+    assert 0 < (steps(256, streamed=True) - expected).norm() <= 3 * spread
+
+
+def test_nothing_is_trained_on_chunks_that_are_not_the_steps(rank: TrainerRank, tmp_path: Path) -> None:
+    """What is held stays held, and the right step is trained on it."""
+    request = make_request(SAMPLES)
+    expected = after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES))
+    (first, second), left = requests(request, CUT)
+    with pytest.raises(NotStreamed, match="rank 0 holds no chunks, not the first 1 of step 1"):
+        rank.accumulate(second, fetch_from(SAMPLES))
+    rank.accumulate(first, fetch_from(SAMPLES))
+    with pytest.raises(NotStreamed, match="rank 0 holds 1 chunks of step 1, not the first 2 of step 1"):
+        rank.train(left, fetch_from(SAMPLES))
+    with pytest.raises(NotStreamed):
+        rank.accumulate(replace(second, step=2), fetch_from(SAMPLES))
+    rank.accumulate(second, fetch_from(SAMPLES))
+    with pytest.raises(NotStreamed):
+        rank.train(replace(left, step=2), fetch_from(SAMPLES))
+    rank.train(left, fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), expected)
+    with pytest.raises(NotStreamed):
+        rank.train(left, fetch_from(SAMPLES))
+
+
+@pytest.mark.parametrize("abandoned", ["discarded", "restored", "left", "replaced"])
+def test_chunks_that_were_abandoned_leave_nothing(rank: TrainerRank, tmp_path: Path, abandoned: str) -> None:
+    request = make_request(SAMPLES, step=2)
+    expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))
+    streamed = after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES))
+    for chunk in requests(make_request(OTHERS, step=1), CUT)[0]:
+        rank.accumulate(chunk, fetch_from(OTHERS))
+    match abandoned:
+        case "discarded":
+            rank.updates.discard()
+            assert all(weight.grad is None for weight in rank.updates.parameters.values())
+        case "restored":
+            rank.restore(tmp_path / "before")
+            assert all(weight.grad is None for weight in rank.updates.parameters.values())
+        case "replaced":
+            stream(rank, request, CUT, SAMPLES)
+            assert torch.equal(weights(rank), streamed)
+            return
+    rank.train(request, fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), expected)
+
+
+def test_a_publication_and_a_snapshot_between_chunks_change_nothing(rank: TrainerRank, tmp_path: Path) -> None:
+    request = make_request(SAMPLES)
+    expected = after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES))
+    before = weights(rank)
+    chunks, left = requests(request, CUT)
+    for chunk in chunks:
+        rank.accumulate(chunk, fetch_from(SAMPLES))
+        rank.probe([10, 20, 30])
+        published = dict(rank.weights())
+        sharded.write(rank.snapshot(), tmp_path / str(chunk.number))
+    assert torch.equal(torch.cat([weight.flatten() for weight in published.values()]), before)
+    rank.train(left, fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), expected)
+
+
+def test_a_chunk_whose_sample_is_gone_adds_nothing(rank: TrainerRank, tmp_path: Path) -> None:
+    request = make_request(SAMPLES)
+    expected = after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES))
+    (first, second), left = requests(request, CUT)
+    for chunk in (first, second):
+        gone = chunk.samples[-1].id
+        with pytest.raises(KeyError):
+            rank.accumulate(chunk, fetch_from([sample for sample in SAMPLES if sample.id != gone]))
+        rank.accumulate(chunk, fetch_from(SAMPLES))
+    rank.train(left, fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), expected)
+
+
+def test_a_chunk_that_failed_half_way_ends_the_chunks(
+    rank: TrainerRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request(SAMPLES)
+    expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))
+    (first, second), left = requests(request, CUT)
+    rank.accumulate(first, fetch_from(SAMPLES))
+    accumulate = rank.updates.accumulate
+
+    def fail(*arguments: Any) -> None:
+        accumulate(*arguments)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rank.updates, "accumulate", fail)
+        with pytest.raises(RuntimeError):
+            rank.accumulate(second, fetch_from(SAMPLES))
+    with pytest.raises(NotStreamed):
+        rank.accumulate(second, fetch_from(SAMPLES))
+    with pytest.raises(NotStreamed):
+        rank.train(left, fetch_from(SAMPLES))
+    rank.train(request, fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), expected)
+
+
+@pytest.mark.parametrize("part", [0, -1])
+def test_a_gradient_that_is_not_finite_is_skipped_with_its_chunks(rank: TrainerRank, tmp_path: Path, part: int) -> None:
+    request, following = make_request(SAMPLES), make_request(OTHERS, step=2)
+    expected = after(rank, tmp_path, partial(rank.train, following, fetch_from(OTHERS)))
+    before = weights(rank)
+    bad = [
+        replace(sample, advantage=math.nan) if sample.id.row == CUT[part][0] else sample for sample in request.samples
+    ]
+    report = stream(rank, replace(request, samples=tuple(bad)), CUT, SAMPLES)
+    assert (report.minibatches, report.skipped) == (1, 1)
+    assert torch.equal(weights(rank), before)
+    rank.train(following, fetch_from(OTHERS))
+    assert torch.equal(weights(rank), expected)
+
+
+def test_a_streamed_gradient_that_overflows_is_computed_again_from_the_whole_batch(
+    rank: TrainerRank, tmp_path: Path
+) -> None:
+    request, overflowing = make_request(SAMPLES), LossScale(2.0**70, 5)
+    rank.updates.loss_scale = overflowing
+    expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))
+    before = weights(rank)
+    rank.updates.loss_scale = overflowing
+    with pytest.raises(NotStreamed, match="not finite at the loss scale"):
+        stream(rank, request, CUT, SAMPLES)
+    assert torch.equal(weights(rank), before)
+    assert rank.updates.loss_scale == overflowing
+    assert rank.train(request, fetch_from(SAMPLES)).skipped == 0
+    assert torch.equal(weights(rank), expected)
+
+
+def test_a_streamed_step_counts_for_the_loss_scale_as_any_other(rank: TrainerRank, tmp_path: Path) -> None:
+    expected = after(rank, tmp_path, partial(stream, rank, make_request(SAMPLES), CUT, SAMPLES))
+    rank.updates.loss_scale = LossScale(2.0**10, 5)
+    report = stream(rank, make_request(SAMPLES), CUT, SAMPLES)
+    assert report.metrics["actor/loss_scale"] == 2.0**10
+    assert rank.updates.loss_scale.good_updates == 6
+    torch.testing.assert_close(weights(rank), expected, rtol=1e-6, atol=1e-9)
+
+
+def disagree(rank: TrainerRank, directory: Path) -> None:
+    """Chunks that one rank has lost, and a sample that one rank can't get."""
+    request = make_request(SAMPLES)
+    chunks, left = requests(request, CUT)
+    before = weights(rank)
+    sharded.write(rank.snapshot(), directory / "before")
+    rank.accumulate(chunks[0], fetch_from(SAMPLES))
+    if rank.rank == 1:
+        rank.updates.discard()
+    for call in (partial(rank.accumulate, chunks[1]), partial(rank.train, replace(left, chunks=1))):
+        with pytest.raises(NotStreamed, match="rank 1 holds no chunks"):
+            call(fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), before)
+    expected = after(rank, directory, partial(stream, rank, request, CUT, SAMPLES))
+    rank.accumulate(chunks[0], fetch_from(SAMPLES))
+    with pytest.raises(KeyError):
+        rank.accumulate(chunks[1], fetch_from(SAMPLES if rank.rank == 0 else []))
+    rank.accumulate(chunks[1], fetch_from(SAMPLES))
+    rank.train(left, fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), expected)
+    (directory / f"rank-{rank.rank}-done").touch()
+
+
+def test_ranks_refuse_together_what_one_of_them_cannot_build_on(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "model", hidden=32)
+    run_ranks(2, disagree, make_spec(model, **sections(("TokenMean", 0.0, True))), tmp_path)
+    assert len(list(tmp_path.glob("rank-*-done"))) == 2
