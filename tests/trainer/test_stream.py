@@ -210,11 +210,21 @@ def test_a_streamed_step_changes_weights_as_the_step_of_the_batch(rank: TrainerR
     request = make_request(SAMPLES)
     expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))
     result = after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES))
-    print("onestep", float((result - expected).norm() / expected.norm()))
     assert 0 < (result - expected).norm() <= BOUND * expected.norm()
 
 
-def test_ten_streamed_steps_are_as_near_as_steps_with_other_bins(rank: TrainerRank, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("aggregation", "times"), [("SequenceMean", 3), ("TokenMean", 10)])
+def test_ten_streamed_steps_are_as_near_as_steps_with_other_bins(
+    rank: TrainerRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aggregation: str, times: int
+) -> None:
+    """Nearly: with TokenMean a chunk's tokens have other weights than the batch's, so that each of them is rounded in another way.
+
+    AdamW's epsilon is above what rounding leaves of a gradient that is nearly 0.
+    """
+    knobs = sections((aggregation, 0.0, True))
+    knobs["trainer"]["optimizer"]["epsilon"] = 1e-6
+    rank.spec = make_spec(Path(rank.spec.model.path), **knobs)
+    monkeypatch.setattr(rank, "updates", Updates(rank.spec, rank.model, None))
     batches = [make_samples(16, seed=seed, longest=MAX_TOKENS, group_size=GROUP_SIZE) for seed in range(10)]
 
     def steps(capacity: int, *, streamed: bool) -> Tensor:
@@ -232,8 +242,7 @@ def test_ten_streamed_steps_are_as_near_as_steps_with_other_bins(rank: TrainerRa
 
     expected = steps(256, streamed=False)
     spread = (steps(64, streamed=False) - expected).norm()
-    print(f"spread {float(spread):.1e}, streamed {float((steps(256, streamed=True) - expected).norm()):.1e} of {float(expected.norm()):.1e}")
-    assert 0 < (steps(256, streamed=True) - expected).norm() <= 3 * spread
+    assert 0 < (steps(256, streamed=True) - expected).norm() <= times * spread
 
 
 def test_nothing_is_trained_on_chunks_that_are_not_the_steps(rank: TrainerRank, tmp_path: Path) -> None:
