@@ -83,8 +83,7 @@ class TrainerRank:
 
     def accumulate(self, request: ChunkRequest, fetch: Fetch) -> ChunkReport:
         """Adds the gradient of a chunk to those of the step's chunks before it. Raises what `train` raises before it changes anything."""
-        plan = self._plan(request)
-        [batches] = self._minibatches(request, plan, fetch)
+        plan, [batches] = self._minibatches(request, fetch)
         if not request.chunks:
             self.updates.discard()
         seconds = self.updates.stream(request.step, plan, batches)
@@ -96,8 +95,7 @@ class TrainerRank:
         Raises, on all ranks, what `fetch` raised on any rank, NotStreamed if any doesn't hold the request's chunks, and SpecProblem if
         a sample doesn't fit into a bin (nothing has changed then) or if weights are not finite after the step.
         """
-        plan = self._plan(request)
-        minibatches = self._minibatches(request, plan, fetch)
+        plan, minibatches = self._minibatches(request, fetch)
         if not request.chunks:
             self.updates.discard()
         metrics, skipped = self.updates.run(request.step, request.steps, plan, minibatches)
@@ -178,10 +176,16 @@ class TrainerRank:
                 f"finite in {self.spec.model.dtype}; {cure}",
             )
 
-    def _plan(self, request: TrainRequest | ChunkRequest) -> StepPlan:
-        """Plans the step or chunk, the same on all ranks."""
+    def _minibatches(
+        self, request: TrainRequest | ChunkRequest, fetch: Fetch
+    ) -> tuple[StepPlan, list[list[SampleBatch]]]:
+        """Plans the step or chunk, and builds this rank's batches of every minibatch.
+
+        All ranks make the same plan; each fetches the samples of its own bins.
+        """
+        packed = packs(self.model)
         try:
-            return plan_step(
+            plan = plan_step(
                 [sample.size for sample in request.samples],
                 [sample.id.prompt for sample in request.samples],
                 self.updates.algorithm,
@@ -192,23 +196,17 @@ class TrainerRank:
                 capacity=self.spec.trainer.max_tokens_per_bin,
                 ranks=self.world_size,
                 minibatches=self.spec.trainer.minibatches,
-                packed=packs(self.model),
+                packed=packed,
                 streamed=isinstance(request, ChunkRequest) or request.chunks > 0,
             )
         except SampleTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error
-
-    def _minibatches(
-        self, request: TrainRequest | ChunkRequest, plan: StepPlan, fetch: Fetch
-    ) -> list[list[SampleBatch]]:
-        """Builds this rank's batches of every minibatch; each rank fetches the samples of its own bins."""
-        packed = packs(self.model)
         mine = [ranks[self.rank] for ranks in plan.minibatches]
         needed = sorted(i for bins in mine for members in bins for i in members)
         samples = self._fetch(request, fetch, needed)
         weighted = {i: WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in needed}
         batches = [[[weighted[i] for i in members] for members in bins] for bins in mine]
-        return [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
+        return plan, [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
 
     def _fetch(
         self, request: TrainRequest | ChunkRequest, fetch: Fetch, positions: Sequence[int]
