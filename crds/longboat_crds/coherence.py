@@ -33,6 +33,7 @@ from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import LEAST_POD_MILLICORES, POD_MIN_MILLICORES, RewardPoolSpec
 from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
+from longboat_crds.trainer import Streaming
 
 MAX_SAMPLES_PER_ROUND = 65_536
 
@@ -40,6 +41,7 @@ _BATCH_BASELINES = [
     p.value for p, preset in PRESETS.items() if preset.advantage_baseline is AdvantageBaseline.BATCH_MEAN
 ]
 _GROUP_SCALES = [p.value for p, preset in PRESETS.items() if preset.advantage_scale is AdvantageScale.GROUP_STD]
+_BATCH_SCALES = [p.value for p, preset in PRESETS.items() if preset.advantage_scale is AdvantageScale.BATCH_STD]
 _DROPPING = [p.value for p, preset in PRESETS.items() if preset.drop_zero_variance]
 
 _NAME = field("algorithm.name")
@@ -55,6 +57,11 @@ _SCALE_BY_GROUP = choose(
     present("algorithm.advantageScale"),
     equals(field("algorithm.advantageScale"), constant(AdvantageScale.GROUP_STD.value)),
     one_of(_NAME, _GROUP_SCALES),
+)
+_SCALE_BY_BATCH = choose(
+    present("algorithm.advantageScale"),
+    equals(field("algorithm.advantageScale"), constant(AdvantageScale.BATCH_STD.value)),
+    one_of(_NAME, _BATCH_SCALES),
 )
 _DROPS_EQUAL_GROUPS = choose(
     present("algorithm.dropZeroVariance"),
@@ -96,6 +103,7 @@ _AGAINST_BEHAVIOUR = choose(
     one_of(_POLICY, _OFF_POLICY),
 )
 _ONE_MINIBATCH = equals(field("trainer.minibatches"), constant(1))
+_STREAMS_ALWAYS = equals(field("trainer.stream"), constant(Streaming.ALWAYS.value))
 # Fields of `rounds` that mean something under some policies only.
 _OF_POLICIES = {
     "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),
@@ -160,6 +168,18 @@ COHERENCE = (
         at_most(field("trainer.minibatches"), field("rounds.promptsPerRound")),
         "every minibatch needs a prompt with all of its samples: lower minibatches to at most rounds.promptsPerRound",
         "trainer.minibatches",
+    ),
+    Rule(
+        either(negation(_STREAMS_ALWAYS), _ONE_MINIBATCH),
+        "with several minibatches the log-probs of all samples are needed before the first update, so none can be trained while the "
+        "round is open: set minibatches to 1, or stream to Auto or Never",
+        "trainer.stream",
+    ),
+    Rule(
+        either(negation(_STREAMS_ALWAYS), both(negation(_BASELINE_WITHOUT_GROUP), negation(_SCALE_BY_BATCH))),
+        "advantageBaseline BatchMean and advantageScale BatchStd (ReinforcePlusPlus has both) need the rewards of the whole step, which "
+        "aren't known while the round is open: set these to GroupMean or LeaveOneOut and to None or GroupStd, or stream to Auto or Never",
+        "trainer.stream",
     ),
     Rule(
         if_present("model.maxLength", lambda longest: less_than(_MAX_TOKENS, longest)),

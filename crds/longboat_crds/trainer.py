@@ -21,6 +21,18 @@ class Schedule(StrEnum):
     COSINE = "Cosine"
 
 
+class Streaming(StrEnum):
+    """When the gradients of a step are computed: those of finished groups while its round is open (Always), or all once it is closed (Never).
+
+    Auto streams where trainers have GPUs and `deterministic` isn't in force; on CPUs engines and trainer would share cores. It doesn't
+    where a step has several minibatches, or advantages compare with the whole step.
+    """
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
 class OptimizerSpec(ApiModel):
     """AdamW."""
 
@@ -53,6 +65,7 @@ class TrainerSpec(ApiModel):
         le=64,
         description="Optimizer updates a step is split into, each of whole groups, shuffled by rounds.seed; 1 is strictly on-policy.",
     )
+    stream: Annotated[Streaming, Changeable.WHILE_SUSPENDED] = Streaming.AUTO
     max_skipped_steps: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         default=3,
         ge=1,

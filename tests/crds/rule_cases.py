@@ -10,6 +10,7 @@ DOMAINS = {"spec.dataset.columns.domain": "topic"}
 STALE = {"spec.rounds.policy": "BoundedAsync"}
 PROXIMAL = {"spec.algorithm.clipAgainst": "Proximal"}
 MINIBATCHES = {"spec.trainer.minibatches": 2}
+STREAM = {"spec.trainer.stream": "Always"}
 BOUNDS = {"low": 0.5, "high": 2}
 
 
@@ -239,6 +240,24 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         "spec.trainer.minibatches",
     ),
     ({"spec.rounds.promptsPerRound": 2, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 2}, None),
+    (STREAM, None),
+    (STREAM | MINIBATCHES | {"spec.rounds.promptsPerRound": 2}, "spec.trainer.stream"),
+    (STREAM | {"spec.algorithm": {"name": "ReinforcePlusPlus"}}, "spec.trainer.stream"),
+    (STREAM | {"spec.algorithm": {"advantageScale": "BatchStd"}}, "spec.trainer.stream"),
+    (STREAM | {"spec.algorithm": {"advantageBaseline": "BatchMean", "advantageScale": "None"}}, "spec.trainer.stream"),
+    (
+        STREAM
+        | {
+            "spec.algorithm": {
+                "name": "ReinforcePlusPlus",
+                "advantageBaseline": "GroupMean",
+                "advantageScale": "None",
+            }
+        },
+        None,
+    ),
+    ({"spec.trainer.stream": "Never", "spec.algorithm": {"name": "ReinforcePlusPlus"}}, None),
+    ({"spec.algorithm": {"advantageScale": "BatchStd"}}, None),
     ({"spec.rollout.enginesPerPod": 8, "spec.rollout.tensorParallel": 8}, None),
     ({"spec.rollout.enginesPerPod": 9, "spec.rollout.tensorParallel": 8}, "spec.rollout.tensorParallel"),
     ({"spec.rollout.deviceMemory": "72Gi"}, None),
@@ -329,6 +348,7 @@ CHANGES: dict[str, Any] = {
     "trainer.minibatches": 2,
     "trainer.optimizer": {"learningRate": 1e-4},
     "trainer.replicas": 2,
+    "trainer.stream": "Never",
 }
 
 # What has to come with such a change.

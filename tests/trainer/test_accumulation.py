@@ -29,7 +29,7 @@ SECTIONS = {"rollout": {"sampling": {"maxTokens": 12}}, "trainer": {"maxTokensPe
 def accumulate(rank: TrainerRank) -> int:
     """All of SAMPLES in several bins on every rank; says in how many."""
     request = make_request(SAMPLES)
-    batches = rank._minibatches(request, fetch_from(SAMPLES))[0]
+    _, [batches, *_] = rank._minibatches(request, fetch_from(SAMPLES))
     rank.updates.accumulate(batches, None, None)
     return len(batches)
 

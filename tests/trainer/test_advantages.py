@@ -16,7 +16,7 @@ from longboat_crds.algorithm import (
     ResolvedAlgorithm,
     resolve,
 )
-from longboat_runtime.trainer.advantages import STD_EPSILON, advantages
+from longboat_runtime.trainer.advantages import STD_EPSILON, advantages, look_beyond_group
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.5, 0.0]
 GROUPS = ["a"] * 4 + ["b"] * 4
@@ -124,3 +124,24 @@ def test_adding_a_constant_to_all_rewards_changes_nothing_with_a_mean_baseline(
 def test_equal_rewards_teach_nothing(reward: float, count: int, algorithm: ResolvedAlgorithm) -> None:
     result = advantages([reward] * count, ["g"] * count, algorithm)
     assert result == pytest.approx([0.0] * count, abs=1e-6)
+
+
+@given(batches, algorithms)
+def test_a_group_that_looks_at_itself_alone_has_the_advantages_of_the_batch(
+    batch: list[tuple[float, int]], algorithm: ResolvedAlgorithm
+) -> None:
+    assume(not look_beyond_group(algorithm))
+    whole = advantages(*zip(*batch, strict=True), algorithm)
+    for name in {group for _, group in batch}:
+        alone = [sample for sample in batch if sample[1] == name]
+        assert advantages(*zip(*alone, strict=True), algorithm) == [
+            value for value, (_, group) in zip(whole, batch, strict=True) if group == name
+        ]
+
+
+@pytest.mark.parametrize("baseline", AdvantageBaseline)
+@pytest.mark.parametrize("scale", AdvantageScale)
+def test_advantages_say_whether_they_look_beyond_the_group(baseline: AdvantageBaseline, scale: AdvantageScale) -> None:
+    algorithm = knobs(baseline, scale)
+    alone = advantages(REWARDS[:4], GROUPS[:4], algorithm)
+    assert look_beyond_group(algorithm) == (advantages(REWARDS, GROUPS, algorithm)[:4] != alone)

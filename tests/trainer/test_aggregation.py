@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.algorithm import Aggregation
-from longboat_runtime.trainer.aggregation import sample_weights
+from longboat_runtime.trainer.aggregation import sample_weights, streamed_factor
 
 TOKENS = [2, 4, 10]
 LOSSES = [[1.0, 2.0], [1.0, 1.0, 2.0, 4.0], [0.5] * 10]
@@ -61,3 +61,24 @@ def test_leaving_out_an_average_sample_leaves_the_others_as_they_are(
     all_in = sample_weights(aggregation, tokens, [True] * len(tokens), len(tokens), 50)
     half_in = sample_weights(aggregation, tokens, [True] * half + [False] * half, len(tokens), 50)
     assert half_in[:half] == pytest.approx(all_in[:half])
+
+
+@given(
+    st.sampled_from(Aggregation),
+    st.lists(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=6), min_size=1, max_size=6),
+    st.integers(0, 10),
+)
+def test_a_streamed_step_weights_its_tokens_as_any_other_however_it_is_cut(
+    aggregation: Aggregation, parts: list[list[tuple[int, bool]]], missing: int
+) -> None:
+    samples = [sample for part in parts for sample in part]
+    denominator = len(samples) + missing + 1
+
+    def weights(samples: list[tuple[int, bool]], *, streamed: bool) -> list[float]:
+        tokens, counted = [tokens for tokens, _ in samples], [inside for _, inside in samples]
+        return sample_weights(aggregation, tokens, counted, denominator, 50, streamed=streamed)
+
+    in_loss = [tokens for tokens, inside in samples if inside and tokens]
+    factor = streamed_factor(aggregation, len(in_loss), sum(in_loss), 50)
+    streamed = [weight * factor for part in parts for weight in weights(part, streamed=True)]
+    assert streamed == pytest.approx(weights(samples, streamed=False))

@@ -20,8 +20,9 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.actor import TrainerActor
-from longboat_runtime.trainer.errors import TrainerLost
+from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.protocol import ChunkRequest
 from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publish import pack
 from tests.support.tiny_model import build_tiny_model
@@ -171,6 +172,29 @@ async def test_a_killed_rank_is_told_and_the_group_starts_again_in_its_place(
     again = await group.train(make_request(SAMPLES, step=2))
     assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
     assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]
+
+
+async def test_chunks_that_ranks_lost_with_their_start_leave_the_whole_batch_to_be_trained(
+    group: RayTrainerGroup,
+) -> None:
+    whole = make_request(SAMPLES)
+    first, second = whole.samples[:4], whole.samples[4:]
+    left = replace(whole, samples=second, chunks=1)
+    report = await group.accumulate(ChunkRequest(1, 1, first, whole.denominator))
+    assert (report.step, report.number) == (1, 1)
+    await group.load()
+    for refused in (group.accumulate(ChunkRequest(1, 2, second, whole.denominator)), group.train(left)):
+        with pytest.raises(NotStreamed):
+            await refused
+    assert (await group.train(whole)).step == 1
+    await group.accumulate(ChunkRequest(2, 1, first, whole.denominator))
+    assert (await group.train(replace(left, step=2))).metrics["actor/loss_tokens"] == sum(
+        sample.size.response_tokens for sample in whole.samples
+    )
+    await group.accumulate(ChunkRequest(3, 1, first, whole.denominator))
+    await group.discard()
+    with pytest.raises(NotStreamed):
+        await group.train(replace(left, step=3))
 
 
 async def test_samples_the_store_has_lost_leave_the_trainer_as_it_was(group: RayTrainerGroup) -> None:

@@ -23,7 +23,7 @@ SECTIONS = {"algorithm": {"importanceCap": 2.0, "klCoefficient": 0.1}}
 def whole_gradient(rank: TrainerRank) -> torch.Tensor:
     """Of the first minibatch of SAMPLES, in float32."""
     request = make_request(SAMPLES)
-    batches = rank._minibatches(request, fetch_from(SAMPLES))[0]
+    _, [batches, *_] = rank._minibatches(request, fetch_from(SAMPLES))
     reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
     rank.updates.accumulate(batches, None, reference)
     parts = [full(parameter.grad).flatten() for parameter in rank.updates.parameters.values()]

@@ -100,3 +100,9 @@ def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> li
         grade.score + sum(least.get(name, 0.0) for name, score in grade.parts.items() if score is None)
         for grade in graded
     ]
+
+
+def look_beyond(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> bool:
+    """Whether `batch_rewards` of these samples depend on the rest of the batch: a function without `timeoutScore` timed out on one."""
+    unscored = [reward.name for reward in rewards if reward.timeout_score is None]
+    return any(name in grade.parts and grade.parts[name] is None for grade in graded for name in unscored)

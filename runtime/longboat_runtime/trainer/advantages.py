@@ -39,6 +39,14 @@ def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: 
     return _scale(rewards, centred, list(members.values()), algorithm.advantage_scale)
 
 
+def look_beyond_group(algorithm: ResolvedAlgorithm) -> bool:
+    """Whether an advantage depends on rewards of other groups, so that none is known before the whole batch is."""
+    return (
+        algorithm.advantage_baseline is AdvantageBaseline.BATCH_MEAN
+        or algorithm.advantage_scale is AdvantageScale.BATCH_STD
+    )
+
+
 def _centre(rewards: Sequence[float], groups: list[list[int]], baseline: AdvantageBaseline) -> list[float]:
     centred = [0.0] * len(rewards)
     if baseline is AdvantageBaseline.BATCH_MEAN:

@@ -17,8 +17,8 @@ from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
-from longboat_runtime.trainer.errors import TrainerLost
-from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
+from longboat_runtime.trainer.protocol import ChunkReport, ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
@@ -26,8 +26,8 @@ log = structlog.get_logger()
 RESOURCE = "longboat-trainer"
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
-# Errors that leave a rank's state as it was: settings, samples that are gone, files.
-HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError)
+# Errors that leave a rank's state as it was: settings, samples that are gone, files, chunks that aren't held.
+HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, NotStreamed)
 # How often Ray is asked for the trainer's nodes, in seconds.
 NODES_SECONDS = 0.5
 # Tokens of the probe by which engines are compared with the trainer.
@@ -64,6 +64,15 @@ class RayTrainerGroup:
         if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info
+
+    async def accumulate(self, request: ChunkRequest) -> ChunkReport:
+        """See protocol.TrainerGroup."""
+        reports: list[ChunkReport] = await self._call("accumulate", request)
+        return reports[0]
+
+    async def discard(self) -> None:
+        """See protocol.TrainerGroup."""
+        await self._call("discard")
 
     async def train(self, request: TrainRequest) -> TrainReport:
         """See protocol.TrainerGroup. Raises KeyError, without having changed anything, if the store lacks a sample."""

@@ -18,6 +18,9 @@ TOKEN_MEANS = {
     "rollout_corr/rollout_rs_masked_fraction": "masked",
 }
 
+# Sums of losses, which are weighted as the gradient is.
+LOSSES = ("pg_loss", "kl_loss")
+
 
 def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
     """Returns the metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).

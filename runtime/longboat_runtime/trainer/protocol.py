@@ -26,16 +26,50 @@ class TrainSample:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """Asks to accumulate the gradient of some groups of the step while its round is open; `number` counts its chunks from 1.
+
+    `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
+    """
+
+    step: int
+    number: int
+    samples: tuple[TrainSample, ...]
+    denominator: int
+
+    @property
+    def chunks(self) -> int:
+        """Counts the chunks of the step that were accumulated before."""
+        return self.number - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReport:
+    """Reports an accumulated chunk of so many `tokens`, prompts included.
+
+    `seconds` is what forward and backward passes took, as `timing_s/update_actor` is for a step: without fetching samples, and
+    without the log-probs of the starting model.
+    """
+
+    step: int
+    number: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrainRequest:
     """Asks for one optimizer step out of `steps`, over which the learning-rate schedule runs.
 
-    `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
+    `samples` are sorted by id, and are those that no chunk had; `chunks` is how many chunks were accumulated before. With 0 the batch is
+    whole. `denominator` is the constant number of samples of a full batch.
     """
 
     step: int
     steps: int
     samples: tuple[TrainSample, ...]
     denominator: int
+    chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +113,21 @@ class TrainerGroup(Protocol):
 
     async def load(self) -> ModelInfo: ...
 
+    async def accumulate(self, request: ChunkRequest) -> ChunkReport:
+        """Adds the gradient of a chunk to those before it; the first of a step replaces whatever was accumulated.
+
+        Raises NotStreamed if a rank doesn't hold the chunks before it. Nothing has changed then, nor if a sample is gone (KeyError).
+        """
+
+    async def discard(self) -> None:
+        """Zeroes what chunks have accumulated."""
+
     async def train(self, request: TrainRequest) -> TrainReport:
         """Computes and applies the step on all ranks. Not durable and not published until the driver says so.
 
-        Raises SpecProblem (WeightsNotFinite) if the weights are no longer finite.
+        Raises NotStreamed if a rank doesn't hold the request's chunks, or if in Float16 the gradient isn't finite at the scale that
+        they were accumulated at. The weights are unchanged then, and the whole batch can be trained. Raises SpecProblem
+        (WeightsNotFinite) if the weights are no longer finite.
         """
 
     async def publish(self, version: int) -> WeightPublication: ...

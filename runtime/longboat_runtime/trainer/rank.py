@@ -19,11 +19,12 @@ from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
+from longboat_runtime.trainer.errors import NotStreamed
 from longboat_runtime.trainer.forward import check_compiler, compiles, frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.packing import SampleTooLong
-from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkReport, ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.trainer.sharding import (
     TORCH_DTYPES,
     device_peak,
@@ -32,7 +33,7 @@ from longboat_runtime.trainer.sharding import (
     not_finite,
     parameter_count,
 )
-from longboat_runtime.trainer.step_plan import plan_step
+from longboat_runtime.trainer.step_plan import StepPlan, plan_step
 from longboat_runtime.trainer.updates import Updates
 
 Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
@@ -80,14 +81,24 @@ class TrainerRank:
             model_flops(model, config, device_peak(self.device, self.spec.model.dtype)),
         )
 
+    def accumulate(self, request: ChunkRequest, fetch: Fetch) -> ChunkReport:
+        """Adds the gradient of a chunk to those of the step's chunks before it. Raises what `train` raises before it changes anything."""
+        plan, [batches] = self._minibatches(request, fetch)
+        if not request.chunks:
+            self.updates.discard()
+        seconds = self.updates.stream(request.step, plan, batches)
+        return ChunkReport(request.step, request.number, sum(sample.size.tokens for sample in request.samples), seconds)
+
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
         """Computes one step. `fetch` returns samples by id, in order; a rank fetches those of its bins, once.
 
-        Raises, on all ranks, what `fetch` raised on any rank, and SpecProblem if a sample doesn't fit into a bin (nothing has
-        changed then) or if weights are not finite after the step.
+        Raises, on all ranks, what `fetch` raised on any rank, NotStreamed if any doesn't hold the request's chunks, and SpecProblem if
+        a sample doesn't fit into a bin (nothing has changed then) or if weights are not finite after the step.
         """
-        minibatches = self._minibatches(request, fetch)
-        metrics, skipped = self.updates.run(request.step, request.steps, minibatches)
+        plan, minibatches = self._minibatches(request, fetch)
+        if not request.chunks:
+            self.updates.discard()
+        metrics, skipped = self.updates.run(request.step, request.steps, plan, minibatches)
         self._check_weights(
             f"after step {request.step}",
             "spec.trainer.optimizer.learningRate",
@@ -116,11 +127,12 @@ class TrainerRank:
         return self._snapshot
 
     def restore(self, directory: Path) -> None:
-        """Restores weights, optimizer and RNG state from a snapshot written by any number of ranks.
+        """Restores weights, optimizer and RNG state from a snapshot written by any number of ranks. Chunks are discarded.
 
         With Float16 also the loss scale, or its initial value if the snapshot was made in another number format. Raises SpecProblem
         if the snapshot belongs to another model, or holds weights that are not finite.
         """
+        self.updates.discard()
         state = self._state()
         if self.updates.loss_scale.adapts:
             with process_group.together():
@@ -164,8 +176,13 @@ class TrainerRank:
                 f"finite in {self.spec.model.dtype}; {cure}",
             )
 
-    def _minibatches(self, request: TrainRequest, fetch: Fetch) -> list[list[SampleBatch]]:
-        """Builds this rank's batches of every minibatch. All ranks make the same plan; each fetches the samples of its own bins."""
+    def _minibatches(
+        self, request: TrainRequest | ChunkRequest, fetch: Fetch
+    ) -> tuple[StepPlan, list[list[SampleBatch]]]:
+        """Plans the step or chunk, and builds this rank's batches of every minibatch.
+
+        All ranks make the same plan; each fetches the samples of its own bins.
+        """
         packed = packs(self.model)
         try:
             plan = plan_step(
@@ -180,6 +197,7 @@ class TrainerRank:
                 ranks=self.world_size,
                 minibatches=self.spec.trainer.minibatches,
                 packed=packed,
+                streamed=isinstance(request, ChunkRequest) or request.chunks > 0,
             )
         except SampleTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error
@@ -188,11 +206,24 @@ class TrainerRank:
         samples = self._fetch(request, fetch, needed)
         weighted = {i: WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in needed}
         batches = [[[weighted[i] for i in members] for members in bins] for bins in mine]
-        return [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
+        return plan, [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
 
-    def _fetch(self, request: TrainRequest, fetch: Fetch, positions: Sequence[int]) -> dict[int, GeneratedSample]:
-        """Fetches samples by position; an error on any rank is raised on all ranks, so that none waits for the others."""
+    def _fetch(
+        self, request: TrainRequest | ChunkRequest, fetch: Fetch, positions: Sequence[int]
+    ) -> dict[int, GeneratedSample]:
+        """Fetches samples by position; an error on any rank is raised on all ranks, so that none waits for the others.
+
+        So is NotStreamed if a rank doesn't hold the chunks that the request builds on.
+        """
         with process_group.together():
+            streamed = self.updates.streamed
+            if request.chunks and (
+                streamed is None or (streamed.step, streamed.chunks) != (request.step, request.chunks)
+            ):
+                present = f"{streamed.chunks} chunks of step {streamed.step}" if streamed else "no chunks"
+                raise NotStreamed(
+                    f"rank {self.rank} holds {present}, not the first {request.chunks} of step {request.step}"
+                )
             samples = dict(zip(positions, fetch([request.samples[i].id for i in positions]), strict=True))
             for position, sample in samples.items():
                 if sample.size != (planned := request.samples[position].size):

@@ -14,10 +14,15 @@ from longboat_runtime.trainer.packing import Bin, pack, pad, split
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`minibatches[m][rank]` are the bins of positions; `weights[i]` is the weight of a response token of sample i."""
+    """`minibatches[m][rank]` are the bins of positions; `weights[i]` is the weight of a response token of sample i.
+
+    `samples` that are in the loss have so many response `tokens`.
+    """
 
     minibatches: tuple[tuple[tuple[Bin, ...], ...], ...]
     weights: tuple[float, ...]
+    samples: int
+    tokens: int
 
 
 def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[list[int]]:
@@ -50,22 +55,20 @@ def plan_step(
     ranks: int,
     minibatches: int,
     packed: bool = True,
+    streamed: bool = False,
 ) -> StepPlan:
     """Cuts the samples into minibatches (see `cut`) and packs (or else pads) each for all ranks; `groups[i]` is that of sample i.
 
     Weights are those of the whole step times the number of minibatches, so that every optimizer update is one of a full
-    batch's size. Raises packing.SampleTooLong.
+    batch's size. `streamed`: the step has other samples too; see `sample_weights`. Raises packing.SampleTooLong.
     """
-    weights = sample_weights(
-        algorithm.aggregation,
-        [size.response_tokens for size in sizes],
-        [not (algorithm.mask_truncated and size.truncated) for size in sizes],
-        denominator,
-        max_tokens,
-    )
+    tokens = [size.response_tokens for size in sizes]
+    counted = [not (algorithm.mask_truncated and size.truncated) for size in sizes]
+    weights = sample_weights(algorithm.aggregation, tokens, counted, denominator, max_tokens, streamed=streamed)
+    in_loss = [count for count, inside in zip(tokens, counted, strict=True) if inside and count]
     fill = pack if packed else pad
     planned = []
     for part in cut(groups, minibatches, seed, step):
         bins = fill([sizes[position].tokens for position in part], capacity, ranks)
         planned.append(tuple(tuple(tuple(part[i] for i in members) for members in of_rank) for of_rank in bins))
-    return StepPlan(tuple(planned), tuple(weight * minibatches for weight in weights))
+    return StepPlan(tuple(planned), tuple(weight * minibatches for weight in weights), len(in_loss), sum(in_loss))

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from longboat_crds.algorithm import resolve_loss
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rounds import OFF_POLICY
+from longboat_runtime.trainer.aggregation import streamed_factor
 from longboat_runtime.trainer.batch import SampleBatch
+from longboat_runtime.trainer.errors import NotStreamed
 from longboat_runtime.trainer.forward import frozen_logprobs, response_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
-from longboat_runtime.trainer.metrics import is_maximum, step_metrics
+from longboat_runtime.trainer.metrics import LOSSES, is_maximum, step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, metric_sums, objective
 from longboat_runtime.trainer.optimizer import build_optimizer, gradient_norm, learning_rate, set_learning_rate
+from longboat_runtime.trainer.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,25 @@ class Update:
     sums: list[dict[str, Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What is known of the `chunks` of a step whose gradients are in the shards.
+
+    Their `samples` in the loss have so many response `tokens`; `sums` are each batch's sums for metrics.
+    """
+
+    step: int
+    chunks: int = 0
+    samples: int = 0
+    tokens: int = 0
+    sums: tuple[dict[str, Tensor], ...] = ()
+
+
 class Updates:
-    """The model, its optimizer, and the way from gradients to updates. `run` and `accumulate` are collectives."""
+    """The model, its optimizer, and the way from gradients to updates. `run`, `stream` and `accumulate` are collectives.
+
+    `streamed` are the chunks that the next update may be made of.
+    """
 
     def __init__(self, spec: RLJobSpec, model: nn.Module, reference: nn.Module | None) -> None:
         self.spec, self.model, self.reference = spec, model, reference
@@ -39,13 +59,50 @@ class Updates:
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
         self.loss_scale = LossScale.from_dtype(spec.model.dtype)
+        self.streamed: Streamed | None = None
 
-    def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> tuple[dict[str, float], int]:
-        """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite.
+    def discard(self) -> None:
+        """Zeroes the gradients."""
+        self.streamed = None
+        self.optimizer.zero_grad()
+
+    def stream(self, step: int, plan: StepPlan, batches: Sequence[SampleBatch]) -> float:
+        """Adds a chunk to the chunks of `step`; returns the seconds from the starting model's log-probs on.
+
+        If it fails half-way there are no chunks any more.
+        """
+        before, self.streamed = self.streamed or Streamed(step), None
+        reference = self._current_logprobs(self.reference, [batches])[0] if self.reference else None
+        started = time.monotonic()
+        sums = self.accumulate(batches, None, reference)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.streamed = Streamed(
+            step,
+            before.chunks + 1,
+            before.samples + plan.samples,
+            before.tokens + plan.tokens,
+            (*before.sums, *sums),
+        )
+        return time.monotonic() - started
+
+    def run(
+        self, step: int, steps: int, plan: StepPlan, minibatches: Sequence[Sequence[SampleBatch]]
+    ) -> tuple[dict[str, float], int]:
+        """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite; that of chunks is part of the only one.
 
         Returns metrics, and how many minibatches were skipped. Every rank must pass the same number of batches in each minibatch. All
         ranks skip the same minibatches: the norm that decides is that of the whole gradient, the same number on all ranks.
         """
+        streamed, self.streamed = self.streamed, None
+        factor = 1.0
+        if streamed:
+            factor = streamed_factor(
+                self.algorithm.aggregation,
+                streamed.samples + plan.samples,
+                streamed.tokens + plan.tokens,
+                self.spec.rollout.sampling.max_tokens,
+            )
         started = time.monotonic()
         # With the round's weights, before any update. A single minibatch needs none: see `accumulate`.
         old = self._current_logprobs(self.model, minibatches) if len(minibatches) > 1 else None
@@ -54,7 +111,7 @@ class Updates:
         rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
         attempted = [
-            self._update(batches, old[i] if old else None, reference[i] if reference else None)
+            self._update(batches, old[i] if old else None, reference[i] if reference else None, streamed, factor)
             for i, batches in enumerate(minibatches)
         ]
         made = [update for update in attempted if update is not None]
@@ -88,23 +145,33 @@ class Updates:
         return sums
 
     def _update(
-        self, batches: Sequence[SampleBatch], old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
+        self,
+        batches: Sequence[SampleBatch],
+        old: Sequence[Tensor] | None,
+        reference: Sequence[Tensor] | None,
+        streamed: Streamed | None,
+        factor: float,
     ) -> Update | None:
-        """Makes one optimizer update; returns None, with the weights unchanged, if the gradient isn't finite at any scale."""
+        """Makes one optimizer update of the gradient times `factor`; returns None, with the weights unchanged, if it isn't finite at any scale.
+
+        Raises NotStreamed if it isn't finite at the one scale at which there are chunks.
+        """
         before = self.loss_scale
         for scale in before.attempts():
             self.loss_scale = scale
-            sums = self.accumulate(batches, old, reference)
+            sums = [*(streamed.sums if streamed else ()), *self.accumulate(batches, old, reference)]
             gradients = [_gradient(parameter) for parameter in self.parameters.values()]
-            norm = float(gradient_norm(gradients)) / scale.value
+            norm = float(gradient_norm(gradients)) * factor / scale.value
             if math.isfinite(norm):
                 limit = self.spec.trainer.optimizer.max_grad_norm
-                torch._foreach_mul_(gradients, min(1.0, limit / (norm + 1e-6)) / scale.value)
+                torch._foreach_mul_(gradients, min(1.0, limit / (norm + 1e-6)) * factor / scale.value)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.loss_scale = scale.after_update()
-                return Update(norm, sums)
+                return Update(norm, [part | {name: part[name] * factor for name in LOSSES} for part in sums])
             self.optimizer.zero_grad()
+            if streamed and scale.adapts:
+                raise NotStreamed(f"the gradient that was streamed is not finite at the loss scale {scale.value:g}")
         self.loss_scale = before.after_skip()
         return None
 
