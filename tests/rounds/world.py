@@ -101,6 +101,7 @@ class World:
             case events.GroupDropped(prompt=prompt):
                 assert prompt not in self.fate, f"{prompt} was given up twice"
                 self.fate[prompt] = "dropped"
+                self.pausing = [sample for sample in self.pausing if sample.prompt != prompt]
             case events.ChunkStarted() as chunk:
                 assert [*self.streaming, *self.training, *self.publishing] == [], "the trainer does one thing at a time"
                 self.streaming.append(chunk)
