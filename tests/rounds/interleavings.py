@@ -120,6 +120,19 @@ class Interleavings(RuleBasedStateMachine):
         if self._has(state):
             assert self.world.lose(self._some(data, state))
 
+    @precondition(lambda self: self._streamed())
+    @rule(data=st.data())
+    def lose_streamed(self, data: st.DataObject) -> None:
+        """The store loses what the trainer has read, or is about to read: nothing follows from it."""
+        before = len(self.world.log)
+        assert self.world.lose(data.draw(st.sampled_from(self._streamed())))
+        assert len(self.world.log) == before + 1
+
+    def _streamed(self) -> list[SampleId]:
+        """Samples of chunks whose data the store has."""
+        kept = self.world.samples(SampleState.KEPT)
+        return [sample for sample in kept if self.world.ledger.streamed(sample.prompt)]
+
     @precondition(lambda self: self._has(SampleState.RUNNING))
     @rule(data=st.data(), deaths=st.integers(1, MOST_ENGINE_DEATHS))
     def kill_engines(self, data: st.DataObject, deaths: int) -> None:
