@@ -121,6 +121,9 @@ def _bodies(ledger: Ledger) -> Iterator[events.Body]:
         if PROMPT not in round_.groups:
             continue
         yield events.RoundClosed(number)
+        yield events.ChunkStarted(step, number, round_.chunks + 1, (PROMPT,))
+        yield events.ChunkDone(step, round_.chunks)
+        yield events.ChunksLost(step)
         yield events.StepStarted(step, number)
         yield events.StepFailed(step, number, "")
         if group := ledger.groups.get(PROMPT):
@@ -153,7 +156,10 @@ def _key(ledger: Ledger) -> object:
     group = ledger.groups.get(PROMPT)
     if group is None:
         return None
-    rounds = [(r.state, PROMPT in r.groups, PROMPT in r.kept, r.missing) for r in ledger.rounds.values()]
+    rounds = [
+        (r.state, PROMPT in r.groups, PROMPT in r.kept, r.missing, PROMPT in r.streamed, r.streaming)
+        for r in ledger.rounds.values()
+    ]
     return (
         tuple(sorted(map(_record_key, group.samples), key=repr)),
         (

@@ -1,4 +1,5 @@
-"""Random interleavings under all policies: finish, move, abort, pause, lose, grade, duplicate, late, skip, restart and edits of the spec.
+"""Random interleavings under all policies, with and without chunks: finish, move, abort, pause, lose, grade, accumulate, lose chunks,
+duplicate, late, skip, restart and edits of the spec.
 
     python -m tests.rounds.interleavings 10000
 
@@ -31,6 +32,7 @@ from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, SampleState
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, phases
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
+from longboat_runtime.rounds.streaming import Streaming
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
@@ -56,21 +58,26 @@ POLICIES = (
 )
 ON_POLICY = (Synchronous, Racing, TailBatching, ByDomain)
 CALLBACKS = (events.Generated, events.Graded, events.Stopped, events.Paused)
+# The least tokens of a chunk: those of one group, of two.
+CHUNKS = (1, 14)
 
 
 class Interleavings(RuleBasedStateMachine):
     """Whatever happens, in whatever order, the right samples are trained."""
 
-    @initialize(policy=st.sampled_from(POLICIES), flat=st.booleans())
-    def begin(self, policy: Policy, flat: bool) -> None:
+    @initialize(policy=st.sampled_from(POLICIES), flat=st.booleans(), least_tokens=st.sampled_from([None, *CHUNKS]))
+    def begin(self, policy: Policy, flat: bool, least_tokens: int | None) -> None:
         score = (
             (lambda sample: float(sample.row % 2 and sample.index)) if flat else (lambda sample: float(sample.index))
         )
-        self.world = World(policy, GROUP, score, STEPS)
+        self.policy = policy
+        deciding = Streaming(policy, least_tokens, frozenset({"main"})) if least_tokens else policy
+        self.world = World(deciding, GROUP, score, STEPS)
         self.world.start()
         self.lowered, self.most = False, STEPS
         self.fixed: dict = {}
         self.kept: set = set()
+        self.streamed: dict = {}
 
     def _some(self, data: st.DataObject, state: SampleState) -> SampleId:
         return data.draw(st.sampled_from(self.world.samples(state)))
@@ -113,6 +120,19 @@ class Interleavings(RuleBasedStateMachine):
         if self._has(state):
             assert self.world.lose(self._some(data, state))
 
+    @precondition(lambda self: self._streamed())
+    @rule(data=st.data())
+    def lose_streamed(self, data: st.DataObject) -> None:
+        """The store loses what the trainer has read, or is about to read: nothing follows from it."""
+        before = len(self.world.log)
+        assert self.world.lose(data.draw(st.sampled_from(self._streamed())))
+        assert len(self.world.log) == before + 1
+
+    def _streamed(self) -> list[SampleId]:
+        """Samples of chunks whose data the store has."""
+        kept = self.world.samples(SampleState.KEPT)
+        return [sample for sample in kept if self.world.ledger.streamed(sample.prompt)]
+
     @precondition(lambda self: self._has(SampleState.RUNNING))
     @rule(data=st.data(), deaths=st.integers(1, MOST_ENGINE_DEATHS))
     def kill_engines(self, data: st.DataObject, deaths: int) -> None:
@@ -138,6 +158,42 @@ class Interleavings(RuleBasedStateMachine):
         self.lowered = self.lowered or steps < self.world.wanted
         self.most = max(steps, self.world.ledger.step + 1)
         self.world.edit(steps)
+
+    @rule(count=st.integers(1, 20), quick_trainer=st.booleans())
+    def proceed(self, count: int, quick_trainer: bool) -> None:
+        """Nothing goes wrong for a while: group after group is generated and graded, and rounds are trained."""
+        for _ in range(count):
+            generated, running = self.world.samples(SampleState.GENERATED), self.world.samples(SampleState.RUNNING)
+            if quick_trainer and self.world.accumulate():
+                continue
+            if generated:
+                self.world.grade(generated[0])
+            elif running:
+                self.world.finish(running[0])
+            elif not (self.world.train() or self.world.publish() or self.world.accumulate()):
+                break
+
+    @precondition(lambda self: self.world.streaming)
+    @rule(before_losses=st.booleans())
+    def accumulate(self, before_losses: bool) -> None:
+        assert self.world.accumulate(before_losses=before_losses)
+
+    @precondition(lambda self: self.world.streaming or self.world.accumulated)
+    @rule()
+    def lose_chunks(self) -> None:
+        """A rank dies during a chunk, between two, or during the step."""
+        assert self.world.lose_chunks()
+
+    @rule()
+    def late_chunk(self) -> None:
+        """Chunks that are done or lost are reported once more."""
+        before, step = to_snapshot(self.world.ledger), self.world.ledger.step
+        present = {(chunk.step, chunk.number) for chunk in self.world.streaming}
+        for body in [event.body for event in self.world.log]:
+            if isinstance(body, events.ChunkStarted) and (body.step, body.number) not in present:
+                assert not self.world.record(events.ChunkDone(body.step, body.number))
+        assert not self.world.record(events.ChunksLost(step))
+        assert to_snapshot(self.world.ledger) == before
 
     @rule()
     def train(self) -> None:
@@ -196,7 +252,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         boundary = self.world.boundary[0]
-        self.fixed, self.kept = {}, set()
+        self.fixed, self.kept, self.streamed = {}, set(), {}
         self.world.start()
         ledger = self.world.ledger
         assert (ledger.step, ledger.trained, ledger.dropped) == (
@@ -223,7 +279,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def on_policy_means_one_version(self) -> None:
-        if not isinstance(self.world.policy, ON_POLICY):
+        if not isinstance(self.policy, ON_POLICY):
             return
         for group in self.world.ledger.groups.values():
             version = self.world.ledger.rounds[group.round].version
@@ -232,7 +288,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def no_trained_token_is_too_old(self) -> None:
-        policy = self.world.policy
+        policy = self.policy
         bound = policy.max_staleness if isinstance(policy, BoundedAsync) else 0
         if not isinstance(policy, ContinueUnfinished):
             assert all(staleness <= bound for staleness in self.world.oldest.values())
@@ -258,6 +314,32 @@ class Interleavings(RuleBasedStateMachine):
             kept = group is not None and group.attempt == attempt
             assert kept or self.world.fate.get(prompt) == "trained" or lost_data or skipped
         self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is SampleState.KEPT}
+
+    @invariant()
+    def streamed_groups_stay(self) -> None:
+        """Until their step, or until the trainer has lost its chunks; only the round that trains next has any, whole and with final rewards."""
+        rounds = list(self.world.ledger.rounds.values())
+        assert not any(round_.streamed or round_.streaming or round_.chunks for round_ in rounds[1:])
+        streamed = dict(rounds[0].streamed) if rounds else {}
+        lost = sum(isinstance(event.body, events.ChunksLost) for event in self.world.log)
+        before, before_lost = self.streamed.get("chunks", {}), self.streamed.get("lost", 0)
+        if lost == before_lost:
+            assert all(prompt in streamed or prompt in self.world.fate for prompt in before)
+        self.streamed = {"chunks": streamed, "lost": lost}
+        for prompt in streamed:
+            group = self.world.ledger.groups[prompt]
+            assert group.state is SampleState.KEPT
+            assert group.rewarded
+            assert not group.timed_out
+            assert {group.samples[i].state for i in group.counted} <= {SampleState.KEPT, SampleState.LOST}
+        assert self.world.ledger.step < self.world.ledger.steps or not streamed
+
+    @invariant()
+    def chunks_are_the_trainers(self) -> None:
+        rounds = list(self.world.ledger.rounds.values())
+        streamed = rounds[0].streamed if rounds else {}
+        present = {prompt for chunk in self.world.streaming for prompt in chunk.prompts}
+        assert {sample.prompt for sample in self.world.accumulated} == streamed.keys() - present
 
     def _skipped(self, prompt: PromptId) -> bool:
         """Whether the prompt was in a step that trained nothing."""
@@ -305,7 +387,8 @@ class Interleavings(RuleBasedStateMachine):
             kinds = [s.kind for s in group.samples if s.kind is not None]
             assert (group.graded, group.errors) == (len(kinds), kinds.count(GradeKind.GRADER_ERROR))
         for round_ in ledger.rounds.values():
-            data = [s.state for p in round_.kept for s in ledger.groups[p].samples if s.counts]
+            waiting = [prompt for prompt in round_.kept if prompt not in round_.streamed]
+            data = [s.state for p in waiting for s in ledger.groups[p].samples if s.counts]
             assert round_.missing == len(data) - data.count(SampleState.KEPT)
             live = {g.prompt for g in ledger.groups.values() if g.round == round_.number}
             assert set(round_.groups) == live - set(ledger.carried)
@@ -327,7 +410,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def quotas_hold(self) -> None:
         """No step trains more of a domain than its quota, or less unless graders failed or data was lost too late to replace it."""
-        policy = self.world.policy
+        policy = self.policy
         if not isinstance(policy, ByDomain):
             return
         quotas = Counter({domain: rule.prompts_per_round for domain, rule in policy.rules.items()})
@@ -343,8 +426,8 @@ class Interleavings(RuleBasedStateMachine):
         self.world.run()
         assert self.world.wanted <= self.world.ledger.step <= self.most, "the job ends, whatever happened"
         assert self.lowered or not self.world.ledger.groups
-        RAN[str(self.world.policy)] += 1
-        EVENTS[str(self.world.policy)] += len(self.world.log)
+        RAN[str(self.policy)] += 1
+        EVENTS[str(self.policy)] += len(self.world.log)
 
 
 def interleavings(count: int) -> settings:

@@ -18,8 +18,9 @@ EPOCH_ROWS = 5
 
 
 class World:
-    """`boundary` is the state that a checkpoint of the last commit holds; `publishing` and `training` are the trainer's tasks,
-    `stopping` and `pausing` the samples that engines have been told to stop and to pause.
+    """`boundary` is the state that a checkpoint of the last commit holds; `streaming`, `publishing` and `training` are the trainer's
+    tasks, `stopping` and `pausing` the samples that engines have been told to stop and to pause. `accumulated` are the samples whose
+    gradient the trainer has.
 
     `drawn` has the tokens drawn so far of running samples, `made` those of finished samples. `oldest` is how many versions behind its
     step the oldest trained token was. `steps` is the number of steps of the job, by default that of the recorded decisions; `wanted`
@@ -41,6 +42,8 @@ class World:
         self.late: list[events.Body] = []
         self.training: list[int] = []
         self.publishing: list[int] = []
+        self.streaming: list[events.ChunkStarted] = []
+        self.accumulated: list[SampleId] = []
         self.stopping: list[SampleId] = []
         self.pausing: list[SampleId] = []
         self.drawn: dict[SampleId, tuple[VersionSpan, ...]] = {}
@@ -66,6 +69,7 @@ class World:
         self.log, self.fate, self.batches = self.log[:offset], dict(fate), dict(batches)
         self.made = dict(made)
         self.training, self.publishing, self.stopping, self.pausing, self.drawn = [], [], [], [], {}
+        self.streaming, self.accumulated = [], []
         self.record(events.Started(self.ledger.step))
         if self.wanted != self.ledger.steps:
             self.edit(self.wanted)
@@ -97,9 +101,15 @@ class World:
             case events.GroupDropped(prompt=prompt):
                 assert prompt not in self.fate, f"{prompt} was given up twice"
                 self.fate[prompt] = "dropped"
+                self.pausing = [sample for sample in self.pausing if sample.prompt != prompt]
+            case events.ChunkStarted() as chunk:
+                assert [*self.streaming, *self.training, *self.publishing] == [], "the trainer does one thing at a time"
+                self.streaming.append(chunk)
             case events.StepStarted(round=number):
+                assert not self.streaming, "the trainer does one thing at a time"
                 self.training.append(number)
             case events.PublishStarted(version=version):
+                assert not self.streaming, "the trainer does one thing at a time"
                 self.publishing.append(version)
             case events.StepCommitted(step=step, samples=samples, dropped=dropped):
                 if dropped is None:
@@ -165,7 +175,8 @@ class World:
 
     def grade(self, sample: SampleId, kind: GradeKind = GradeKind.SCORED) -> bool:
         score = self.score(sample) if kind is GradeKind.SCORED else 0.0
-        return self.record(events.Graded(sample, kind, score, 0.1))
+        parts = {"main": None} if kind is GradeKind.TIMEOUT else {}
+        return self.record(events.Graded(sample, kind, score, 0.1, parts=parts))
 
     def move(self, sample: SampleId) -> bool:
         """Another engine continues a running sample."""
@@ -194,6 +205,25 @@ class World:
         spans = self.drawn[sample]
         return self.record(events.Paused(sample, spans[-1].end if spans else 0, spans, "engine-0"))
 
+    def accumulate(self, *, before_losses: bool = True) -> bool:
+        """A chunk is done, or can't be read: its data is lost, unless it was read before."""
+        if not self.streaming:
+            return False
+        chunk = self.streaming[0]
+        samples = [sample for prompt in chunk.prompts for sample in self.ledger.groups[prompt].counted_ids]
+        if not before_losses and any(sample in self.ledger.lost for sample in samples):
+            return self.lose_chunks()
+        self.streaming.clear()
+        self.accumulated += samples
+        return self.record(events.ChunkDone(chunk.step, chunk.number))
+
+    def lose_chunks(self) -> bool:
+        """A rank dies."""
+        had = bool(self.accumulated or self.streaming)
+        self.streaming, self.accumulated = [], []
+        assert self.record(events.ChunksLost(self.ledger.step + 1)) == had
+        return had
+
     def train(self, *, skipped: int = 0, dropped: DropReason | None = None) -> bool:
         """A step is done; the trainer skipped `skipped` minibatches; `dropped` is the reason if it skipped all of them."""
         if not self.training:
@@ -203,6 +233,9 @@ class World:
         if round_.missing:
             return self.record(events.StepFailed(step, round_.number, "data is gone"))
         samples = sorted(s for prompt in round_.kept for s in self.ledger.groups[prompt].counted_ids)
+        rest = [sample for sample in samples if sample.prompt not in round_.streamed]
+        assert sorted([*self.accumulated, *rest]) == samples, "every sample is trained once"
+        self.accumulated = []
         spans = {sample: self.ledger.sample(sample).spans for sample in samples}
         assert spans == {sample: self.made[sample] for sample in samples}, (
             "token versions in the log are those that were drawn"
@@ -222,7 +255,7 @@ class World:
     def run_until_training(self) -> None:
         while not self.training:
             running, generated = self.samples(SampleState.RUNNING), self.samples(SampleState.GENERATED)
-            assert self.finish(running[0]) if running else self.grade(generated[0])
+            assert self.accumulate() or (self.finish(running[0]) if running else self.grade(generated[0]))
 
     def run(
         self, pick: Callable[[Sequence[SampleId]], SampleId] = lambda samples: samples[0], steps: float = inf
@@ -235,7 +268,7 @@ class World:
                 self.grade(pick(generated))
             elif self.pausing:
                 self.paused(pick(self.pausing))
-            elif not (self.train() or self.publish()):
+            elif not (self.accumulate() or self.train() or self.publish()):
                 return
 
 

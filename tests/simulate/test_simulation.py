@@ -51,6 +51,8 @@ sites = st.builds(
     grading=st.sampled_from([0.0, 0.02]),
     update=st.sampled_from([0.0, 1.0]),
     update_token=st.sampled_from([0.0, 0.001]),
+    chunk_tokens=st.sampled_from([None, 1, 100]),
+    chunk=st.sampled_from([0.0, 0.1]),
     publish=st.sampled_from([0.0, 0.3]),
     flat=st.sampled_from([0.0, 0.3]),
 )
@@ -64,6 +66,34 @@ def test_a_round_of_equal_responses_takes_what_arithmetic_says() -> None:
         assert step.rollout == pytest.approx(rollout)
         assert step.seconds == pytest.approx(0.5 + rollout + 16 / 2 * 0.05 + 1.0 + 0.01 * 1600)
         assert (step.trained, step.generated, step.kept) == (16, 1600, 1600)
+
+
+def test_a_step_trains_what_no_chunk_has() -> None:
+    """The samples of a prompt end together, after 0.2, 0.4, 0.6 and 0.8 s. The chunk of the first two ends after the round."""
+    site = Site(FLAT, max_sequences=4, update=0.5, update_token=0.005, chunk_tokens=160, chunk=0.1)
+    [step] = simulate(Synchronous(4, 4), 4, site, constant(20), 1).steps
+    assert (step.chunks, step.streamed, step.kept) == (1, 160, 320)
+    assert step.overlap == pytest.approx(0.4)
+    assert step.seconds == pytest.approx(0.4 + (0.1 + 0.8) + (0.5 + 0.8))
+
+
+def test_streaming_hides_the_trainers_time() -> None:
+    distribution = TwoLevel(50, 1.0, 0.7, 2000)
+    outcomes = [
+        simulate(
+            Synchronous(32, 4),
+            4,
+            Site(FLAT, engines=2, update=0.1, update_token=0.0005, chunk_tokens=tokens, chunk=0.05),
+            distribution,
+            12,
+        )
+        for tokens in (None, 1000)
+    ]
+    waiting, streaming = outcomes
+    assert waiting.streamed_share == 0
+    assert streaming.streamed_share > 0.7
+    assert streaming.rollout_per_sample == pytest.approx(waiting.rollout_per_sample)
+    assert streaming.seconds_per_sample < 0.85 * waiting.seconds_per_sample
 
 
 def test_engines_that_are_full_make_waves() -> None:
@@ -94,6 +124,9 @@ def test_what_is_trained_was_generated_and_all_rounds_are_there(
         assert {step.trained for step in outcome.steps} == {full}
     generated, kept = (sum(getattr(step, name) for step in outcome.steps) for name in ("generated", "kept"))
     assert generated >= kept > 0
+    assert all(0 <= step.streamed <= step.kept for step in outcome.steps)
+    assert all((step.chunks > 0) == (step.streamed > 0) for step in outcome.steps)
+    assert all(step.overlap <= step.rollout + 1e-9 for step in outcome.steps)
     assert simulate(policy, policy.group_size, site, distribution, steps) == outcome, "the same again"
 
 

@@ -134,6 +134,23 @@ def test_a_kept_sample_whose_data_was_lost_has_its_seat_when_it_is_made_again() 
     assert [(span.work, span.done) for span in timeline.spans[1:]] == [(Work.TRAIN, False)]
 
 
+def test_chunks_are_work_beside_the_round() -> None:
+    timeline = fold(
+        numbered(
+            [
+                *start(),
+                (1, events.RoundOpened(1, RoundKind.LONG, 0)),
+                (3, events.ChunkStarted(1, 1, 1, (A,))),
+                (5, events.ChunkDone(1, 1)),
+                (6, events.ChunkStarted(1, 1, 2, (B,))),
+                (8, events.ChunksLost(1)),
+            ]
+        )
+    )
+    spans = [(span.work, span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in timeline.spans[1:]]
+    assert spans == [(Work.STREAM, 1, 3, 5, True), (Work.STREAM, 1, 6, 8, False)]
+
+
 def test_a_new_driver_ends_what_ran_at_the_last_that_is_known() -> None:
     before = numbered([*start(), *short_round()[:7], (2.2, events.PublishStarted(0))][:-1])
     after = numbered([*start(100), *((101, events.Relaunched(sample(A, index))) for index in range(4))], 2, 11)

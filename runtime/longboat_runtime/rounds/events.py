@@ -400,8 +400,36 @@ class RoundClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkStarted:
+    """The trainer starts to accumulate the gradient of these kept groups, before the other groups of their step.
+
+    Chunks of a step are numbered from 1; no number is used again after `ChunksLost`.
+    """
+
+    step: int
+    round: int
+    number: int
+    prompts: tuple[PromptId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """All ranks have accumulated the gradient of the chunk."""
+
+    step: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksLost:
+    """The gradients of all chunks of the step are gone, that of an unfinished one included: their groups are still to be trained."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The trainer starts to compute a step from the groups that the round kept."""
+    """The trainer starts to compute a step from the groups that the round kept; those of its chunks are left out."""
 
     step: int
     round: int
@@ -476,6 +504,9 @@ Body = (
     | GroupDeferred
     | GroupDropped
     | RoundClosed
+    | ChunkStarted
+    | ChunkDone
+    | ChunksLost
     | StepStarted
     | StepFailed
     | StepCommitted

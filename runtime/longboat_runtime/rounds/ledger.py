@@ -54,6 +54,8 @@ class Ledger(LedgerState):
                 elif record.state is SampleState.LOST:
                     record.begun = record.moved = ()  # the previous driver's store had them
         for round_ in self.rounds.values():
+            self._lose_chunks(round_)
+            round_.chunks = 0
             if round_.state is RoundState.TRAINING:
                 round_.state = RoundState.CLOSED
         return True
@@ -203,7 +205,7 @@ class Ledger(LedgerState):
     @_fold.register
     def _(self, body: events.Relaunched, seq: int) -> bool:
         record = self.sample(body.sample)
-        if not record or record.state is not SampleState.LOST:
+        if not record or record.state is not SampleState.LOST or self.streamed(body.sample.prompt):
             return False
         del self.lost[body.sample]
         self._move(record, SampleState.RUNNING)
@@ -335,6 +337,36 @@ class Ledger(LedgerState):
         if not round_ or not round_.open or round_.undecided:
             return False
         round_.state = RoundState.CLOSED
+        return True
+
+    @_fold.register
+    def _(self, body: events.ChunkStarted, seq: int) -> bool:
+        round_ = self._next_to_train(body.step)
+        if not round_ or round_.number != body.round or round_.streaming or round_.state is RoundState.TRAINING:
+            return False
+        groups = {prompt: body.number for prompt in body.prompts if prompt in round_.kept and self.groups[prompt].whole}
+        if body.number != round_.chunks + 1 or not groups or len(groups) != len(body.prompts):
+            return False
+        if groups.keys() & round_.streamed.keys():
+            return False
+        round_.streamed.update(groups)
+        round_.streaming, round_.chunks = True, body.number
+        return True
+
+    @_fold.register
+    def _(self, body: events.ChunkDone, seq: int) -> bool:
+        round_ = self._next_to_train(body.step)
+        if not round_ or not round_.streaming or body.number != round_.chunks:
+            return False
+        round_.streaming = False
+        return True
+
+    @_fold.register
+    def _(self, body: events.ChunksLost, seq: int) -> bool:
+        round_ = self._next_to_train(body.step)
+        if not round_ or not round_.streamed:
+            return False
+        self._lose_chunks(round_)
         return True
 
     @_fold.register

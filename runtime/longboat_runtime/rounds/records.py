@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
@@ -17,6 +17,13 @@ PromptSet = Annotated[
     dict[PromptId, None],
     PlainSerializer(lambda prompts: [list(prompt) for prompt in prompts]),
     BeforeValidator(lambda prompts: {PromptId(*prompt): None for prompt in prompts}),
+]
+
+# Prompts in a fixed order, with the chunk that each is part of; a list in JSON.
+ChunkNumbers = Annotated[
+    dict[PromptId, int],
+    PlainSerializer(lambda chunks: [[*prompt, number] for prompt, number in chunks.items()]),
+    BeforeValidator(lambda chunks: {PromptId(epoch, row): number for epoch, row, number in chunks}),
 ]
 
 
@@ -139,6 +146,23 @@ class GroupRecord:
         return GivenUp(self.prompt, self.attempt, self.round, lengths)
 
     @property
+    def tokens(self) -> int:
+        """The tokens of the samples that count, those of the prompt included."""
+        counted = (self.samples[index] for index in self.counted)
+        return sum(sample.prompt_tokens + sample.tokens for sample in counted)
+
+    @property
+    def timed_out(self) -> frozenset[str]:
+        """The reward functions that timed out on a sample that counts."""
+        return frozenset[str]().union(*(self.samples[index].timed_out for index in self.counted))
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is kept and no data or grade of it is missing."""
+        states = {self.state, *(self.samples[index].state for index in self.counted)}
+        return states == {SampleState.KEPT}
+
+    @property
     def rewarded(self) -> bool:
         """Whether every sample that counts has a grade."""
         return self.completed is not None and self.graded == len(self.counted)
@@ -214,6 +238,8 @@ class RoundRecord(PartRecord):
     """One round. `parts` holds the state of prompts that have a domain, by domain.
 
     `missing` counts samples of kept groups whose data or grade is gone: the round can't be trained before they are restored.
+    `streamed` are the kept groups whose gradient the trainer has accumulated or is accumulating (`streaming`): what is lost of them
+    isn't missed. `chunks` is the number of the newest chunk.
     The counters cover the whole round, decided groups included: `grades` by kind; `generated_tokens` are the response tokens
     generated in the round except those of stopped samples, which are `stopped_tokens`; `redrawn_tokens` are those of both that had
     to be drawn again; `carried` counts groups left to a later
@@ -224,6 +250,9 @@ class RoundRecord(PartRecord):
     state: RoundState = RoundState.OPEN
     parts: dict[str, PartRecord] = field(default_factory=dict)
     missing: int = 0
+    streamed: Annotated[ChunkNumbers, Field(exclude_if=lambda chunks: not chunks)] = field(default_factory=dict)
+    streaming: Annotated[bool, Field(exclude_if=lambda streaming: not streaming)] = False
+    chunks: Annotated[int, Field(exclude_if=lambda number: not number)] = 0
     adopted: int = 0
     carried: int = 0
     generated: int = 0
@@ -249,4 +278,4 @@ class RoundRecord(PartRecord):
 
     @property
     def trainable(self) -> bool:
-        return self.state is RoundState.CLOSED and not self.missing
+        return self.state is RoundState.CLOSED and not self.missing and not self.streaming

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from fractions import Fraction
 from itertools import islice
 
@@ -48,6 +48,26 @@ def next_work(view: View) -> list[Decision]:
     if oldest is None or not oldest.trainable or view.step >= view.steps:
         return []
     return [events.StepStarted(view.step + 1, oldest.number)]
+
+
+def next_chunk(view: View, least_tokens: int, unscored: Set[str]) -> list[Decision]:
+    """Decides what the trainer can do while the next step's round isn't complete: accumulate the gradient of groups that are.
+
+    Once the weights of the last step serve and no chunk is under way, all kept groups of the oldest round that no chunk has make one,
+    in the order in which they were completed, if they have `least_tokens` tokens. Left out are groups with a timeout of one of the
+    reward functions `unscored`: what that counts is known only with the batch. So are groups of which something is missing.
+    """
+    oldest = next(iter(view.rounds.values()), None)
+    if oldest is None or oldest.streaming or oldest.state is RoundState.TRAINING:
+        return []
+    if view.serving != view.step or view.step >= view.steps:
+        return []
+    groups = [view.groups[prompt] for prompt in oldest.kept if prompt not in oldest.streamed]
+    ready = [group for group in groups if group.whole and not group.timed_out & unscored]
+    if not ready or sum(group.tokens for group in ready) < least_tokens:
+        return []
+    prompts = tuple(group.prompt for group in sorted(ready, key=lambda group: group.completed or 0))
+    return [events.ChunkStarted(view.step + 1, oldest.number, oldest.chunks + 1, prompts)]
 
 
 def opened_steps(view: View) -> int:
@@ -217,7 +237,7 @@ def recover(view: View) -> list[Decision]:
     queued for a new attempt.
 
     Samples stay lost while no weights serve: between a driver's start and its first publication. So do those in a batch that is being
-    trained, since the trainer may already have read them. The group of a sample with which `MOST_ENGINE_DEATHS` engines have
+    trained, since the trainer may already have read them, and those of streamed groups. The group of a sample with which `MOST_ENGINE_DEATHS` engines have
     died is dropped.
     """
     if view.serving is None:
@@ -229,7 +249,7 @@ def recover(view: View) -> list[Decision]:
         if sample.prompt in given_up:
             continue
         round_ = view.rounds[group.round]
-        if round_.state is RoundState.TRAINING:
+        if round_.state is RoundState.TRAINING or sample.prompt in round_.streamed:
             continue
         if _kills_engines(view, sample):
             given_up.add(sample.prompt)
@@ -245,8 +265,8 @@ def recover(view: View) -> list[Decision]:
 def relaunch_lost(view: View) -> list[Decision]:
     """Relaunches lost samples, off-policy, on whatever weights serve, with their seed and after the tokens that the store has of them.
 
-    They stay lost while no weights serve, in a batch that is being trained, and in a carried group until a round adopts it. The
-    group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
+    They stay lost while no weights serve, in a batch that is being trained, in streamed groups, and in a carried group until a round
+    adopts it. The group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
     """
     if view.serving is None:
         return []
@@ -264,4 +284,5 @@ def _kills_engines(view: View, sample: SampleId) -> bool:
 def _is_needed(view: View, sample: SampleId) -> bool:
     if sample.prompt in view.carried:
         return False
-    return view.rounds[view.groups[sample.prompt].round].state is not RoundState.TRAINING
+    round_ = view.rounds[view.groups[sample.prompt].round]
+    return round_.state is not RoundState.TRAINING and sample.prompt not in round_.streamed

@@ -66,6 +66,11 @@ class LedgerState:
             return None
         return group.samples[sample.index]
 
+    def streamed(self, prompt: PromptId) -> bool:
+        """Whether the prompt's group is part of a chunk: its gradient is accumulated, or being accumulated."""
+        group = self.groups.get(prompt)
+        return group is not None and prompt in self._counters(group).streamed
+
     def awaits(self, sample: SampleId) -> bool:
         """Whether an engine was told to stop this sample and hasn't returned it yet."""
         if record := self.sample(sample):
@@ -115,22 +120,42 @@ class LedgerState:
         return self.rounds.get(group.round, self.between)
 
     def _lose(self, group: GroupRecord, record: SampleRecord, begun: tuple[VersionSpan, ...] = ()) -> None:
-        """Marks the sample as lost and forgets its grade; of its tokens, the store still has those with spans `begun`."""
-        if record.kind is not None:
-            group.graded -= 1
-            group.errors -= record.kind is GradeKind.GRADER_ERROR
-            record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
+        """Marks the sample as lost; of its tokens, the store still has those with spans `begun`.
+
+        Its grade is forgotten, unless the group is streamed: then it still counts for the step.
+        """
+        round_ = self._counters(group)
+        if group.prompt not in round_.streamed:
+            self._forget_grade(group, record)
+            round_.missing += record.state is SampleState.KEPT
         if record.state is SampleState.PAUSED:
             record.finish_reason = None
         record.begun, record.moved = (record.begun, begun) if begun else ((), ())
         kept_tokens = begun[-1].end if begun else 0
         record.kept_tokens = kept_tokens if record.kept_tokens is None else min(kept_tokens, record.kept_tokens)
-        round_ = self._counters(group)
-        if record.state is SampleState.KEPT:
-            round_.missing += 1
         round_.lost += 1
         self.lost[group.sample_id(record.index)] = None
         self._move(record, SampleState.LOST)
+
+    @staticmethod
+    def _forget_grade(group: GroupRecord, record: SampleRecord) -> None:
+        if record.kind is not None:
+            group.graded -= 1
+            group.errors -= record.kind is GradeKind.GRADER_ERROR
+            record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
+
+    def _next_to_train(self, step: int) -> RoundRecord | None:
+        """Returns the oldest round if `step` is the next one, which it feeds; else None."""
+        return next(iter(self.rounds.values()), None) if step == self.step + 1 else None
+
+    def _lose_chunks(self, round_: RoundRecord) -> None:
+        """Makes the round's streamed groups kept ones like all others, which miss what was lost of them meanwhile."""
+        for group in map(self.groups.__getitem__, round_.streamed):
+            for record in group.samples:
+                if record.state is SampleState.LOST:
+                    self._forget_grade(group, record)
+                    round_.missing += record.counts
+        round_.streamed, round_.streaming = {}, False
 
     def _surplus(self, sample: SampleId) -> SampleRecord | None:
         """Returns the sample's record if it runs or is lost, and its group is complete without it, so that it may be stopped; else None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -16,6 +16,7 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.streaming import Streaming
 from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
 from longboat_runtime.simulate.chance import uniform
@@ -33,6 +34,7 @@ class SimulatedStep:
     `rollout` are those in which samples ran, as the driver's stage `generate` counts them; `seconds` all of them. `trained` counts
     samples; tokens are of responses. `generated` are those that engines gave back since the step before, stopped ones included.
     With shapes, engines had `tensor_parallel` devices each when the round began, and preempted so often for want of KV cache in it.
+    `streamed` are tokens trained in `chunks`, before the step; `overlap` are the seconds of chunks in which samples ran.
     """
 
     step: int
@@ -44,6 +46,9 @@ class SimulatedStep:
     kept: int
     tensor_parallel: int = 0
     preemptions: int = 0
+    chunks: int = 0
+    streamed: int = 0
+    overlap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,11 @@ class SimulatedRun:
     def generated_to_kept(self) -> float:
         """Response tokens made for each one trained."""
         return sum(step.generated for step in self.steps) / sum(step.kept for step in self.steps)
+
+    @property
+    def streamed_share(self) -> float:
+        """Share of the trained response tokens that were trained while their round was open."""
+        return sum(step.streamed for step in self.steps) / sum(step.kept for step in self.steps)
 
     @property
     def long_share(self) -> float:
@@ -133,7 +143,8 @@ class Simulation:
         steps: int,
         source: Source,
     ) -> None:
-        self._loop = RoundLoop(policy, self, Ledger(group_size, steps), 1)
+        deciding = policy if site.chunk_tokens is None else Streaming(policy, site.chunk_tokens)
+        self._loop = RoundLoop(deciding, self, Ledger(group_size, steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
         self._site, self._lengths, self._source = site, lengths, source
         self._policy = policy
@@ -151,6 +162,7 @@ class Simulation:
         self._committed_at = 0.0
         self._rolling_since: float | None = None
         self._rollout_seconds = 0.0
+        self._chunks, self._streamed, self._overlap = 0, 0, 0.0
         self._loads = RoundLoads()
         self._measured: dict[int, events.RoundMeasured] = {}
         self._works = RoundWorks()
@@ -203,6 +215,8 @@ class Simulation:
                 record = self.view.sample(sample)
                 if record is not None and record.state is SampleState.GENERATED:
                     self._grade(sample)
+            case events.ChunkStarted() as chunk:
+                self._accumulate(chunk)
             case events.StepStarted(step=step, round=number):
                 self._train(step, number)
             case events.StepCommitted() as committed:
@@ -275,10 +289,26 @@ class Simulation:
         graded = events.Graded(sample, GradeKind.SCORED, score, self._site.grading)
         self._later(done - self._time, partial(self._happens, graded))
 
+    def _accumulate(self, chunk: events.ChunkStarted) -> None:
+        samples = (sample for prompt in chunk.prompts for sample in self.ledger.groups[prompt].counted_ids)
+        tokens = self._token_count(samples)
+        self._chunks, self._streamed = self._chunks + 1, self._streamed + tokens
+        before = self._rollout()
+
+        def accumulated() -> None:
+            self._overlap += self._rollout() - before
+            self._happens(events.ChunkDone(chunk.step, chunk.number))
+
+        self._later(self._site.chunk + self._site.update_token * tokens, accumulated)
+
+    def _token_count(self, samples: Iterable[SampleId]) -> int:
+        return sum(self._tokens[sample] for sample in samples)
+
     def _train(self, step: int, number: int) -> None:
         """Trains as the driver does, and measures the round once responses that engines were told to stop are back."""
-        batch, latency = self._batch(number), self._site.latency
-        seconds = self._site.update + self._site.update_token * sum(self._tokens[sample] for sample in batch)
+        streamed, latency = self.ledger.rounds[number].streamed, self._site.latency
+        rest = (sample for sample in self._batch(number) if sample.prompt not in streamed)
+        seconds = self._site.update + self._site.update_token * self._token_count(rest)
 
         def answered() -> None:
             self._later(latency, partial(self._measure, number))
@@ -295,8 +325,8 @@ class Simulation:
 
     def _commit(self, committed: events.StepCommitted) -> None:
         self._count_rollout()
+        self._rollout_seconds = self._rollout()
         if self._rolling_since is not None:
-            self._rollout_seconds += self._time - self._rolling_since
             self._rolling_since = self._time
         measured = self._measured.pop(committed.round, None)
         self.steps.append(
@@ -307,14 +337,18 @@ class Simulation:
                 seconds=self._time - self._committed_at,
                 trained=len(committed.samples),
                 generated=self._generated,
-                kept=sum(self._tokens[sample] for sample in committed.samples),
+                kept=self._token_count(committed.samples),
                 tensor_parallel=measured.tensor_parallel if measured else 0,
                 preemptions=measured.preemptions if measured else 0,
+                chunks=self._chunks,
+                streamed=self._streamed,
+                overlap=self._overlap,
             )
         )
         prompts = {sample.prompt for sample in committed.samples}
         self._tokens = {sample: tokens for sample, tokens in self._tokens.items() if sample.prompt not in prompts}
         self._committed_at, self._rollout_seconds, self._generated = self._time, 0.0, 0
+        self._chunks, self._streamed, self._overlap = 0, 0, 0.0
 
     def _publish(self, version: int) -> None:
         """Publishes as the driver does, once engines have their shape."""
@@ -387,5 +421,9 @@ class Simulation:
         if running and self._rolling_since is None:
             self._rolling_since = self._time
         elif not running and self._rolling_since is not None:
-            self._rollout_seconds += self._time - self._rolling_since
-            self._rolling_since = None
+            self._rollout_seconds, self._rolling_since = self._rollout(), None
+
+    def _rollout(self) -> float:
+        """Returns the seconds of rollout since the commit before."""
+        running = 0.0 if self._rolling_since is None else self._time - self._rolling_since
+        return self._rollout_seconds + running

@@ -17,6 +17,8 @@ class Site:
     runs at most `max_sequences` at once. `latency` passes between the driver and an engine, each way. `max_tokens` is the
     limit of responses that planners of shapes are told. Each of `graders` takes `grading` for a sample. An optimizer step takes
     `update`, plus `update_token` for each response token trained, but at least two `latency`; a publication of weights takes `publish`.
+    With `chunk_tokens`, groups of at least so many tokens, prompts included, are trained while their round is open; each such chunk takes
+    `chunk`, and its tokens as in a step.
     Prompts have `prompt_tokens`. `flat` is the chance that all responses to a prompt get the same grade. Raises ValueError for most
     impossible values.
     """
@@ -30,6 +32,8 @@ class Site:
     grading: float = 0.0
     update: float = 0.0
     update_token: float = 0.0
+    chunk_tokens: int | None = None
+    chunk: float = 0.0
     publish: float = 0.0
     prompt_tokens: int = 0
     flat: float = 0.0
@@ -42,7 +46,7 @@ class Site:
             raise ValueError("a site has a curve and a number of engines, or shapes")
         if self.shapes is not None and self.prompt_tokens < 1:
             raise ValueError("prompt_tokens: with shapes, prompts take KV cache and have to be 1 token long or more")
-        times = (self.latency, self.grading, self.update, self.update_token, self.publish)
+        times = (self.latency, self.grading, self.update, self.update_token, self.chunk, self.publish)
         if min(*times, *(self.curve.seconds if self.curve else ()), self.prompt_tokens) < 0 or not 0 <= self.flat <= 1:
             raise ValueError(f"times, prompt tokens and shares can't be negative: {self}")
 

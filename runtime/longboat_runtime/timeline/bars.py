@@ -82,8 +82,10 @@ class Round:
 
 
 class Work(StrEnum):
-    """Names the work that is done between rounds. A publication includes the evaluation of what it published."""
+    """Names the work that is done beside rounds and between them. A publication includes the evaluation of what it published."""
 
+    STREAM = "stream"
+    """A chunk of the step is trained while its round is open."""
     TRAIN = "train"
     PUBLISH = "publish"
     RESHAPE = "reshape"

@@ -98,6 +98,12 @@ class _Fold:
             case events.RoundClosed(round=number):
                 if round_ := self._rounds.get(number):
                     round_.closed = time
+            case events.ChunkStarted(step=step):
+                self._working[Work.STREAM] = step, time
+            case events.ChunkDone():
+                self._end(Work.STREAM, time, done=True)
+            case events.ChunksLost():
+                self._end(Work.STREAM, time, done=False)
             case events.StepStarted(step=step, round=number):
                 self._working[Work.TRAIN] = step, time
                 if round_ := self._rounds.get(number):

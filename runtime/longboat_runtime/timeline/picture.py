@@ -49,7 +49,13 @@ _FATES = {
     Fate.LOST: "#000000",
     Fate.OPEN: "#BBBBBB",
 }
-_WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00", Work.RESHAPE: "#882255", Work.DRAIN: "#999933"}
+_WORKS = {
+    Work.STREAM: "#56B4E9",
+    Work.TRAIN: "#0072B2",
+    Work.PUBLISH: "#D55E00",
+    Work.RESHAPE: "#882255",
+    Work.DRAIN: "#999933",
+}
 _UNFINISHED_STYLE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 _LINE = "#222222"
 _GRADES, _CPUS = "#A9BCD0", "#B2182B"
@@ -167,9 +173,9 @@ def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """Draws a row for each kind of work, for reshapes and drains only if there are any. Work that wasn't done is hatched."""
+    """Draws a row for each kind of work: for training and publications always, for others if there are any. Work that wasn't done is hatched."""
     shown = {span.work for span in timeline.spans}
-    lines = [work for work in Work if work in shown or work not in (Work.RESHAPE, Work.DRAIN)]
+    lines = [work for work in Work if work in shown or work in (Work.TRAIN, Work.PUBLISH)]
     for span in timeline.spans:
         place, start, end = lines.index(span.work), axis.at(span.start), axis.at(span.end)
         style = {} if span.done else _UNFINISHED_STYLE
