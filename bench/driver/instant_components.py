@@ -29,7 +29,7 @@ from longboat_runtime.samples import (
     TimeLimit,
     VersionSpan,
 )
-from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 
@@ -144,6 +144,9 @@ class Rewards:
 class Trainer:
     async def load(self) -> ModelInfo:
         return ModelInfo(1, 1024, 256)
+
+    async def accumulate(self, request: ChunkRequest) -> float:
+        return 0.0
 
     async def train(self, request: TrainRequest) -> TrainReport:
         return TrainReport(request.step, {})

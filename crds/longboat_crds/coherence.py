@@ -33,7 +33,7 @@ from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import LEAST_POD_MILLICORES, POD_MIN_MILLICORES, RewardPoolSpec
 from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
-from longboat_crds.trainer import Streaming
+from longboat_crds.trainer import StreamMode
 
 MAX_SAMPLES_PER_ROUND = 65_536
 
@@ -103,7 +103,7 @@ _AGAINST_BEHAVIOUR = choose(
     one_of(_POLICY, _OFF_POLICY),
 )
 _ONE_MINIBATCH = equals(field("trainer.minibatches"), constant(1))
-_STREAMS_ALWAYS = equals(field("trainer.stream"), constant(Streaming.ALWAYS.value))
+_STREAMS_ALWAYS = equals(field("trainer.stream"), constant(StreamMode.ALWAYS.value))
 # Fields of `rounds` that mean something under some policies only.
 _OF_POLICIES = {
     "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),

@@ -21,7 +21,7 @@ class Schedule(StrEnum):
     COSINE = "Cosine"
 
 
-class Streaming(StrEnum):
+class StreamMode(StrEnum):
     """When the gradients of a step are computed: those of finished groups while its round is open (Always), or all once it is closed (Never).
 
     Auto streams where trainers have GPUs and `deterministic` isn't in force; on CPUs engines and trainer would share cores. It doesn't
@@ -65,7 +65,7 @@ class TrainerSpec(ApiModel):
         le=64,
         description="Optimizer updates a step is split into, each of whole groups, shuffled by rounds.seed; 1 is strictly on-policy.",
     )
-    stream: Annotated[Streaming, Changeable.WHILE_SUSPENDED] = Streaming.AUTO
+    stream: Annotated[StreamMode, Changeable.WHILE_SUSPENDED] = StreamMode.AUTO
     max_skipped_steps: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         default=3,
         ge=1,
@@ -87,3 +87,7 @@ class TrainerSpec(ApiModel):
         description="Use kernels that give the same bits every time, so that what docs/reproducibility.md promises about the trainer "
         "holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
     )
+
+    def is_deterministic(self, device: str) -> bool:
+        """Whether trainers use deterministic kernels on devices of this type (`cuda`, `cpu`)."""
+        return device == "cpu" if self.deterministic is None else self.deterministic

@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ from longboat_runtime.samples import (
     VersionSpan,
     joined,
 )
-from longboat_runtime.trainer.errors import TrainerLost
-from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 
@@ -333,18 +333,38 @@ class FakeTrainer:
     snapshots: list[str] = field(default_factory=list)
     no_space: set[int] = field(default_factory=set)
     holds: bool = False
+    lost_in_chunk: list[tuple[int, int]] = field(default_factory=list)
+    chunks: list[ChunkRequest] = field(default_factory=list)
+    accumulated: list[tuple[ChunkRequest, list[GeneratedSample]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.may_write, self.may_write_samples = asyncio.Event(), asyncio.Event()
-        self.may_write.set()
-        self.may_write_samples.set()
+        self.may_write, self.may_write_samples, self.may_accumulate = (asyncio.Event() for _ in range(3))
+        for may in (self.may_write, self.may_write_samples, self.may_accumulate):
+            may.set()
 
     async def load(self) -> ModelInfo:
         self.loads += 1
-        self.weights = "start"
+        self.weights, self.accumulated = "start", []
         return ModelInfo(1, 100, 256, self.attention)
 
+    async def accumulate(self, request: ChunkRequest) -> float:
+        if (chunk := (request.step, request.chunks)) in self.lost_in_chunk:
+            self.lost_in_chunk.remove(chunk)
+            raise TrainerLost("a trainer rank failed")
+        self._check_chunks(request)
+        await self.may_accumulate.wait()
+        data = await self.store.get([sample.id for sample in request.samples])
+        self.chunks.append(request)
+        self.accumulated = [*(self.accumulated if request.chunks else ()), (request, data)]
+        return 0.1
+
+    def _check_chunks(self, request: ChunkRequest | TrainRequest) -> None:
+        held = [chunk.step for chunk, _ in self.accumulated]
+        if request.chunks and held != [request.step] * request.chunks:
+            raise NotStreamed(f"chunks of steps {held}")
+
     async def train(self, request: TrainRequest) -> TrainReport:
+        self._check_chunks(request)
         if request.step in self.lost:
             self.lost.remove(request.step)
             self.weights = "in doubt"
@@ -352,6 +372,12 @@ class FakeTrainer:
         if self.crash == (request.step, "before"):
             raise Crash("a rank died")
         data = await self.store.get([sample.id for sample in request.samples])
+        for chunk, accumulated in self.accumulated if request.chunks else ():
+            data += accumulated
+            request = replace(request, samples=(*request.samples, *chunk.samples))
+        data.sort(key=lambda sample: sample.id)
+        request = replace(request, samples=tuple(sorted(request.samples, key=lambda sample: sample.id)), chunks=0)
+        self.accumulated = []
         await asyncio.sleep(0)
         tokens = [(d.id, d.token_ids.tolist()) for d in data]
         self.weights = f"{digest(self.weights, request, tokens):x}"
@@ -431,13 +457,13 @@ class FakeSource:
 
 
 def make_spec(**rounds: Any) -> RLJobSpec:
-    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `evaluation` and `samples`."""
+    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `trainer`, `evaluation` and `samples`."""
     columns = {"domain": "parity"} if "quotas" in rounds else {}
     algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
     sampling = {"max_tokens": 7, **rounds.pop("sampling", {})}
     checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
     dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}, "columns": columns}
-    samples = rounds.pop("samples", None)
+    samples, trainer = rounds.pop("samples", None), rounds.pop("trainer", {})
     if "evaluation" in rounds:
         dataset["evaluation"] = {"files": {"paths": ["/data/test.jsonl"]}, **rounds.pop("evaluation")}
     return RLJobSpec.model_validate(
@@ -449,6 +475,7 @@ def make_spec(**rounds: Any) -> RLJobSpec:
             "rounds": {"steps": 5, "prompts_per_round": 2, **rounds},
             "rollout": {"sampling": sampling},
             "rewards": [{"name": "main", "function": "rewards:main"}],
+            "trainer": trainer,
             "checkpoint": checkpoint,
             "samples": samples,
         }

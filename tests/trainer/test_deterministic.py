@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from longboat_runtime.trainer import process_group
+from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.trainer.rank import TrainerRank, set_deterministic
 from tests.trainer.trainer_world import make_spec
 
@@ -35,7 +36,7 @@ def test_on_for_cpus_and_off_for_gpus_unless_the_job_says_otherwise(
 ) -> None:
     monkeypatch.setenv(WORKSPACES, "")
     monkeypatch.delenv(WORKSPACES)
-    set_deterministic(wanted, device)
+    set_deterministic(TrainerSpec(deterministic=wanted).is_deterministic(device), device)
     assert torch.are_deterministic_algorithms_enabled() is expected
     assert (WORKSPACES in os.environ) is (expected and device == "cuda")
 

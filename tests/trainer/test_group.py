@@ -180,19 +180,18 @@ async def test_chunks_that_ranks_lost_with_their_start_leave_the_whole_batch_to_
     whole = make_request(SAMPLES)
     first, second = whole.samples[:4], whole.samples[4:]
     left = replace(whole, samples=second, chunks=1)
-    report = await group.accumulate(ChunkRequest(1, 1, first, whole.denominator))
-    assert (report.step, report.number) == (1, 1)
+    await group.accumulate(ChunkRequest(1, first, whole.denominator))
     await group.load()
-    for refused in (group.accumulate(ChunkRequest(1, 2, second, whole.denominator)), group.train(left)):
+    for refused in (group.accumulate(ChunkRequest(1, second, whole.denominator, chunks=1)), group.train(left)):
         with pytest.raises(NotStreamed):
             await refused
     assert (await group.train(whole)).step == 1
-    await group.accumulate(ChunkRequest(2, 1, first, whole.denominator))
+    await group.accumulate(ChunkRequest(2, first, whole.denominator))
     assert (await group.train(replace(left, step=2))).metrics["actor/loss_tokens"] == sum(
         sample.size.response_tokens for sample in whole.samples
     )
-    await group.accumulate(ChunkRequest(3, 1, first, whole.denominator))
-    await group.discard()
+    await group.accumulate(ChunkRequest(3, first, whole.denominator))
+    await group.train(replace(whole, step=3))
     with pytest.raises(NotStreamed):
         await group.train(replace(left, step=3))
 

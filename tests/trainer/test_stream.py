@@ -68,7 +68,7 @@ def requests(whole: TrainRequest, cut: Cut) -> tuple[list[ChunkRequest], TrainRe
     parts = [tuple(sample for sample in whole.samples if sample.id.row in groups) for groups in map(set, cut)]
     assert sorted(sample.id for part in parts for sample in part) == [sample.id for sample in whole.samples]
     chunks = [
-        ChunkRequest(whole.step, number, part, whole.denominator) for number, part in enumerate(parts[:-1], start=1)
+        ChunkRequest(whole.step, part, whole.denominator, chunks) for chunks, part in enumerate(parts[:-1])
     ]
     return chunks, replace(whole, samples=parts[-1], chunks=len(chunks))
 

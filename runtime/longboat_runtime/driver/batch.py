@@ -1,8 +1,8 @@
-"""Turns the groups that a round kept into the batch of one optimizer step, and its report into a problem. Pure."""
+"""Turns groups that a round kept into the batch of a chunk or an optimizer step, and its report into a problem. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from longboat_crds.algorithm import ResolvedAlgorithm
@@ -10,16 +10,16 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.combine import batch_rewards
-from longboat_runtime.rounds.records import RoundRecord, SampleRecord
+from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import FinishReason, SampleId, SampleSize
+from longboat_runtime.samples import FinishReason, PromptId, SampleId, SampleSize
 from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.protocol import TrainReport, TrainSample
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The samples of a step, sorted by id, the order in which they are packed, with their `rewards` and `advantages`."""
+    """Samples that are trained together, sorted by id, the order in which they are packed, with their `rewards` and `advantages`."""
 
     records: Mapping[SampleId, SampleRecord]
     rewards: Sequence[float]
@@ -35,9 +35,14 @@ class Batch:
         return tuple(map(TrainSample, self.records, self.advantages, sizes))
 
 
-def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], algorithm: ResolvedAlgorithm) -> Batch:
-    """Assembles the samples that the round kept, with rewards and advantages by the job's `rewards` and `algorithm`."""
-    groups = [view.groups[prompt] for prompt in sorted(round_.kept)]
+def assemble(
+    view: View, prompts: Iterable[PromptId], rewards: Sequence[RewardSpec], algorithm: ResolvedAlgorithm
+) -> Batch:
+    """Assembles the samples of kept groups, with rewards and advantages by the job's `rewards` and `algorithm`.
+
+    What they are among the groups of a chunk, they are in the whole batch (`rounds.rules.next_chunk`).
+    """
+    groups = [view.groups[prompt] for prompt in sorted(prompts)]
     records = {sample: group.samples[sample.index] for group in groups for sample in sorted(group.counted_ids)}
     sample_rewards = batch_rewards(rewards, list(records.values()))
     return Batch(records, sample_rewards, advantages(sample_rewards, [sample.prompt for sample in records], algorithm))

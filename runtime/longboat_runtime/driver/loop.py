@@ -28,6 +28,7 @@ from longboat_runtime.driver.rollout_pods import RolloutPods
 from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
+from longboat_runtime.driver.streaming import streams, with_chunks
 from longboat_runtime.driver.trainer_queue import Task
 from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
@@ -138,7 +139,9 @@ class Driver:
                     raise
                 return self._interrupted
         self._run_state, self._view, self._boundary = restored.run_state, restored.run_state.view, restored.boundary
-        self._loop = RoundLoop(self._policy, self, self._run_state.ledger, self._job.incarnation)
+        streaming = streams(self._job.spec, restored.model.device)
+        policy = with_chunks(self._policy, self._job.spec) if streaming else self._policy
+        self._loop = RoundLoop(policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
         self._sample_files.resume(self._view)
@@ -237,6 +240,8 @@ class Driver:
                 self._reshapes.measured(measured, self._view.steps - self._view.step - 1)
             case events.Reshaped() as reshaped:
                 self._reshapes.happened(reshaped)
+            case events.ChunkStarted() as chunk:
+                self._steps.stream(chunk)
             case events.StepStarted(step=step, round=number):
                 self._reward_pools.finish(number, step)
                 self._steps.train(step, number)
@@ -299,11 +304,11 @@ class Driver:
         self._inbox.put_nowait(outcome)
 
     async def _wind_down(self) -> None:
-        """Lets a step that is being computed finish, and abandons open rounds."""
+        """Lets a step or chunk that is being computed finish, and abandons open rounds."""
         self._loop.halted = True
         self._flow.abort([sample for group in self._view.groups.values() for sample in group.running])
         self._steps.queue.clear()
-        if self._steps.queue.current in (Task.TRAIN, Task.SAVE):
+        if self._steps.queue.current in (Task.STREAM, Task.TRAIN, Task.SAVE):
             await self._steps.queue.idle()
         self._working.cancel()
         while not self._inbox.empty():

@@ -19,6 +19,7 @@ class Stage(StrEnum):
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
     GENERATE = "generate"
+    STREAM = "stream"
     REWARD = "reward"
     WRITE = "write"
     """The write of a checkpoint, in the background; `checkpoint` is the part that training waits for."""
@@ -70,6 +71,11 @@ class StageClock:
             yield
         finally:
             self.set(stage, False)
+
+    def seconds(self, stage: Stage) -> float:
+        """Returns the seconds that the stage has run since the last call of `take`."""
+        activity = self.active.get(stage)
+        return self._seconds.get(stage, 0.0) + (self._clock() - activity.counted if activity else 0.0)
 
     def take(self) -> dict[Stage, float]:
         """Returns the seconds that each stage has run since the last call."""

@@ -1,4 +1,4 @@
-"""The trainer's work for each step, one task at a time: train, publish and evaluate, save, report.
+"""The trainer's work for each step, one task at a time: chunks, train, publish and evaluate, save, report.
 
 A checkpoint is copied in turn and written in the background while the next steps run.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from longboat_crds.rounds import RoundPolicyName
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
-from longboat_runtime.driver.batch import Batch, kept_batch, skip_problem
+from longboat_runtime.driver.batch import Batch, assemble, skip_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
@@ -29,8 +29,9 @@ from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.driver.streaming import streams
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
-from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_metrics, staleness
+from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_metrics, staleness, stream_metrics
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
@@ -40,8 +41,8 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
-from longboat_runtime.trainer.errors import TrainerLost
-from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 
 log = structlog.get_logger()
 
@@ -50,6 +51,7 @@ T = TypeVar("T")
 # verl's names of the stages.
 _TIMINGS = {
     Stage.GENERATE: "gen",
+    Stage.STREAM: "stream",
     Stage.REWARD: "reward",
     Stage.TRAIN: "update_actor",
     Stage.PUBLISH: "update_weights",
@@ -91,6 +93,7 @@ class Steps:
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
         self._round: Callable[[], dict[str, float]] = dict
+        self._computed = self._overlap = 0.0
 
     def resume(
         self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None, model: ModelInfo
@@ -99,6 +102,7 @@ class Steps:
         self._model, self._flat = model, Counter[str]()
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
+        self._streams = streams(self._spec, model.device)
 
     async def run(self) -> None:
         """Asks engines for their loads beside the steps, forever."""
@@ -107,6 +111,10 @@ class Steps:
     def begin_round(self, number: int, kind: RoundKind) -> None:
         """Assigns what engines feel to this round from now on."""
         self._spawn(self._loads.begin(number, kind))
+
+    def stream(self, chunk: events.ChunkStarted) -> None:
+        """Queues the chunk."""
+        self.queue.put(chunk.step, Task.STREAM, partial(self._stream, chunk))
 
     def train(self, step: int, round_: int) -> None:
         """Queues the optimizer step."""
@@ -135,35 +143,73 @@ class Steps:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=True))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=False))
 
+    async def _stream(self, chunk: events.ChunkStarted) -> None:
+        with self._stages.running(Stage.STREAM):
+            before = self._stages.seconds(Stage.GENERATE)
+            await self._with_retry(chunk.step - 1, partial(self._accumulate, chunk))
+            self._overlap += self._stages.seconds(Stage.GENERATE) - before
+
+    async def _accumulate(self, chunk: events.ChunkStarted) -> None:
+        """Has the chunk's gradient added to those before it. If a sample is gone, or what was added before, the step's chunks are lost."""
+        view = self._run_state.view
+        samples = assemble(view, chunk.prompts, self._spec.rewards, self._algorithm).samples
+        before = view.rounds[chunk.round].accumulated - 1
+        try:
+            seconds = await self._components.trainer.accumulate(
+                ChunkRequest(chunk.step, samples, self._job.full_batch, before)
+            )
+        except TrainerLost:
+            raise
+        except Exception as error:
+            lost = await self._lost(sample.id for sample in samples)
+            if not lost and not isinstance(error, NotStreamed):
+                raise
+            log.warning("the step's chunks are lost; their groups are trained again", step=chunk.step, error=str(error))
+            self._lose(lost)
+            self._happened(events.ChunksLost(chunk.step))
+            return
+        self._computed += seconds
+        self._happened(events.ChunkDone(chunk.step, chunk.number))
+
     async def _train(self, step: int, number: int) -> None:
         with self._stages.running(Stage.TRAIN):
             await self._with_retry(step - 1, partial(self._compute, step, number))
 
     async def _compute(self, step: int, number: int) -> None:
-        """Computes advantages and one optimizer step from the groups that the round kept.
+        """Computes advantages and one optimizer step from the groups that the round kept; the gradient of streamed ones is there already.
 
-        The weights stay the same if there is no sample to learn from or no minibatch has a finite gradient. The step counts all the
+        If it isn't, the step is started again without chunks. The weights stay the same if there is no sample to learn from or no minibatch has a finite gradient. The step counts all the
         same and its weights get its number; in the second case its prompts are dropped.
         """
         view, reports = self._run_state.view, self._reporter.reports
         measuring = self._spawn(self._measure(step, number))
         round_, waiting = view.rounds[number], queue_metrics(view, number)
-        batch = kept_batch(view, round_, self._spec.rewards, self._algorithm)
+        batch = assemble(view, round_.kept, self._spec.rewards, self._algorithm)
         if not batch.records and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
             message = "No sample of the round could be graded. Fix the reward function; its last error: "
             last = self._reporter.problems.get(Reason.GRADER_ERRORS)
             raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
-        request = TrainRequest(step, view.steps, batch.samples, self._job.full_batch)
+        samples = tuple(sample for sample in batch.samples if sample.id.prompt not in round_.streamed)
+        request = TrainRequest(step, view.steps, samples, self._job.full_batch, round_.accumulated)
         report = TrainReport(step, {})
         try:
             if batch.records:
                 report = await self._components.trainer.train(request)
         except TrainerLost:
             raise
-        except Exception:
-            if not await self._data_lost(step, number, set(batch.records)):
-                raise
+        except NotStreamed as error:
+            log.warning("the step's chunks are lost; the whole batch is trained again", step=step, error=str(error))
+            self._happened(events.ChunksLost(step))
+            self._happened(events.StepFailed(step, number, str(error)))
             return
+        except Exception:
+            if not (lost := await self._lost(sample.id for sample in samples)):
+                raise
+            log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
+            self._happened(events.StepFailed(step, number, "the store has lost data"))
+            self._lose(lost)
+            return
+        self._computed += report.seconds
         if batch.records:
             self._report_skips(report)
         dropped = None if report.trained else DropReason.NOT_FINITE
@@ -174,6 +220,9 @@ class Steps:
         reports.add(
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
         )
+        if self._streams:
+            reports.add(step, stream_metrics(round_, batch.records, self._overlap))
+        self._computed = self._overlap = 0.0
         self._round = partial(round_metrics, round_, sum(record.tokens for record in records), dropped)
         self._sample_files.batch(batch)
         await measuring
@@ -202,11 +251,11 @@ class Steps:
 
     def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:
         """Computes `perf/mfu/actor` (verl's name); empty if that can't be told, or nothing was trained."""
-        flops, seconds = self._model.flops, report.metrics.get("timing_s/update_actor", 0.0)
+        flops = self._model.flops
         if flops is None or not report.trained:
             return {}
         lengths = [record.prompt_tokens + record.tokens for record in records]
-        share = flops.utilisation(lengths, seconds, self._spec.trainer.replicas)
+        share = flops.utilisation(lengths, self._computed, self._spec.trainer.replicas)
         return {} if share is None else {"perf/mfu/actor": share}
 
     def _report_skips(self, report: TrainReport) -> None:
@@ -243,15 +292,14 @@ class Steps:
         self._reporter.problems.clear(Reason.TRAINER_LOST)
         return result
 
-    async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
-        """Whether the trainer failed because the store has lost samples of the batch, which are then generated again."""
-        lost = sorted(batch - set(await self._components.store.held_ids()))
-        if lost:
-            log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
-            self._happened(events.StepFailed(step, number, "the store has lost data"))
-        for sample in lost:
+    async def _lost(self, samples: Iterable[SampleId]) -> list[SampleId]:
+        """Returns those of these samples that the store has lost, sorted."""
+        return sorted(set(samples) - set(await self._components.store.held_ids()))
+
+    def _lose(self, samples: Iterable[SampleId]) -> None:
+        """Has these samples generated again."""
+        for sample in samples:
             self._happened(events.Lost(sample, "the store has lost its data"))
-        return bool(lost)
 
     async def _publish(self, version: int) -> None:
         """Makes the commit durable, publishes the weights to the engines, and evaluates them if an evaluation is due.

@@ -12,10 +12,11 @@ Work = Callable[[], Awaitable[None]]
 class Task(IntEnum):
     """The tasks of one step, in this order; all of them come before the next step."""
 
-    TRAIN = 0
-    PUBLISH = 1
-    SAVE = 2
-    REPORT = 3
+    STREAM = 0
+    TRAIN = 1
+    PUBLISH = 2
+    SAVE = 3
+    REPORT = 4
 
 
 class TrainerQueue:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from longboat_runtime.rounds.events import DropReason, RoundGraded, RoundKind, RoundMeasured
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
-from longboat_runtime.samples import FinishReason, GradeKind
+from longboat_runtime.samples import FinishReason, GradeKind, SampleId
 
 
 def batch_metrics(
@@ -82,6 +82,22 @@ def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]
         "fully_async/partial/total_partial_num": float(partial),
         "fully_async/partial/partial_ratio": partial / len(ranges),
         "fully_async/partial/max_partial_span": float(max(newest - oldest for oldest, newest in ranges)),
+    }
+
+
+def stream_metrics(
+    round_: RoundRecord, samples: Mapping[SampleId, SampleRecord], overlap_seconds: float
+) -> dict[str, float]:
+    """Counts the chunks of a step and their share of the tokens of its `samples`, prompts included.
+
+    `overlap_seconds` are those of chunks in which samples ran.
+    """
+    tokens = {sample: record.prompt_tokens + record.tokens for sample, record in samples.items()}
+    streamed = sum(count for sample, count in tokens.items() if sample.prompt in round_.streamed)
+    return {
+        "stream/chunks": float(round_.accumulated),
+        "stream/token_share": streamed / max(1, sum(tokens.values())),
+        "stream/overlap_s": overlap_seconds,
     }
 
 

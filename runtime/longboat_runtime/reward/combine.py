@@ -74,6 +74,11 @@ def grade_times(outcomes: Mapping[str, FunctionOutcome], limits: Mapping[str, Ti
     }
 
 
+def unscored(rewards: Sequence[RewardSpec]) -> frozenset[str]:
+    """Names the functions without `timeoutScore`: what their timeouts count is known only with the batch (`batch_rewards`)."""
+    return frozenset(reward.name for reward in rewards if reward.timeout_score is None)
+
+
 class Graded(Protocol):
     """A grade, or a sample that has one."""
 
@@ -91,18 +96,13 @@ def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> li
     response that takes too long to grade gets no more from the function than any other response in the batch. The scores of
     its other functions count in full. The order of the samples changes no reward.
     """
+    names = unscored(rewards)
     least = {
         reward.name: min([0.0, *(reward.weight * (grade.parts.get(reward.name) or 0.0) for grade in graded)])
         for reward in rewards
-        if reward.timeout_score is None
+        if reward.name in names
     }
     return [
         grade.score + sum(least.get(name, 0.0) for name, score in grade.parts.items() if score is None)
         for grade in graded
     ]
-
-
-def look_beyond(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> bool:
-    """Whether `batch_rewards` of these samples depend on the rest of the batch: a function without `timeoutScore` timed out on one."""
-    unscored = [reward.name for reward in rewards if reward.timeout_score is None]
-    return any(name in grade.parts and grade.parts[name] is None for grade in graded for name in unscored)

@@ -277,5 +277,10 @@ class RoundRecord(PartRecord):
         return self.state is RoundState.OPEN
 
     @property
+    def accumulated(self) -> int:
+        """The chunks whose gradient the trainer holds, the one that it is accumulating included."""
+        return len(set(self.streamed.values()))
+
+    @property
     def trainable(self) -> bool:
         return self.state is RoundState.CLOSED and not self.missing and not self.streaming

@@ -15,7 +15,7 @@ from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import GeneratedSample, Response, SampleId
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.protocol import SampleStore
-from longboat_runtime.trainer.protocol import ChunkReport, ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
@@ -63,13 +63,9 @@ class TrainerActor:
         self._writers = dist.new_group(backend="gloo")
         return self._trainer.load()
 
-    def accumulate(self, request: ChunkRequest) -> ChunkReport:
+    def accumulate(self, request: ChunkRequest) -> float:
         """Accumulates the gradient of a chunk. Raises NotStreamed, and what `train` raises."""
         return self._trainer.accumulate(request, self._fetch)
-
-    def discard(self) -> None:
-        """Zeroes what chunks have accumulated."""
-        self._trainer.updates.discard()
 
     def train(self, request: TrainRequest) -> TrainReport:
         """Makes one step. Raises SpecProblem, NotStreamed, KeyError for samples that the store doesn't hold, or StoreUnreachable."""

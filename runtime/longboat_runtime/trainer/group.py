@@ -18,7 +18,7 @@ from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.protocol import ChunkReport, ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
@@ -65,14 +65,10 @@ class RayTrainerGroup:
             self._actors[0].prepare_samples.remote()
         return self._info
 
-    async def accumulate(self, request: ChunkRequest) -> ChunkReport:
+    async def accumulate(self, request: ChunkRequest) -> float:
         """See protocol.TrainerGroup."""
-        reports: list[ChunkReport] = await self._call("accumulate", request)
-        return reports[0]
-
-    async def discard(self) -> None:
-        """See protocol.TrainerGroup."""
-        await self._call("discard")
+        seconds: list[float] = await self._call("accumulate", request)
+        return seconds[0]
 
     async def train(self, request: TrainRequest) -> TrainReport:
         """See protocol.TrainerGroup. Raises KeyError, without having changed anything, if the store lacks a sample."""

@@ -27,34 +27,16 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """Asks to accumulate the gradient of some groups of the step while its round is open; `number` counts its chunks from 1.
+    """Asks to accumulate the gradient of some groups of the step while its round is open.
 
-    `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
+    `samples` are sorted by id; `denominator` is the constant number of samples of a full batch; `chunks` of the step were accumulated
+    before.
     """
 
     step: int
-    number: int
     samples: tuple[TrainSample, ...]
     denominator: int
-
-    @property
-    def chunks(self) -> int:
-        """Counts the chunks of the step that were accumulated before."""
-        return self.number - 1
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkReport:
-    """Reports an accumulated chunk of so many `tokens`, prompts included.
-
-    `seconds` is what forward and backward passes took, as `timing_s/update_actor` is for a step: without fetching samples, and
-    without the log-probs of the starting model.
-    """
-
-    step: int
-    number: int
-    tokens: int
-    seconds: float
+    chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +58,15 @@ class TrainRequest:
 class TrainReport:
     """Reports the metrics of one optimizer step under verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
 
-    `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones.
+    `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones. `seconds` is what forward and
+    backward passes and the optimizer took, without fetching samples and the log-probs of other weights.
     """
 
     step: int
     metrics: Mapping[str, float]
     minibatches: int = 1
     skipped: int = 0
+    seconds: float = 0.0
 
     @property
     def trained(self) -> bool:
@@ -98,13 +82,15 @@ PACKED = "packed"
 class ModelInfo:
     """Describes the loaded model.
 
-    `attention` says in words how it computes several samples together. `flops` has the FLOPs of training and of one of its devices.
+    `attention` says in words how it computes several samples together. `device` is the type of its devices (`cuda`, `cpu`), `flops` has
+    the FLOPs of training and of one of them.
     """
 
     parameters: int
     max_length: int
     vocabulary: int
     attention: str = PACKED
+    device: str = "cpu"
     flops: ModelFlops | None = None
 
 
@@ -113,17 +99,15 @@ class TrainerGroup(Protocol):
 
     async def load(self) -> ModelInfo: ...
 
-    async def accumulate(self, request: ChunkRequest) -> ChunkReport:
-        """Adds the gradient of a chunk to those before it; the first of a step replaces whatever was accumulated.
+    async def accumulate(self, request: ChunkRequest) -> float:
+        """Adds the gradient of a chunk to those before it; one with none before it replaces whatever was accumulated.
 
-        Raises NotStreamed if a rank doesn't hold the chunks before it. Nothing has changed then, nor if a sample is gone (KeyError).
+        Returns the seconds of forward and backward passes, counted as in TrainReport. Raises NotStreamed if a rank doesn't hold the chunks
+        before it. Nothing has changed then, nor if a sample is gone (KeyError).
         """
 
-    async def discard(self) -> None:
-        """Zeroes what chunks have accumulated."""
-
     async def train(self, request: TrainRequest) -> TrainReport:
-        """Computes and applies the step on all ranks. Not durable and not published until the driver says so.
+        """Computes and applies the step on all ranks. Without chunks, discards what was accumulated. Not durable and not published until the driver says so.
 
         Raises NotStreamed if a rank doesn't hold the request's chunks, or if in Float16 the gradient isn't finite at the scale that
         they were accumulated at. The weights are unchanged then, and the whole batch can be trained. Raises SpecProblem

@@ -24,7 +24,7 @@ from longboat_runtime.trainer.forward import check_compiler, compiles, frozen_lo
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.packing import SampleTooLong
-from longboat_runtime.trainer.protocol import ChunkReport, ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.trainer.sharding import (
     TORCH_DTYPES,
     device_peak,
@@ -48,7 +48,8 @@ class TrainerRank:
     def __init__(self, spec: RLJobSpec, rank: int, world_size: int, address: str) -> None:
         """Joins the group that meets at `address` (host:port on rank 0)."""
         torch.manual_seed(spec.rounds.seed)
-        set_deterministic(spec.trainer.deterministic, process_group.device_type())
+        device = process_group.device_type()
+        set_deterministic(spec.trainer.is_deterministic(device), device)
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.mesh, self.hosts = process_group.join(address, rank, world_size)
         self.device = torch.device(self.mesh.device_type)
@@ -78,16 +79,19 @@ class TrainerRank:
             longest,
             model.config.get_text_config().vocab_size,
             described(model.config),
+            self.device.type,
             model_flops(model, config, device_peak(self.device, self.spec.model.dtype)),
         )
 
-    def accumulate(self, request: ChunkRequest, fetch: Fetch) -> ChunkReport:
-        """Adds the gradient of a chunk to those of the step's chunks before it. Raises what `train` raises before it changes anything."""
+    def accumulate(self, request: ChunkRequest, fetch: Fetch) -> float:
+        """Adds the gradient of a chunk to those of the step's chunks before it. Returns the seconds of forward and backward passes.
+
+        Raises what `train` raises before it changes anything.
+        """
         plan, [batches] = self._minibatches(request, fetch)
         if not request.chunks:
             self.updates.discard()
-        seconds = self.updates.stream(request.step, plan, batches)
-        return ChunkReport(request.step, request.number, sum(sample.size.tokens for sample in request.samples), seconds)
+        return self.updates.stream(request.step, plan, batches)
 
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
         """Computes one step. `fetch` returns samples by id, in order; a rank fetches those of its bins, once.
@@ -98,14 +102,14 @@ class TrainerRank:
         plan, minibatches = self._minibatches(request, fetch)
         if not request.chunks:
             self.updates.discard()
-        metrics, skipped = self.updates.run(request.step, request.steps, plan, minibatches)
+        metrics, skipped, seconds = self.updates.run(request.step, request.steps, plan, minibatches)
         self._check_weights(
             f"after step {request.step}",
             "spec.trainer.optimizer.learningRate",
             "lower the learning rate, or use model.dtype BFloat16 or Float32, in a new job that resumes from the claim "
             "(checkpoint.resumeFrom)",
         )
-        return TrainReport(request.step, metrics, len(minibatches), skipped)
+        return TrainReport(request.step, metrics, len(minibatches), skipped, seconds)
 
     def probe(self, ids: Sequence[int]) -> list[float]:
         """Computes the log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
@@ -231,13 +235,12 @@ class TrainerRank:
         return samples
 
 
-def set_deterministic(wanted: bool | None, device: str) -> None:
-    """Makes torch use kernels that give the same bits each time, or not; `wanted` None means only on CPUs.
+def set_deterministic(deterministic: bool, device: str) -> None:
+    """Makes torch use kernels that give the same bits each time, or not.
 
     Torch warns about operations that have no such kernel. cuBLAS needs workspaces of a fixed size, a setting that it reads when it
     starts.
     """
-    deterministic = device == "cpu" if wanted is None else wanted
     if deterministic and device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)

@@ -88,10 +88,10 @@ class Updates:
 
     def run(
         self, step: int, steps: int, plan: StepPlan, minibatches: Sequence[Sequence[SampleBatch]]
-    ) -> tuple[dict[str, float], int]:
+    ) -> tuple[dict[str, float], int, float]:
         """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite; that of chunks is part of the only one.
 
-        Returns metrics, and how many minibatches were skipped. Every rank must pass the same number of batches in each minibatch. All
+        Returns metrics, how many minibatches were skipped, and the seconds of the updates. Every rank must pass the same number of batches in each minibatch. All
         ranks skip the same minibatches: the norm that decides is that of the whole gradient, the same number on all ranks.
         """
         streamed, self.streamed = self.streamed, None
@@ -121,9 +121,8 @@ class Updates:
             **({"actor/loss_scale": self.loss_scale.value} if self.loss_scale.adapts else {}),
             "training/skipped_minibatches": float(skipped),
             "timing_s/old_log_prob": prepared - started,
-            "timing_s/update_actor": time.monotonic() - prepared,
         }
-        return metrics, skipped
+        return metrics, skipped, time.monotonic() - prepared
 
     def accumulate(
         self, batches: Sequence[SampleBatch], old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
