@@ -45,6 +45,7 @@ async def test_data_lost_before_training_is_made_and_graded_again(tmp_path: Path
     site.trainer.train = train_after_loss
     assert await driver.run() is RunOutcome.DONE
     assert site.rewards.graded[lost] == 2
+    assert [request.id for request in site.fleet.requests].count(lost) == 2
     assert site.trainer.weights == whole.trainer.weights
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longboat_runtime.trainer import process_group
 from longboat_crds.trainer import TrainerSpec
+from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.rank import TrainerRank, set_deterministic
 from tests.trainer.trainer_world import make_spec
 

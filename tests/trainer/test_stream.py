@@ -67,9 +67,7 @@ def requests(whole: TrainRequest, cut: Cut) -> tuple[list[ChunkRequest], TrainRe
     """The chunks of a step over `whole`, and the request for what is left."""
     parts = [tuple(sample for sample in whole.samples if sample.id.row in groups) for groups in map(set, cut)]
     assert sorted(sample.id for part in parts for sample in part) == [sample.id for sample in whole.samples]
-    chunks = [
-        ChunkRequest(whole.step, part, whole.denominator, chunks) for chunks, part in enumerate(parts[:-1])
-    ]
+    chunks = [ChunkRequest(whole.step, part, whole.denominator, chunks) for chunks, part in enumerate(parts[:-1])]
     return chunks, replace(whole, samples=parts[-1], chunks=len(chunks))
 
 

@@ -206,8 +206,8 @@ class Steps:
             if not (lost := await self._lost(sample.id for sample in samples)):
                 raise
             log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
-            self._happened(events.StepFailed(step, number, "the store has lost data"))
             self._lose(lost)
+            self._happened(events.StepFailed(step, number, "the store has lost data"))
             return
         self._computed += report.seconds
         if batch.records:
