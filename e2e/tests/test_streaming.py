@@ -51,14 +51,14 @@ def wait_for_ranks():
 threading.Thread(target=wait_for_ranks, daemon=True).start()
 """
 
-# Waits with the last prompt of each round, so that the round stays open.
+# Waits with the last prompt of the streamed step, so that its round stays open.
 REWARD = f'''
 import os
 import time
 
 
 def reward(sample, hold):
-    while int(sample.ground_truth) % {PROMPTS} == {PROMPTS - 1} and os.path.exists(hold):
+    while int(sample.ground_truth) == {STREAMED_STEP * PROMPTS - 1} and os.path.exists(hold):
         time.sleep(0.05)
     letters = [c for c in sample.text if c.isalpha()]
     return sum(c in "aeiou" for c in letters) / max(1, len(letters))

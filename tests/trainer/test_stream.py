@@ -74,9 +74,7 @@ def requests(whole: TrainRequest, cut: Cut) -> tuple[list[ChunkRequest], TrainRe
 def stream(rank: TrainerRank, whole: TrainRequest, cut: Cut, samples: Sequence[GeneratedSample]) -> TrainReport:
     chunks, left = requests(whole, cut)
     for chunk in chunks:
-        report = rank.accumulate(chunk, fetch_from(samples))
-        assert (report.number, report.tokens) == (chunk.number, sum(sample.size.tokens for sample in chunk.samples))
-        assert report.seconds > 0
+        assert rank.accumulate(chunk, fetch_from(samples)) > 0
     return rank.train(left, fetch_from(samples))
 
 
@@ -211,6 +209,12 @@ def test_a_streamed_step_changes_weights_as_the_step_of_the_batch(rank: TrainerR
     assert 0 < (result - expected).norm() <= BOUND * expected.norm()
 
 
+def test_a_streamed_step_repeats_bit_for_bit(rank: TrainerRank, tmp_path: Path) -> None:
+    request = make_request(SAMPLES)
+    first, second = (after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize(("aggregation", "times"), [("SequenceMean", 3), ("TokenMean", 10)])
 def test_ten_streamed_steps_are_as_near_as_steps_with_other_bins(
     rank: TrainerRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aggregation: str, times: int
@@ -295,7 +299,7 @@ def test_a_publication_and_a_snapshot_between_chunks_change_nothing(rank: Traine
         rank.accumulate(chunk, fetch_from(SAMPLES))
         rank.probe([10, 20, 30])
         published = dict(rank.weights())
-        sharded.write(rank.snapshot(), tmp_path / str(chunk.number))
+        sharded.write(rank.snapshot(), tmp_path / str(chunk.chunks))
     assert torch.equal(torch.cat([weight.flatten() for weight in published.values()]), before)
     rank.train(left, fetch_from(SAMPLES))
     assert torch.equal(weights(rank), expected)
