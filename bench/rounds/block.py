@@ -48,13 +48,25 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
 def steps(records: list[Record]) -> dict[str, list[float]]:
     """Reads, for each step, its seconds, those of rollout, those of training and publication, and 1 if its round was long, else 0.
 
-    Its seconds are without evaluation, and without what training waited for a checkpoint.
+    `train` are the seconds of the step itself, `stream` those of its chunks before it, `overlap` those of chunks in which samples ran;
+    `share` is that of its `tokens`, prompts included, that were trained in `chunks`. Its seconds are without evaluation, and without what training waited for a checkpoint.
     """
     made = [record.metrics for record in records if record.step]
     return {
         "step": [metrics["timing_s/step"] - sum(metrics.get(name, 0.0) for name in _APART) for metrics in made],
         "rollout": [metrics["timing_s/gen"] for metrics in made],
+        "train": [metrics["timing_s/update_actor"] for metrics in made],
         "update": [metrics["timing_s/update_actor"] + metrics["timing_s/update_weights"] for metrics in made],
+        "tokens": [metrics["perf/total_num_tokens"] for metrics in made],
+        **{
+            name: [metrics.get(metric, 0.0) for metrics in made]
+            for name, metric in {
+                "stream": "timing_s/stream",
+                "chunks": "stream/chunks",
+                "share": "stream/token_share",
+                "overlap": "stream/overlap_s",
+            }.items()
+        },
         "long": [metrics["tail/round_kind"] for metrics in made],
     }
 

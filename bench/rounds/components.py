@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rounds.drawn import DrawnFleet
-from bench.rounds.paced import paced_engines
+from bench.rounds.paced import engines_of
 from bench.rounds.tasks import CONFIG_MAP, ENGINES, QUICKSTART, Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
@@ -58,7 +58,7 @@ async def task_components(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIte
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as scratch:
         rewards = link_config_maps(Path(scratch) / "rewards", {CONFIG_MAP: QUICKSTART})
         graders = local_graders(spec.reward_pools, Path(scratch), rewards)
-        with graders as sockets, paced_engines(paced=task.paced):
+        with graders as sockets, engines_of(task.actor):
             resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
             resources |= {resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools}
             try:

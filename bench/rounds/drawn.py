@@ -48,11 +48,11 @@ class DrawnFleet:
         return getattr(self._fleet, name)
 
 
-def prepare(folder: Path, layers: int) -> None:
-    """Writes the model of the tests with `layers` layers and without an end token, and prompts of random letters."""
+def prepare(folder: Path, layers: int, hidden: int) -> None:
+    """Writes the model of the tests, of this depth and width and without an end token, and prompts of random letters."""
     from tests.support.tiny_model import build_tiny_model
 
-    without_end(build_tiny_model(folder / "model", layers=layers, max_length=2048))
+    without_end(build_tiny_model(folder / "model", layers=layers, hidden=hidden, max_length=2048))
     source = random.Random(0)
     rows = ({"prompt": "".join(source.choices(string.ascii_lowercase, k=PROMPT_TOKENS))} for _ in range(ROWS))
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

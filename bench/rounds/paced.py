@@ -19,7 +19,9 @@ STEP_SECONDS = 0.010
 
 
 class PacedActor(EngineActor):
-    """Its engine runs in its process, as all do on CPU."""
+    """Its engine runs in its process, as all do on CPU, and its steps take at least `step_seconds`."""
+
+    step_seconds = STEP_SECONDS
 
     async def start(self) -> None:
         await super().start()
@@ -27,7 +29,7 @@ class PacedActor(EngineActor):
         execute = executor.execute_model
 
         def paced(*arguments: Any, **options: Any) -> Any:
-            end = time.monotonic() + STEP_SECONDS
+            end = time.monotonic() + self.step_seconds
             result = execute(*arguments, **options)
             time.sleep(max(0.0, end - time.monotonic()))
             return result
@@ -35,6 +37,6 @@ class PacedActor(EngineActor):
         executor.execute_model = paced
 
 
-def paced_engines(*, paced: bool) -> AbstractContextManager[object]:
-    """Makes engines that start within the block paced, if `paced`."""
-    return patch.object(member, "EngineActor", PacedActor if paced else EngineActor)
+def engines_of(actor: type[EngineActor]) -> AbstractContextManager[object]:
+    """Makes engines that start within the block run in actors of this class."""
+    return patch.object(member, "EngineActor", actor)

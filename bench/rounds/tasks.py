@@ -12,9 +12,10 @@ from typing import Any
 
 from bench.rounds import drawn, drawn_reward
 from bench.rounds.arms import ARMS, LEARNING
-from bench.rounds.paced import STEP_SECONDS
+from bench.rounds.paced import STEP_SECONDS, PacedActor
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
+from longboat_runtime.rollout.actor import EngineActor
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "base"
 QUICKSTART_RATE = 7e-4
@@ -27,8 +28,9 @@ CONFIG_MAP = "quickstart"
 class Task:
     """`about` says what it is. `learns`: weights affect lengths, and accuracy is measured. Otherwise lengths are drawn.
 
-    `layers`: of the model of drawn lengths. Eight take so long for a step that what else a response costs the CPUs matters less.
-    `paced`: steps of engines take as long as those of a device (see `paced`). `arms` are those that it is for.
+    `layers`, `hidden`: of the model of drawn lengths. Eight layers take so long for a step that what else a response costs the CPUs matters
+    less. Engines run in actors of the class `actor`; steps of a PacedActor take as long as those of a device. `bin_tokens` are those of
+    `trainer.maxTokensPerBin`. `arms` are those that it is for.
     """
 
     name: str
@@ -39,7 +41,9 @@ class Task:
     learns: bool
     learning_rate: float = 1e-6
     layers: int = 0
-    paced: bool = False
+    hidden: int = 128
+    actor: type[EngineActor] = EngineActor
+    bin_tokens: int = 4096
     arms: Sequence[str] = (*ARMS,)
 
     def prepare(self, folder: Path) -> None:
@@ -48,7 +52,7 @@ class Task:
             command = [sys.executable, str(QUICKSTART / "build_base.py"), str(folder)]
             subprocess.run(command, check=True, stdout=sys.stderr)
         else:
-            drawn.prepare(folder, self.layers)
+            drawn.prepare(folder, self.layers, self.hidden)
 
     def spec(self, arm: str, folder: Path, *, steps: int, prompts: int, seed: int) -> RLJobSpec:
         """Makes the spec of the job that is one block."""
@@ -84,7 +88,7 @@ class Task:
             "rewards": [
                 {"name": "countdown", "configMap": {"name": CONFIG_MAP, "key": "reward.py", "function": "reward"}}
             ],
-            "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": 4096},
+            "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": self.bin_tokens},
         }
 
     def _drawn(self, rollout: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +96,7 @@ class Task:
             "algorithm": {"name": "GRPO", "groupSize": self.group_size},
             "rollout": {"sampling": {"maxTokens": drawn.LONGEST}, **rollout},
             "rewards": [{"name": "drawn", "signature": "TRL", "function": f"{drawn_reward.__file__}:reward"}],
-            "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": 4096},
+            "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": self.bin_tokens},
         }
 
 
@@ -134,7 +138,7 @@ TASKS = {
             steps=15,
             learns=False,
             layers=2,
-            paced=True,
+            actor=PacedActor,
         ),
     )
 }

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from bench.engine_step.timed import TimedActor, timed_engines
-from bench.rounds.paced import PacedActor, paced_engines
+from bench.rounds.paced import PacedActor, engines_of
 from longboat_runtime.rollout import member
 from longboat_runtime.rollout.actor import EngineActor
 
@@ -13,8 +13,8 @@ from longboat_runtime.rollout.actor import EngineActor
 @pytest.mark.parametrize(
     ("engines", "expected"),
     [
-        (paced_engines(paced=True), PacedActor),
-        (paced_engines(paced=False), EngineActor),
+        (engines_of(PacedActor), PacedActor),
+        (engines_of(EngineActor), EngineActor),
         (timed_engines(), TimedActor),
     ],
     ids=["paced", "not paced", "timed"],

@@ -209,6 +209,13 @@ def test_a_streamed_step_changes_weights_as_the_step_of_the_batch(rank: TrainerR
     assert 0 < (result - expected).norm() <= BOUND * expected.norm()
 
 
+def test_a_step_of_which_nothing_is_left_is_that_of_its_chunks(rank: TrainerRank, tmp_path: Path) -> None:
+    request = make_request(SAMPLES)
+    expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))
+    result = after(rank, tmp_path, partial(stream, rank, request, [*CUT, []], SAMPLES))
+    assert 0 < (result - expected).norm() <= BOUND * expected.norm()
+
+
 def test_a_streamed_step_repeats_bit_for_bit(rank: TrainerRank, tmp_path: Path) -> None:
     request = make_request(SAMPLES)
     first, second = (after(rank, tmp_path, partial(stream, rank, request, CUT, SAMPLES)) for _ in range(2))
