@@ -22,7 +22,7 @@ class Schedule(StrEnum):
 
 
 class StreamMode(StrEnum):
-    """When the gradients of a step are computed: those of finished groups while its round is open (Always), or all once it is closed (Never).
+    """Whether the gradients of finished groups are computed while the round is open (Always), or all once it is closed (Never).
 
     Auto streams where trainers have GPUs and `deterministic` isn't in force; on CPUs engines and trainer would share cores. It doesn't
     where a step has several minibatches, or advantages compare with the whole step.

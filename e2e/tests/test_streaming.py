@@ -52,7 +52,7 @@ threading.Thread(target=wait_for_ranks, daemon=True).start()
 """
 
 # Waits with the last prompt of the streamed step, so that its round stays open.
-REWARD = f'''
+REWARD = f"""
 import os
 import time
 
@@ -62,7 +62,7 @@ def reward(sample, hold):
         time.sleep(0.05)
     letters = [c for c in sample.text if c.isalpha()]
     return sum(c in "aeiou" for c in letters) / max(1, len(letters))
-'''
+"""
 
 
 def kill_store(job: Job) -> None:

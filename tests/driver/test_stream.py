@@ -171,21 +171,25 @@ async def test_the_next_driver_trains_what_the_one_before_had_streamed(tmp_path:
     assert site.trainer.weights == whole.trainer.weights
 
 
-async def test_a_suspension_waits_for_the_chunk_under_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every_steps", [1, 3])
+async def test_a_suspension_waits_for_a_chunk_only_if_a_step_has_to_be_saved(tmp_path: Path, every_steps: int) -> None:
     whole = await finished(tmp_path / "whole", **ROUNDS)
-    site = Site(tmp_path / "streamed", make_spec(**spec_of()))
+    site = Site(tmp_path / "streamed", make_spec(**spec_of(checkpoint={"every_steps": every_steps})))
     driver = site.driver()
-    site.trainer.may_accumulate.clear()
-    site.fleet.hang = {SLOW}
+    site.fleet.hang = {SampleId(1, 1, 0, 0)}  # in the second round
     job = asyncio.create_task(driver.run())
+    await until(lambda: bool(site.trainer.requests), job)
+    site.trainer.may_accumulate.clear()
     await until(lambda: Stage.STREAM in site.reporter.stages.active, job)
+    if every_steps == 1:
+        await until(lambda: driver._steps.saved is not None, job)
     driver.stop()
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert not job.done()
-    site.trainer.may_accumulate.set()
+    if every_steps > 1:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not job.done()
+        site.trainer.may_accumulate.set()
     assert await job is RunOutcome.STOPPED
-    assert len(site.trainer.chunks) == 1
     assert await site.driver().run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights

@@ -67,18 +67,19 @@ def test_leaving_out_an_average_sample_leaves_the_others_as_they_are(
     st.sampled_from(Aggregation),
     st.lists(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=6), min_size=1, max_size=6),
     st.integers(0, 10),
+    st.floats(1, 50),
 )
 def test_a_streamed_step_weights_its_tokens_as_any_other_however_it_is_cut(
-    aggregation: Aggregation, parts: list[list[tuple[int, bool]]], missing: int
+    aggregation: Aggregation, parts: list[list[tuple[int, bool]]], missing: int, mean_tokens: float
 ) -> None:
     samples = [sample for part in parts for sample in part]
     denominator = len(samples) + missing + 1
 
-    def weights(samples: list[tuple[int, bool]], *, streamed: bool) -> list[float]:
+    def weights(samples: list[tuple[int, bool]], mean_tokens: float | None = None) -> list[float]:
         tokens, counted = [tokens for tokens, _ in samples], [inside for _, inside in samples]
-        return sample_weights(aggregation, tokens, counted, denominator, 50, streamed=streamed)
+        return sample_weights(aggregation, tokens, counted, denominator, 50, mean_tokens=mean_tokens)
 
     in_loss = [tokens for tokens, inside in samples if inside and tokens]
-    factor = streamed_factor(aggregation, len(in_loss), sum(in_loss), 50)
-    streamed = [weight * factor for part in parts for weight in weights(part, streamed=True)]
-    assert streamed == pytest.approx(weights(samples, streamed=False))
+    factor = streamed_factor(aggregation, len(in_loss), sum(in_loss), mean_tokens)
+    streamed = [weight * factor for part in parts for weight in weights(part, mean_tokens)]
+    assert streamed == pytest.approx(weights(samples))

@@ -304,11 +304,12 @@ class Driver:
         self._inbox.put_nowait(outcome)
 
     async def _wind_down(self) -> None:
-        """Lets a step or chunk that is being computed finish, and abandons open rounds."""
+        """Lets a step that is being computed finish, and abandons open rounds. A chunk is waited for if the last step has to be saved."""
         self._loop.halted = True
         self._flow.abort([sample for group in self._view.groups.values() for sample in group.running])
         self._steps.queue.clear()
-        if self._steps.queue.current in (Task.STREAM, Task.TRAIN, Task.SAVE):
+        current = self._steps.queue.current
+        if current in (Task.TRAIN, Task.SAVE) or (current is Task.STREAM and self._unsaved):
             await self._steps.queue.idle()
         self._working.cancel()
         while not self._inbox.empty():
@@ -319,8 +320,12 @@ class Driver:
     async def _save_boundary(self) -> None:
         """Saves the last boundary unless it is saved: an edit may have lowered the steps to it after its checkpoint was skipped."""
         await self._steps.wait_for_write()
-        if self._boundary.step > (self._steps.saved.step if self._steps.saved else 0):
+        if self._unsaved:
             await self._steps.save(self._boundary, needed=True)
+
+    @property
+    def _unsaved(self) -> bool:
+        return self._boundary.step > (self._steps.saved.step if self._steps.saved else 0)
 
     def _open_evaluation(self) -> Evaluation | None:
         spec, rows = self._job.spec.dataset.evaluation, self._components.evaluation

@@ -14,7 +14,8 @@ from longboat_runtime.trainer.advantages import look_beyond_group
 def streams(spec: RLJobSpec, device: str) -> bool:
     """Whether the job streams (`trainer.stream`) if trainers have devices of this type (`cuda`, `cpu`).
 
-    No job does with several minibatches, or with advantages that look beyond the group. Auto streams on GPUs, without deterministic kernels.
+    No job does with several minibatches, or with advantages that look beyond the group. Auto streams on GPUs, unless kernels are
+    deterministic.
     """
     trainer = spec.trainer
     if trainer.minibatches > 1 or look_beyond_group(resolve(spec.algorithm)):

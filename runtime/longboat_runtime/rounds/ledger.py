@@ -249,7 +249,9 @@ class Ledger(LedgerState):
         if body.prompt in self.carried:
             return False
         group.state = SampleState.KEPT
-        for share in self._shares(group.prompt, self.rounds[group.round]):
+        round_ = self.rounds[group.round]
+        round_.waiting_tokens += group.tokens
+        for share in self._shares(group.prompt, round_):
             share.kept[group.prompt] = None
         for index in group.counted:
             self._move(group.samples[index], SampleState.KEPT)
@@ -350,6 +352,7 @@ class Ledger(LedgerState):
         if groups.keys() & round_.streamed.keys():
             return False
         round_.streamed.update(groups)
+        round_.waiting_tokens -= sum(self.groups[prompt].tokens for prompt in groups)
         round_.streaming, round_.chunks = True, body.number
         return True
 

@@ -239,7 +239,8 @@ class RoundRecord(PartRecord):
 
     `missing` counts samples of kept groups whose data or grade is gone: the round can't be trained before they are restored.
     `streamed` are the kept groups whose gradient the trainer has accumulated or is accumulating (`streaming`): what is lost of them
-    isn't missed. `chunks` is the number of the newest chunk.
+    isn't missed. `chunks` is the number of the newest chunk. Kept groups that aren't streamed have about `waiting_tokens`: one that was
+    drawn again on another device may have become longer.
     The counters cover the whole round, decided groups included: `grades` by kind; `generated_tokens` are the response tokens
     generated in the round except those of stopped samples, which are `stopped_tokens`; `redrawn_tokens` are those of both that had
     to be drawn again; `carried` counts groups left to a later
@@ -253,6 +254,7 @@ class RoundRecord(PartRecord):
     streamed: Annotated[ChunkNumbers, Field(exclude_if=lambda chunks: not chunks)] = field(default_factory=dict)
     streaming: Annotated[bool, Field(exclude_if=lambda streaming: not streaming)] = False
     chunks: Annotated[int, Field(exclude_if=lambda number: not number)] = 0
+    waiting_tokens: int = 0
     adopted: int = 0
     carried: int = 0
     generated: int = 0

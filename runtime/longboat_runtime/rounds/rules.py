@@ -60,7 +60,7 @@ def next_chunk(view: View, least_tokens: int, unscored: Set[str]) -> list[Decisi
     oldest = next(iter(view.rounds.values()), None)
     if oldest is None or oldest.streaming or oldest.state is RoundState.TRAINING:
         return []
-    if view.serving != view.step or view.step >= view.steps:
+    if view.serving != view.step or view.step >= view.steps or oldest.waiting_tokens < least_tokens:
         return []
     groups = [view.groups[prompt] for prompt in oldest.kept if prompt not in oldest.streamed]
     ready = [group for group in groups if group.whole and not group.timed_out & unscored]
@@ -237,8 +237,8 @@ def recover(view: View) -> list[Decision]:
     queued for a new attempt.
 
     Samples stay lost while no weights serve: between a driver's start and its first publication. So do those in a batch that is being
-    trained, since the trainer may already have read them, and those of streamed groups. The group of a sample with which `MOST_ENGINE_DEATHS` engines have
-    died is dropped.
+    trained, since the trainer may already have read them, and those of streamed groups. The group of a sample with which
+    `MOST_ENGINE_DEATHS` engines have died is dropped.
     """
     if view.serving is None:
         return []

@@ -151,6 +151,7 @@ class LedgerState:
     def _lose_chunks(self, round_: RoundRecord) -> None:
         """Makes the round's streamed groups kept ones like all others, which miss what was lost of them meanwhile."""
         for group in map(self.groups.__getitem__, round_.streamed):
+            round_.waiting_tokens += group.tokens
             for record in group.samples:
                 if record.state is SampleState.LOST:
                     self._forget_grade(group, record)
@@ -177,6 +178,7 @@ class LedgerState:
             return None
         if group.state is SampleState.KEPT:
             round_.missing -= sum(group.samples[index].state is not SampleState.KEPT for index in group.counted)
+            round_.waiting_tokens -= group.tokens
         for share in self._shares(prompt, round_):
             for index in (share.groups, share.completed, share.kept):
                 index.pop(prompt, None)

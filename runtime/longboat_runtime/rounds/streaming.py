@@ -28,6 +28,8 @@ class Streaming:
     unscored: Set[str] = frozenset()
 
     def decide(self, view: View, event: Event) -> Sequence[Decision]:
+        if isinstance(event.body, events.Lost) and view.streamed(event.body.sample.prompt):
+            return []  # nothing is asked for again
         if decisions := self.policy.decide(view, event):
             return decisions
         match event.body:

@@ -14,7 +14,7 @@ class View:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.sample, self.awaits = ledger.sample, ledger.awaits
+        self.sample, self.awaits, self.streamed = ledger.sample, ledger.awaits, ledger.streamed
 
     @property
     def step(self) -> int:

@@ -173,7 +173,7 @@ def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """Draws a row for each kind of work: for training and publications always, for others if there are any. Work that wasn't done is hatched."""
+    """Draws a row for each kind of work, for training and publications even if there is none. Work that wasn't done is hatched."""
     shown = {span.work for span in timeline.spans}
     lines = [work for work in Work if work in shown or work in (Work.TRAIN, Work.PUBLISH)]
     for span in timeline.spans:

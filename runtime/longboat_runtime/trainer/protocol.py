@@ -107,7 +107,9 @@ class TrainerGroup(Protocol):
         """
 
     async def train(self, request: TrainRequest) -> TrainReport:
-        """Computes and applies the step on all ranks. Without chunks, discards what was accumulated. Not durable and not published until the driver says so.
+        """Computes and applies the step on all ranks. Without chunks, discards what was accumulated.
+
+        It is not durable and not published until the driver says so.
 
         Raises NotStreamed if a rank doesn't hold the request's chunks, or if in Float16 the gradient isn't finite at the scale that
         they were accumulated at. The weights are unchanged then, and the whole batch can be trained. Raises SpecProblem

@@ -187,7 +187,7 @@ class TrainerRank:
 
         All ranks make the same plan; each fetches the samples of its own bins.
         """
-        packed = packs(self.model)
+        packed, streamed = packs(self.model), self.updates.streamed
         try:
             plan = plan_step(
                 [sample.size for sample in request.samples],
@@ -201,7 +201,7 @@ class TrainerRank:
                 ranks=self.world_size,
                 minibatches=self.spec.trainer.minibatches,
                 packed=packed,
-                streamed=isinstance(request, ChunkRequest) or request.chunks > 0,
+                mean_tokens=streamed.mean_tokens if request.chunks and streamed else None,
             )
         except SampleTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error

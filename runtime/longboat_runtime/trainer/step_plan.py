@@ -55,16 +55,16 @@ def plan_step(
     ranks: int,
     minibatches: int,
     packed: bool = True,
-    streamed: bool = False,
+    mean_tokens: float | None = None,
 ) -> StepPlan:
     """Cuts the samples into minibatches (see `cut`) and packs (or else pads) each for all ranks; `groups[i]` is that of sample i.
 
     Weights are those of the whole step times the number of minibatches, so that every optimizer update is one of a full
-    batch's size. `streamed`: the step has other samples too; see `sample_weights`. Raises packing.SampleTooLong.
+    batch's size. `mean_tokens`: see `sample_weights`. Raises packing.SampleTooLong.
     """
     tokens = [size.response_tokens for size in sizes]
     counted = [not (algorithm.mask_truncated and size.truncated) for size in sizes]
-    weights = sample_weights(algorithm.aggregation, tokens, counted, denominator, max_tokens, streamed=streamed)
+    weights = sample_weights(algorithm.aggregation, tokens, counted, denominator, max_tokens, mean_tokens=mean_tokens)
     in_loss = [count for count, inside in zip(tokens, counted, strict=True) if inside and count]
     fill = pack if packed else pad
     planned = []

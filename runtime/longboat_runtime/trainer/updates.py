@@ -37,10 +37,12 @@ class Update:
 class Streamed:
     """What is known of the `chunks` of a step whose gradients are in the shards.
 
-    Their `samples` in the loss have so many response `tokens`; `sums` are each batch's sums for metrics.
+    Their `samples` in the loss have so many response `tokens`; `sums` are each batch's sums for metrics. Weights of all chunks were computed
+    with the `mean_tokens` of the first, so that the gradient has about the size of the step's.
     """
 
     step: int
+    mean_tokens: float
     chunks: int = 0
     samples: int = 0
     tokens: int = 0
@@ -71,7 +73,8 @@ class Updates:
 
         If it fails half-way there are no chunks any more.
         """
-        before, self.streamed = self.streamed or Streamed(step), None
+        mean_tokens = plan.tokens / plan.samples if plan.samples else float(self.spec.rollout.sampling.max_tokens)
+        before, self.streamed = self.streamed or Streamed(step, mean_tokens), None
         reference = self._current_logprobs(self.reference, [batches])[0] if self.reference else None
         started = time.monotonic()
         sums = self.accumulate(batches, None, reference)
@@ -79,6 +82,7 @@ class Updates:
             torch.cuda.synchronize()
         self.streamed = Streamed(
             step,
+            before.mean_tokens,
             before.chunks + 1,
             before.samples + plan.samples,
             before.tokens + plan.tokens,
@@ -89,9 +93,9 @@ class Updates:
     def run(
         self, step: int, steps: int, plan: StepPlan, minibatches: Sequence[Sequence[SampleBatch]]
     ) -> tuple[dict[str, float], int, float]:
-        """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite; that of chunks is part of the only one.
+        """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite.
 
-        Returns metrics, how many minibatches were skipped, and the seconds of the updates. Every rank must pass the same number of batches in each minibatch. All
+        If there are chunks, their gradient is part of the only one. Returns metrics, how many minibatches were skipped, and the seconds of the updates. Every rank must pass the same number of batches in each minibatch. All
         ranks skip the same minibatches: the norm that decides is that of the whole gradient, the same number on all ranks.
         """
         streamed, self.streamed = self.streamed, None
@@ -101,7 +105,7 @@ class Updates:
                 self.algorithm.aggregation,
                 streamed.samples + plan.samples,
                 streamed.tokens + plan.tokens,
-                self.spec.rollout.sampling.max_tokens,
+                streamed.mean_tokens,
             )
         started = time.monotonic()
         # With the round's weights, before any update. A single minibatch needs none: see `accumulate`.
@@ -151,9 +155,9 @@ class Updates:
         streamed: Streamed | None,
         factor: float,
     ) -> Update | None:
-        """Makes one optimizer update of the gradient times `factor`; returns None, with the weights unchanged, if it isn't finite at any scale.
+        """Makes one optimizer update of the gradient times `factor`.
 
-        Raises NotStreamed if it isn't finite at the one scale at which there are chunks.
+        Returns None, with the weights unchanged, if it isn't finite at any scale. Raises NotStreamed if it isn't finite at the one scale at which there are chunks.
         """
         before = self.loss_scale
         for scale in before.attempts():
