@@ -64,7 +64,11 @@ class Predictor:
         self.site = replace(self.site, latency=max(0.0, self.overhead) / 2, update=self._rest)
 
     def predict(self, arm: str, *, beforehand: bool = False) -> Predicted:
-        """Predicts the arm, as means over its seeds; `beforehand` without a look at the lengths that it saw."""
+        """Predicts the arm, as means over its seeds.
+
+        With `beforehand`, learned lengths are drawn from the baseline's blocks even where the arm's own log has them. The
+        baseline's prediction is then still made from the lengths that it saw.
+        """
         outcomes = [self._simulate(arm, seed, beforehand=beforehand) for name, seed in self._blocks if name == arm]
         return Predicted(
             rollout=float(np.mean([outcome.rollout_per_sample for outcome in outcomes])),

@@ -31,9 +31,10 @@ def suspension_of(view: JobView, now: datetime) -> Suspension:
     Rules:
     * asked to suspend, the driver (which sees spec.suspend itself) has `checkpoint.graceSeconds` from `suspendTime` to
       save a checkpoint and report Suspended; then, or if there is no driver that could, the pods are deleted;
-    * until then the request may be withdrawn, and the driver continues; after that the suspension is carried through, and
-      the job resumes with new pods;
-    * a driver that reported Suspended before it saw the withdrawal does no work: the suspension is carried through as well.
+    * if the request is withdrawn before that, the pods stay, and a driver that hasn't seen the request continues; after that
+      the suspension is carried through, and the job resumes with new pods;
+    * a driver that has seen the request stops even if it is withdrawn: once it reports Suspended, the suspension is carried
+      through as well.
     """
     if view.suspended:
         if not view.spec.suspend:

@@ -113,7 +113,9 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: b
     ]
     for mount in volumes:
         if all_used and mount not in used:
-            raise ValueError(f"--volume {mount}: no path of the job lies below {mount}")
+            raise ValueError(
+                f"--volume {mount}: nothing of the job is taken from it: no path lies below {mount}, or longer mounts have them all"
+            )
     return spec.model_copy(update={"model": model, "dataset": dataset, "rewards": rewards, "rollout": rollout})
 
 

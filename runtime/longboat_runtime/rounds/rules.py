@@ -79,10 +79,10 @@ def opened_steps(view: View) -> int:
 
 
 def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = Fraction(0)) -> int:
-    """Returns how many prompts race number `ordinal` launches: an even flow in whole prompts, with fractions carried to the next race.
+    """Returns how many prompts race number `ordinal` runs: an even flow in whole prompts, with fractions carried to the next race.
 
-    Races are numbered from 1. `phase`, in [0, 1), is the fraction carried into the first one. It takes nothing from later races: after n
-    of them the flow has launched n x `factor` x `prompts`, rounded down, or one more.
+    Races are numbered from 1. `phase`, in [0, 1), is the fraction carried into the first one. It only moves prompts to earlier
+    races: n of them together run n x `factor` x `prompts`, rounded down, or one more. Callers take fewer near the job's end.
     """
     flow = Fraction(str(factor)) * prompts
     return int(flow * ordinal + phase) - int(flow * (ordinal - 1) + phase)

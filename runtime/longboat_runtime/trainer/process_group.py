@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -51,12 +52,21 @@ def together() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - raised below, on all ranks
-        failure = error
+        failure = _portable(error)
     failures: list[Exception | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     for failed in failures:
         if failed is not None:
             raise failed
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error, or a RuntimeError with its text if it can't be pickled: its rank would fail before the collective."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    except Exception:  # noqa: BLE001 - whatever keeps it from being sent
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def leave() -> None:
