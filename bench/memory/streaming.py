@@ -45,8 +45,8 @@ def main() -> None:
         for number in range(RANKS):
             line = torch.load(scratch / f"rank-{number}")
             recorder.write("rank", rank=number, **line)
-            whole = line["held"] + line["peaks"]["whole"]
-            ratios = {name: (line["held"] + peak) / whole for name, peak in line["peaks"].items()}
+            whole = line["state"] + line["peaks"]["whole"]
+            ratios = {name: (line["state"] + peak) / whole for name, peak in line["peaks"].items()}
             shown = ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
             print(f"rank {number}: {shown}; gradient shards {line['gradient'] / whole:.4f}")
     recorder.close()
@@ -74,9 +74,9 @@ def _rank(index: int, address: str, size: str, model: Path, tokens: int, scratch
             for value in state.values()
             if hasattr(value, "to_local")
         ]
-        held = sum(tensor.nbytes for tensor in (*weights, *states))
+        state_bytes = sum(tensor.nbytes for tensor in (*weights, *states))
         torch.save(
-            {"held": held, "gradient": sum(tensor.nbytes for tensor in weights), "peaks": peaks},
+            {"state": state_bytes, "gradient": sum(tensor.nbytes for tensor in weights), "peaks": peaks},
             scratch / f"rank-{index}",
         )
     finally:

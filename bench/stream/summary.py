@@ -88,10 +88,10 @@ def _observed(blocks: Sequence[Mapping[str, Any]]) -> dict[int, StepTimes]:
 
 
 def _longer(own: Sequence[Mapping[str, Any]], off: Sequence[Mapping[str, Any]]) -> float:
-    ours, theirs = _observed(own), _observed(off)
-    common = ours.keys() & theirs.keys()
-    expected = sum(ours[batch].steps * theirs[batch].seconds / theirs[batch].steps for batch in common)
-    return sum(ours[batch].seconds for batch in common) / expected - 1
+    streamed, not_streamed = _observed(own), _observed(off)
+    common = streamed.keys() & not_streamed.keys()
+    expected = sum(streamed[batch].steps * not_streamed[batch].seconds / not_streamed[batch].steps for batch in common)
+    return sum(streamed[batch].seconds for batch in common) / expected - 1
 
 
 def _simulated(task: Task, blocks: Blocks, policy: str, steps: int, seeds: Sequence[int]) -> float:

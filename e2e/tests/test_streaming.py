@@ -114,7 +114,8 @@ class Streaming:
     def weights(self) -> dict[str, torch.Tensor]:
         """Waits for the job's end, and returns what it has exported."""
         self.job.wait_for("Succeeded")
-        return load_file(self._claim / "export" / "model.safetensors")
+        weights: dict[str, torch.Tensor] = load_file(self._claim / "export" / "model.safetensors")
+        return weights
 
     def count(self, kind: type) -> int:
         end = newest(self._claim)
@@ -141,7 +142,7 @@ def undisturbed(site: Site) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def in_a_chunk(streaming: Streaming, harm: Callable[[], None]) -> None:
-    """The second one: that holds what the first has accumulated."""
+    """Harms the job in the second chunk of its second step: ranks hold what the first has accumulated."""
     streaming.printed("accumulate-2-0 begins")
     streaming.release("accumulate-2-0")
     streaming.printed("accumulate-2-1 begins")

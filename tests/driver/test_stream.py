@@ -19,7 +19,7 @@ from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, TrainReport, TrainRequest
 from tests.driver.fakes import Crash, Site, make_spec
-from tests.driver.runs import SLOW, finished, held, history, trained, until
+from tests.driver.runs import finished, held, history, trained, until
 
 # Chunks of at least 16 tokens: two or three of the six groups.
 ROUNDS = {"steps": 3, "prompts_per_round": 6, "checkpoint": {"every_steps": 1}}
