@@ -1,4 +1,7 @@
-"""Faults while a step's groups are trained with its round still open: the weights are those of an undisturbed run without streaming."""
+"""Faults while a step's groups are trained with its round still open: the weights are those of an undisturbed run without streaming.
+
+All jobs begin from the checkpoint of another job's first step. So they have its name in the seeds of their samples, and draw the same ones.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,8 +23,10 @@ from longboat_runtime.rounds import events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.faults]
 
-STEPS, PROMPTS, RANKS = 3, 8, 2
-STREAMED_STEP = 2
+PROMPTS, RANKS = 8, 2
+FIRST = "first"
+# The step that faults disturb, and the last one. The step before is the first that a job makes and saves itself.
+DISTURBED, LAST = 3, 4
 
 # Run by every Python process of a trainer's container. A rank prints when a call begins and ends, and waits in it while a file of the
 # call's name is there.
@@ -51,14 +56,14 @@ def wait_for_ranks():
 threading.Thread(target=wait_for_ranks, daemon=True).start()
 """
 
-# Waits with the last prompt of the streamed step, so that its round stays open.
+# Waits with the last prompt of the disturbed step, so that its round stays open.
 REWARD = f"""
 import os
 import time
 
 
 def reward(sample, hold):
-    while int(sample.ground_truth) == {STREAMED_STEP * PROMPTS - 1} and os.path.exists(hold):
+    while int(sample.ground_truth) == {DISTURBED * PROMPTS - 1} and os.path.exists(hold):
         time.sleep(0.05)
     letters = [c for c in sample.text if c.isalpha()]
     return sum(c in "aeiou" for c in letters) / max(1, len(letters))
@@ -78,9 +83,9 @@ def kill_driver(job: Job) -> None:
 
 
 class Streaming:
-    """A job whose second step is held where a test wants it: `holds` are the calls of ranks, and `grades`, that wait."""
+    """A job whose step DISTURBED is held where a test wants it: `holds` are the calls of ranks, and `grades`, that wait."""
 
-    def __init__(self, site: Site, job: Job, *, stream: str, holds: tuple[str, ...] = ()) -> None:
+    def __init__(self, site: Site, job: Job, *, steps: int = LAST, stream: str, holds: tuple[str, ...] = ()) -> None:
         self.job, self._folder = job, site.data / job.name
         self._folder.mkdir()
         for name in holds:
@@ -94,13 +99,15 @@ class Streaming:
 
         spec = small_job.spec(site.apply_runtime(job.name, spoil))
         spec["dataset"] |= {"columns": {"groundTruth": "answer"}, "shuffle": False}
-        spec["rounds"] = {"steps": STEPS, "promptsPerRound": PROMPTS}
+        spec["rounds"] = {"steps": steps, "promptsPerRound": PROMPTS}
         spec["rewards"][0] |= {
             "function": f"{DATA}/stream/reward.py:reward",
             "parameters": {"hold": f"{DATA}/{job.name}/grades"},
         }
         spec["trainer"] |= {"replicas": RANKS, "maxTokensPerBin": 64, "stream": stream}
         spec["checkpoint"]["everySteps"] = 1
+        if job.name != FIRST:
+            spec["checkpoint"]["resumeFrom"] = {"claimName": f"{FIRST}-checkpoint"}
         job.apply(spec)
 
     def release(self, *names: str) -> None:
@@ -136,30 +143,32 @@ def undisturbed(site: Site) -> Iterator[dict[str, torch.Tensor]]:
     (folder / "reward.py").write_text(REWARD)
     for path in folder.iterdir():
         path.chmod(0o644)
-    job = Job(site.cluster, site.namespace, "not-streamed")
+    first, job = (Job(site.cluster, site.namespace, name) for name in (FIRST, "not-streamed"))
+    Streaming(site, first, steps=1, stream="Never").weights()
     yield Streaming(site, job, stream="Never").weights()
-    job.delete()
+    for done in (job, first):
+        done.delete()
 
 
 def in_a_chunk(streaming: Streaming, harm: Callable[[], None]) -> None:
-    """Harms the job in the second chunk of its second step: ranks hold what the first has accumulated."""
-    streaming.printed("accumulate-2-0 begins")
-    streaming.release("accumulate-2-0")
-    streaming.printed("accumulate-2-1 begins")
+    """Harms the job in the second chunk of the step: ranks hold what the first has accumulated."""
+    streaming.printed("accumulate-3-0 begins")
+    streaming.release("accumulate-3-0")
+    streaming.printed("accumulate-3-1 begins")
     harm()
     streaming.release()
 
 
 def between_chunks(streaming: Streaming, harm: Callable[[], None]) -> None:
-    streaming.release("accumulate-2-1", "accumulate-2-0")
-    streaming.printed("accumulate-2-1 ends")
+    streaming.release("accumulate-3-1", "accumulate-3-0")
+    streaming.printed("accumulate-3-1 ends")
     harm()
     streaming.release()
 
 
 def in_the_step(streaming: Streaming, harm: Callable[[], None]) -> None:
-    streaming.release("accumulate-2-0", "accumulate-2-1", "grades")
-    streaming.printed("train-2 begins")
+    streaming.release("accumulate-3-0", "accumulate-3-1", "grades")
+    streaming.printed("train-3 begins")
     harm()
     streaming.release()
 
@@ -174,12 +183,17 @@ def test_what_is_lost_with_a_streamed_step_changes_no_weight(
     new_job: Callable[[str], Job],
 ) -> None:
     name = f"{harm.__name__}-{moment.__name__}".replace("_", "-")
-    holds = ("accumulate-2-0", "accumulate-2-1", "train-2", "grades")
+    holds = ("accumulate-3-0", "accumulate-3-1", "train-3", "grades")
     streaming = Streaming(site, new_job(name), stream="Always", holds=holds)
+    streaming.job.wait(
+        "the checkpoint of the step before",
+        lambda: streaming.job.status().get("checkpoint", {}).get("step"),
+        lambda step: step == DISTURBED - 1,
+    )
     moment(streaming, partial(harm, streaming.job))
     weights = streaming.weights()
     assert streaming.count(events.ChunkDone) > 0
-    assert nothing_is_lost(streaming.job)["ended"] == STEPS * PROMPTS
+    assert nothing_is_lost(streaming.job)["ended"] == (LAST - 1) * PROMPTS
     assert fates_in(streaming.job)["incarnations"] == (1 if harm is kill_rank else 2)
     assert weights.keys() == undisturbed.keys()
     for tensor, values in weights.items():
