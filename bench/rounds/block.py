@@ -49,7 +49,8 @@ def steps(records: list[Record]) -> dict[str, list[float]]:
     """Reads, for each step, its seconds, those of rollout, those of training and publication, and 1 if its round was long, else 0.
 
     `train` are the seconds of the step itself, `stream` those of its chunks before it, `overlap` those of chunks in which samples ran;
-    `share` is that of its `tokens`, prompts included, that were trained in `chunks`. Its seconds are without evaluation, and without what training waited for a checkpoint.
+    `share` is that of its `tokens`, prompts included, that were trained in `chunks`. Its seconds are without evaluation, and without what
+    training waited for a checkpoint.
     """
     made = [record.metrics for record in records if record.step]
     return {

@@ -27,7 +27,16 @@ from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates
 from tests.support.examples import examples
 from tests.support.tiny_model import build_tiny_model
-from tests.trainer.trainer_world import fetch_from, full, local, make_request, make_samples, make_spec, only_rank
+from tests.trainer.trainer_world import (
+    fetch_from,
+    full,
+    local,
+    make_request,
+    make_samples,
+    make_spec,
+    only_rank,
+    put_back,
+)
 
 SAMPLES = make_samples(9)
 
@@ -45,12 +54,8 @@ def loaded(directory: Path) -> Iterator[TrainerRank]:
 
 @pytest.fixture
 def rank(loaded: TrainerRank, tmp_path: Path) -> Iterator[TrainerRank]:
-    """The loaded rank, put back afterwards into the state it was in."""
-    sharded.write(loaded.snapshot(), tmp_path / "before")
-    spec = loaded.spec
-    yield loaded
-    loaded.spec = loaded.updates.spec = spec
-    loaded.restore(tmp_path / "before")
+    with put_back(loaded, tmp_path / "before"):
+        yield loaded
 
 
 def whole(tensors: Iterable[Tensor]) -> Tensor:

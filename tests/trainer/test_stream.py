@@ -22,7 +22,16 @@ from longboat_runtime.trainer.protocol import ChunkRequest, TrainReport, TrainRe
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.updates import Updates
 from tests.support.tiny_model import build_tiny_model
-from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank, run_ranks
+from tests.trainer.trainer_world import (
+    fetch_from,
+    full,
+    make_request,
+    make_samples,
+    make_spec,
+    only_rank,
+    put_back,
+    run_ranks,
+)
 
 GROUP_SIZE = 2
 MAX_TOKENS = 24
@@ -182,12 +191,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainerRank]:
 
 @pytest.fixture
 def rank(loaded: TrainerRank, tmp_path: Path) -> Iterator[TrainerRank]:
-    """The loaded rank, put back afterwards into the state it was in."""
-    sharded.write(loaded.snapshot(), tmp_path / "before")
-    spec = loaded.spec
-    yield loaded
-    loaded.spec = loaded.updates.spec = spec
-    loaded.restore(tmp_path / "before")
+    with put_back(loaded, tmp_path / "before"):
+        yield loaded
 
 
 def weights(rank: TrainerRank) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint import sharded
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
@@ -136,3 +137,13 @@ def _run_rank(
         work(rank, directory)
     finally:
         process_group.leave()
+
+
+@contextmanager
+def put_back(rank: TrainerRank, directory: Path) -> Iterator[None]:
+    """Puts a rank that is alone back into the state before the block, which is written into `directory`."""
+    sharded.write(rank.snapshot(), directory)
+    spec = rank.spec
+    yield
+    rank.spec = rank.updates.spec = spec
+    rank.restore(directory)

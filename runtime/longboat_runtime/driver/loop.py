@@ -143,7 +143,7 @@ class Driver:
         policy = with_chunks(self._policy, self._job.spec) if streaming else self._policy
         self._loop = RoundLoop(policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
-        self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
+        self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model, streams=streaming)
         self._sample_files.resume(self._view)
         self._reward_pools.resume(self._view)
         await self._reshapes.resume(restored.parallelism)

@@ -74,17 +74,21 @@ class StageClock:
 
     def seconds(self, stage: Stage) -> float:
         """Returns the seconds that the stage has run since the last call of `take`."""
-        activity = self.active.get(stage)
-        return self._seconds.get(stage, 0.0) + (self._clock() - activity.counted if activity else 0.0)
+        return self._until(self._clock()).get(stage, 0.0)
 
     def take(self) -> dict[Stage, float]:
         """Returns the seconds that each stage has run since the last call."""
-        now, taken = self._clock(), self._seconds
-        for stage, activity in self.active.items():
-            taken[stage] = taken.get(stage, 0.0) + now - activity.counted
+        now = self._clock()
+        taken, self._seconds = self._until(now), {}
+        for activity in self.active.values():
             activity.counted = now
-        self._seconds = {}
         return taken
+
+    def _until(self, now: float) -> dict[Stage, float]:
+        seconds = dict(self._seconds)
+        for stage, activity in self.active.items():
+            seconds[stage] = seconds.get(stage, 0.0) + now - activity.counted
+        return seconds
 
     def stuck(self, deadline: float) -> dict[Stage, float]:
         """Returns the running stages without progress for more than `deadline` seconds, with the seconds since their last progress."""

@@ -29,7 +29,6 @@ from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.driver.streaming import streams
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
 from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_metrics, staleness, stream_metrics
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
@@ -96,13 +95,19 @@ class Steps:
         self._computed = self._overlap = 0.0
 
     def resume(
-        self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None, model: ModelInfo
+        self,
+        run_state: RunState,
+        saved: Manifest | None,
+        evaluated: Evaluated | None,
+        model: ModelInfo,
+        *,
+        streams: bool,
     ) -> None:
-        """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation."""
+        """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation; `streams` if steps have chunks."""
         self._model, self._flat = model, Counter[str]()
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
-        self._streams = streams(self._spec, model.device)
+        self._streams = streams
 
     async def run(self) -> None:
         """Asks engines for their loads beside the steps, forever."""

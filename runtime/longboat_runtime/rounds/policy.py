@@ -37,8 +37,8 @@ class Policy(Protocol):
 
     It is asked after every external event that had an effect (Started, SpecChanged, Generated, Lost, Stopped, Paused, Graded,
     ChunkDone, ChunksLost, StepFailed, StepCommitted, Published). Its decisions become events in the order given, and it is asked
-    again with the same event and the new state until it decides nothing more. So a policy compares the actual state with the desired one, and needn't
-    remember its earlier decisions.
+    again with the same event and the new state until it decides nothing more. So a policy compares the actual state with the desired
+    one, and needn't remember its earlier decisions.
     """
 
     def decide(self, view: View, event: Event) -> Sequence[Decision]: ...
