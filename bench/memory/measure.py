@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,9 @@ def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: i
             return accumulate(*batches)
 
     def step(number: int) -> float:
-        entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i)), sample.size) for i, sample in enumerate(samples))
+        request = request_of(samples, number)
         started = time.monotonic()
-        rank.train(TrainRequest(number, number, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
+        rank.train(request, lambda ids: [by_id[id_] for id_ in ids])
         return time.monotonic() - started
 
     step(1)
@@ -208,6 +208,12 @@ def _samples(count: int, tokens: int, vocabulary: int) -> list[GeneratedSample]:
         random_sample(random, SampleId(0, number, 0, 0), prompt, tokens - PROMPT_TOKENS, (0, vocabulary), -12.0)
         for number, prompt in enumerate(prompts)
     ]
+
+
+def request_of(samples: Sequence[GeneratedSample], step: int) -> TrainRequest:
+    """Makes the request of a step over `samples`, whose advantages differ."""
+    entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i)), sample.size) for i, sample in enumerate(samples))
+    return TrainRequest(step, step, entries, len(entries))
 
 
 def _spec(model: Path, tokens: int) -> RLJobSpec:

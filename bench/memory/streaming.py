@@ -13,17 +13,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.multiprocessing
 from torch.profiler import ProfilerActivity, profile
 
-from bench.memory.measure import _samples, _spec
+from bench.memory.measure import _samples, _spec, request_of
 from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder, raw_file
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
-from longboat_runtime.trainer.protocol import ChunkRequest, TrainRequest, TrainSample
+from longboat_runtime.trainer.protocol import ChunkRequest, TrainRequest
 from longboat_runtime.trainer.rank import TrainerRank
 
 RANKS, BINS, CHUNKS = 4, 4, 4
@@ -58,7 +57,7 @@ def _rank(index: int, address: str, size: str, model: Path, tokens: int, scratch
     try:
         rank.load()
         samples = {sample.id: sample for sample in _samples(RANKS * BINS, tokens, VOCABULARY.get(size, 151936))}
-        whole = _request(samples)
+        whole = request_of([*samples.values()], 1)
         ways: dict[str, Callable[[], Any]] = {
             "whole": lambda: rank.train(whole, _fetch_from(samples)),
             "streamed": lambda: _stream(rank, whole, samples, publishes=False),
@@ -95,13 +94,6 @@ def _stream(
             for _ in rank.weights():
                 pass
     rank.train(replace(whole, samples=parts[-1], chunks=len(parts) - 1), _fetch_from(samples))
-
-
-def _request(samples: dict[SampleId, GeneratedSample]) -> TrainRequest:
-    entries = tuple(
-        TrainSample(id_, float(np.sin(1.0 + i)), sample.size) for i, (id_, sample) in enumerate(samples.items())
-    )
-    return TrainRequest(1, 1, entries, len(entries))
 
 
 def _fetch_from(samples: dict[SampleId, GeneratedSample]) -> Callable[[Any], list[GeneratedSample]]:
