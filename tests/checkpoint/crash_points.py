@@ -73,7 +73,7 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     driver = site.driver()
     log = EventLog(root, incarnation, {})
     run_state = RunState(Ledger(2), LengthHistory(), LearnedTimeouts((), str), log, audited=False)
-    driver._steps.resume(run_state, None, None, ModelInfo(1, 1, 1))
+    driver._steps.resume(run_state, None, None, ModelInfo(1, 1, 1), streams=False)
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:
             site.trainer.weights = f"of step {step}"
