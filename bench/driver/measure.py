@@ -8,7 +8,9 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -34,7 +36,7 @@ GROUP = 8
 IN_FLIGHT = (128, 1024, 10240)
 # Samples of a measurement, so that it takes seconds whatever is in flight; at least three rounds.
 SAMPLES = 20_000
-POLICIES = {
+POLICIES: dict[str, dict[str, Any]] = {
     "Synchronous": {"policy": "Synchronous"},
     "TailBatching": {"policy": "TailBatching", "promptOvercommit": 1.25},
     "TailBatching-DAPO": {"policy": "TailBatching", "promptOvercommit": 1.25},
@@ -131,7 +133,7 @@ class Instant:
         spans = (VersionSpan(self.view.serving or 0, 0, 1),)
         self._asked += [events.Paused(sample, 1, spans, "engine-0") for sample in effects.pause]
 
-    def _make(self, samples: object) -> None:
+    def _make(self, samples: Iterable[SampleId]) -> None:
         span = (VersionSpan(self.view.serving or 0, 0, 5),)
         self._asked += [events.Generated(sample, 4, 5, FinishReason.STOP, span, "engine-0") for sample in samples]
 

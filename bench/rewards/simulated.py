@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class SimulatedGrading:
         self._contention = Contention(self.seed, 3600.0)
         self._clock = np.random.default_rng((self.seed, 3))
 
-    def run(self) -> SimulatedGrading:
+    def run(self) -> Self:
         order = np.random.default_rng((self.seed, 4))
         rows: list[int] = []
         self.timeouts.fold(events.Started(0))

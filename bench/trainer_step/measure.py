@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from bench.step.trl_step import settings
 from bench.trainer_step import gpu
 from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.cpu import layers as cpu_arithmetic
+from longboat_runtime.cpu import layers
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group, sharding
 from longboat_runtime.trainer.rank import TrainerRank
@@ -112,8 +113,8 @@ def batch(case: Case) -> list[GeneratedSample]:
 def _random_model(case: Case, directory: Path) -> Path:
     from tests.support.tiny_model import build_tiny_model
 
-    layers, hidden, *_ = case.module.SIZES[case.size]
-    return build_tiny_model(directory, layers=layers, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
+    depth, hidden, *_ = case.module.SIZES[case.size]
+    return build_tiny_model(directory, layers=depth, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
 
 
 def _longboat_step(
@@ -122,12 +123,11 @@ def _longboat_step(
     """Makes a step of a model that is loaded with or without each of these; the rank is given the model back at every step."""
     trainer = rank.spec.trainer.model_copy(update={"compile": compiled})
     rank.spec = rank.spec.model_copy(update={"trainer": trainer})
-    rules = sharding.needs_fsdp, cpu_arithmetic.suit
-    sharding.needs_fsdp, cpu_arithmetic.suit = (lambda *_: fsdp), (lambda *_, **__: cpu_layers)
-    try:
+    with (
+        patch.object(sharding, "needs_fsdp", lambda *_: fsdp),
+        patch.object(layers, "are_faster", lambda *_, **__: cpu_layers),
+    ):
         rank.load()
-    finally:
-        sharding.needs_fsdp, cpu_arithmetic.suit = rules
     loaded = rank.model, rank.updates
     by_id = {sample.id: sample for sample in samples}
 

@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 
 import pytest
+import ray
 
 from bench.engine_step.timed import TimedActor, timed_engines
 from bench.rounds.paced import PacedActor, engines_of
@@ -23,7 +24,7 @@ def test_a_job_starts_them_within_the_block(
     engines: AbstractContextManager[object], expected: type[EngineActor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[type[EngineActor]] = []
-    monkeypatch.setattr(member.ray, "remote", started.append)
+    monkeypatch.setattr(ray, "remote", started.append)
     with engines, pytest.raises(AttributeError):  # None has no options
         member.start_actor(None, None, None)
     with pytest.raises(AttributeError):

@@ -278,7 +278,7 @@ def test_moves_that_were_not_seen_to_be_over_count_as_endless(tmp_path: Path) ->
         "container_restarts": 0,
         "void": [],
     }
-    recorded = [[RUN, line], [RUN, *BLOCKS]]
+    recorded: list[list[dict[str, Any]]] = [[RUN, line], [RUN, *BLOCKS]]
     assert "| 3 | 4 and 4 | 0.60 (≤ 1) | inf | inf (≤ 3) | inf |" in page(recorded)
     assert (
         "asked for less after 0.10 s, had less after 0.20 s, receivers asked for more after 0.30 s, had it after 0.55 s"

@@ -109,7 +109,7 @@ async def api(prepared: Cluster) -> AsyncIterator[Api]:
 async def link(prepared: Cluster) -> AsyncIterator[CuttableLink]:
     server = urlparse(yaml.safe_load(prepared.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
     made = CuttableLink(server.hostname or "", server.port or 443)
-    made.port = await made.start()
+    await made.start()
     yield made
     await made.stop()
 

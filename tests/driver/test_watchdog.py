@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from longboat_crds.status import Problem
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Site, make_spec
 from tests.driver.test_loop import until
+
+
+def reported(site: Site) -> Problem:
+    problem = site.broker.status.problem
+    assert problem is not None
+    return problem
 
 
 async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
@@ -26,7 +33,7 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
     async def stacks() -> Mapping[str, str]:
         return {"engine-0": "Thread main:\n  step of the engine"}
 
-    site.fleet.stacks = stacks
+    monkeypatch.setattr(site.fleet, "stacks", stacks, raising=False)
     running = asyncio.create_task(driver.run())
     await until(lambda: site.reporter.samples == "2 kept, 1 rewarded, 1 running", running)
     watchdog = Watchdog(driver._job, driver._components, site.reporter)
@@ -34,7 +41,7 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
     assert site.broker.status.problem is None
     site.seconds += 101
     await watchdog.look()
-    problem = site.broker.status.problem
+    problem = reported(site)
     assert (problem.reason, problem.fatal) == ("StageStuck", False)
     assert "in stage generate (101 s)." in problem.message
     assert "step of the engine" in problem.message
@@ -50,18 +57,20 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
     await running
 
 
-async def test_a_component_that_does_not_answer_is_listed_with_its_error(tmp_path: Path) -> None:
+async def test_a_component_that_does_not_answer_is_listed_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = Site(tmp_path, make_spec(stage_deadline_seconds=1))
     driver = site.driver()
 
     async def broken() -> Mapping[str, str]:
         raise ConnectionError("the actor is gone")
 
-    site.trainer.stacks = broken
+    monkeypatch.setattr(site.trainer, "stacks", broken, raising=False)
     site.reporter.stages.set(Stage.TRAIN, True)
     site.seconds += 2
     await Watchdog(driver._job, driver._components, site.reporter).look()
-    assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in site.broker.status.problem.message
+    assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in reported(site).message
 
 
 async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) ->
     assert site.broker.status.problem is None, "the first ones are waited for"
     site.reporter.stages.set(Stage.START, False)
     await watchdog.look()
-    problem = site.broker.status.problem
+    problem = reported(site)
     assert (problem.reason, problem.field, problem.fatal) == ("NoGraders", "spec.rewardPools[0].replicas", False)
     assert "pool default" in problem.message
     site.rewards.unserved = ()

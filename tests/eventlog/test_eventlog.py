@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime import eventlog
 from longboat_runtime.eventlog import EventLog, end_of, log_path, surviving
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
@@ -81,7 +80,7 @@ async def test_a_failed_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.
         return os.write(file, data[:7]) if os.lseek(file, offset, os.SEEK_SET) else 0
 
     with monkeypatch.context() as patched:
-        patched.setattr(eventlog.os, "pwrite", half_then_full)
+        patched.setattr(os, "pwrite", half_then_full)
         log.append(drawn(2))
         with pytest.raises(OSError, match="No space left"):
             await log.sync()

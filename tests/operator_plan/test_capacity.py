@@ -245,10 +245,10 @@ def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(capa
         or ()
     )
     counts = grant.answers is not None
-    for each in capacity.pods:
-        if each.name in taken_back:
-            assert each.deleted_at is None
-            assert not (counts and each.name in drained)
+    for p in capacity.pods:
+        if p.name in taken_back:
+            assert p.deleted_at is None
+            assert not (counts and p.name in drained)
     assert rollout_grant_of(again(capacity, grant), NOW) == grant
 
 

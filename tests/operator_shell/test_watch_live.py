@@ -56,7 +56,8 @@ async def watched(
     assert address.hostname is not None
     assert address.port is not None
     link = CuttableLink(address.hostname, address.port)
-    configuration.host = f"https://127.0.0.1:{await link.start()}"
+    await link.start()
+    configuration.host = f"https://127.0.0.1:{link.port}"
     configuration.tls_server_name = address.hostname
     transport = Transport(configuration, DEADLINE_SECONDS)
     resource = getattr(request, "param", SERVICE)

@@ -11,7 +11,7 @@ PAGE = REPOSITORY / "docs" / "reproducibility.md"
 PROMISE = re.compile(r"^\| \*\*(?P<promise>[^*]+)\*\*.*\| `(?P<file>tests/[^`:]+)::(?P<test>\w+)` \|$", re.MULTILINE)
 
 
-def promises() -> list[pytest.param]:
+def promises() -> list[pytest.ParameterSet]:
     rows = PROMISE.finditer(PAGE.read_text())
     return [pytest.param(row["file"], row["test"], id=row["promise"]) for row in rows]
 

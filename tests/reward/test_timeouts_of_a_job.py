@@ -89,7 +89,7 @@ class Race(SimulatedGrading):
         return float(np.mean(np.log(np.array(limits, float))))
 
 
-def test_groups_that_are_given_up_while_they_are_graded_make_nothing_seem_quicker(runs: list[SimulatedGrading]) -> None:
+def test_groups_that_are_given_up_while_they_are_graded_make_nothing_seem_quicker() -> None:
     """To learn from what was graded of them by then would make limits tighter, and wrong kills look rarer than they are."""
     spec = reward(minSeconds=0.01, factor=1.0, auditFraction=0.5)
     runs = {

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import ray
 from ray.exceptions import RayActorError
 
 from longboat_crds.reasons import Reason
+from longboat_runtime import departures
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout import ray_cluster, recovery
@@ -49,6 +51,8 @@ class Method:
 
 class Actor:
     """An engine's actor: `update` says what comes of a publication. It dies when it is killed, or with `failed`."""
+
+    abort: Method
 
     def __init__(self, world: World, config: EngineConfig) -> None:
         self.world, self.config = world, config
@@ -137,11 +141,11 @@ class World:
 @pytest_asyncio.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(ray_cluster.ray, "nodes", made.listed)
-    monkeypatch.setattr(ray_cluster.ray, "kill", lambda actor: actor.die(RayActorError()))
+    monkeypatch.setattr(ray, "nodes", made.listed)
+    monkeypatch.setattr(ray, "kill", lambda actor: actor.die(RayActorError()))
     monkeypatch.setattr(ray_cluster, "start_actor", made.start_actor)
-    monkeypatch.setattr(ray_cluster.departures, "asking", lambda client: [*made.asking])
-    monkeypatch.setattr(ray_cluster.departures, "let_go", lambda client, pod: made.let_go(pod))
+    monkeypatch.setattr(departures, "asking", lambda client: [*made.asking])
+    monkeypatch.setattr(departures, "let_go", lambda client, pod: made.let_go(pod))
     for constant in ("WATCH_SECONDS", "RESTART_SECONDS", "NODE_SECONDS"):
         monkeypatch.setattr(module, constant, 0.001)
     monkeypatch.setattr(recovery, "BACKOFF_SECONDS", 0.001)

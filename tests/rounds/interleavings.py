@@ -381,14 +381,14 @@ class Interleavings(RuleBasedStateMachine):
         paused = [
             g.sample_id(s.index) for g in ledger.groups.values() for s in g.samples if s.state is SampleState.PAUSED
         ]
-        waiting = {sample for sample in paused if not ledger.sample(sample).resumable}
-        assert waiting == set(self.world.pausing)
+        unanswered = {sample for sample in paused if not ledger.sample(sample).resumable}
+        assert unanswered == set(self.world.pausing)
         for group in ledger.groups.values():
             kinds = [s.kind for s in group.samples if s.kind is not None]
             assert (group.graded, group.errors) == (len(kinds), kinds.count(GradeKind.GRADER_ERROR))
         for round_ in ledger.rounds.values():
-            waiting = [prompt for prompt in round_.kept if prompt not in round_.streamed]
-            data = [s.state for p in waiting for s in ledger.groups[p].samples if s.counts]
+            unstreamed = [prompt for prompt in round_.kept if prompt not in round_.streamed]
+            data = [s.state for p in unstreamed for s in ledger.groups[p].samples if s.counts]
             assert round_.missing == len(data) - data.count(SampleState.KEPT)
             live = {g.prompt for g in ledger.groups.values() if g.round == round_.number}
             assert set(round_.groups) == live - set(ledger.carried)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from longboat_crds.checkpoint import CheckpointSpec
 from longboat_operator.model import LABEL_JOB, LABEL_ROLE
 from longboat_operator.pods import driver as operator
 from longboat_runtime.cli import app
@@ -258,5 +259,5 @@ def test_without_kubectl_a_job_can_not_be_asked(monkeypatch: pytest.MonkeyPatch)
 def test_the_pod_is_the_one_that_the_operator_makes() -> None:
     labels = f"{LABEL_JOB}={{job}},{LABEL_ROLE}=driver"
     assert labels == driver_pod._LABELS
-    mounts = operator.checkpoint_mounts(operator.CheckpointSpec())
+    mounts = operator.checkpoint_mounts(CheckpointSpec())
     assert [mount["mountPath"] for mount in mounts] == [driver_pod._CLAIM]

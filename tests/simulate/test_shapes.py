@@ -12,7 +12,6 @@ from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan
 from longboat_runtime.rollout.throughput import EngineModel, Profile
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.curve import StepCurve
@@ -21,7 +20,7 @@ from longboat_runtime.simulate.shapes import FinishedRound, FixedShape, PlannedS
 from longboat_runtime.simulate.simulation import SimulatedRun, simulate
 from longboat_runtime.simulate.site import Site
 from tests.rollout.roofline import roofline
-from tests.simulate.test_simulation import constant, policies
+from tests.simulate.test_simulation import AnyPolicy, constant, policies
 from tests.support.examples import examples
 
 RESHAPE = {1: 3.0, 2: 5.0}
@@ -63,7 +62,7 @@ def site(planner: ShapePlanner, pods: int = 1, **more: object) -> Site:
 @settings(max_examples=examples(60))
 @given(policies, planners, st.integers(1, 2), st.integers(1, 10), st.integers(0, 100), st.sampled_from([0.0, 0.05]))
 def test_nothing_is_lost_under_any_planner(
-    policy: Policy, planner: ShapePlanner, pods: int, steps: int, seed: int, latency: float
+    policy: AnyPolicy, planner: ShapePlanner, pods: int, steps: int, seed: int, latency: float
 ) -> None:
     lengths = TwoLevel(100, 0.9, 0.6, 1000, seed)
     where = site(planner, pods, latency=latency, update=1.0, publish=0.3, flat=0.2)
@@ -81,7 +80,7 @@ def test_nothing_is_lost_under_any_planner(
     [Synchronous(6, 4), TailBatching(6, 4, 1.25, 1.0), ContinueUnfinished(6, 4, 1.5), BoundedAsync(6, 4, 1)],
     ids=lambda policy: type(policy).__name__,
 )
-def test_engines_with_room_for_all_are_those_of_a_curve(policy: Policy) -> None:
+def test_engines_with_room_for_all_are_those_of_a_curve(policy: AnyPolicy) -> None:
     """Except that what comes begins with the next step: at most one step later, each time that something comes."""
     of = {1: EngineModel(10**6, 0.0, (1, 64), (1,), ((0.006,), (0.015,)))}
     shapes = Shapes(of, FixedShape(1), 2)

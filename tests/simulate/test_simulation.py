@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.curve import StepCurve
@@ -18,6 +17,8 @@ from longboat_runtime.simulate.lengths import TwoLevel
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 from tests.support.examples import examples
+
+AnyPolicy = Synchronous | TailBatching | ContinueUnfinished | BoundedAsync
 
 FLAT = StepCurve((1,), (0.01,))
 RISING = StepCurve((1, 64), (0.006, 0.015))
@@ -113,7 +114,7 @@ def test_on_a_long_tail_short_rounds_pay(overcommit: float) -> None:
 @settings(max_examples=examples(40))
 @given(policies, sites, st.integers(1, 8), st.integers(0, 100))
 def test_what_is_trained_was_generated_and_all_rounds_are_there(
-    policy: Policy, site: Site, steps: int, seed: int
+    policy: AnyPolicy, site: Site, steps: int, seed: int
 ) -> None:
     distribution = TwoLevel(10, 0.8, 0.8, 200, seed)
     outcome = simulate(policy, policy.group_size, site, distribution, steps)
@@ -130,7 +131,7 @@ def test_what_is_trained_was_generated_and_all_rounds_are_there(
     assert simulate(policy, policy.group_size, site, distribution, steps) == outcome, "the same again"
 
 
-def rollout_seconds(policy: Policy, engines: int, steps: int, seed: int) -> float:
+def rollout_seconds(policy: AnyPolicy, engines: int, steps: int, seed: int) -> float:
     distribution, site = TwoLevel(10, 0.8, 0.8, 200, seed), Site(RISING, engines=engines, max_sequences=16)
     return sum(step.rollout for step in simulate(policy, policy.group_size, site, distribution, steps).steps)
 
@@ -142,7 +143,7 @@ def rollout_seconds(policy: Policy, engines: int, steps: int, seed: int) -> floa
     st.integers(1, 8),
     st.integers(0, 100),
 )
-def test_more_engines_never_take_much_longer(policy: Policy, engines: int, steps: int, seed: int) -> None:
+def test_more_engines_never_take_much_longer(policy: AnyPolicy, engines: int, steps: int, seed: int) -> None:
     """Samples that wait may be packed worse (Graham's anomalies), hence the tolerance."""
     few, many = (rollout_seconds(policy, count, steps, seed) for count in (engines, engines + 1))
     assert many <= 1.1 * few

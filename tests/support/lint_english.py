@@ -51,7 +51,7 @@ def offences(path: Path, text: str) -> list[Offence]:
     return [
         Offence(path, node.lineno, expression, fix)
         for node in ast.walk(tree)
-        if node not in fields
+        if isinstance(node, ast.stmt | ast.expr | ast.arg) and node not in fields
         for expression, fix in _offences_at(node)
     ]
 

@@ -44,6 +44,7 @@ def offences(path: Path, text: str) -> list[Offence]:
     return [
         Offence(path, node.lineno, expression, fix)
         for node in ast.walk(tree)
+        if isinstance(node, ast.expr)
         for expression, fix in _offences_at(node, names)
     ]
 
@@ -59,7 +60,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-def _offences_at(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _offences_at(node: ast.expr, names: dict[str, str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
         head, _, rest = ast.unparse(node).partition(".")
         name = ".".join(filter(None, (names.get(head, head), rest)))

@@ -92,14 +92,19 @@ batches = st.lists(st.tuples(st.floats(-100, 100, allow_subnormal=False), st.int
 algorithms = st.builds(knobs, st.sampled_from(AdvantageBaseline), st.sampled_from(AdvantageScale))
 
 
+def advantages_in(batch: list[tuple[float, int]], algorithm: ResolvedAlgorithm) -> list[float]:
+    rewards, groups = zip(*batch, strict=True)
+    return advantages(rewards, groups, algorithm)
+
+
 @given(batches, algorithms, st.randoms())
 def test_the_order_of_samples_is_irrelevant_bit_for_bit(
     batch: list[tuple[float, int]], algorithm: ResolvedAlgorithm, random: Random
 ) -> None:
     order = list(range(len(batch)))
     random.shuffle(order)
-    result = advantages(*zip(*batch, strict=True), algorithm)
-    shuffled = advantages(*zip(*(batch[i] for i in order), strict=True), algorithm)
+    result = advantages_in(batch, algorithm)
+    shuffled = advantages_in([batch[i] for i in order], algorithm)
     assert shuffled == [result[i] for i in order]
 
 
@@ -131,10 +136,10 @@ def test_a_group_that_looks_at_itself_alone_has_the_advantages_of_the_batch(
     batch: list[tuple[float, int]], algorithm: ResolvedAlgorithm
 ) -> None:
     assume(not look_beyond_group(algorithm))
-    whole = advantages(*zip(*batch, strict=True), algorithm)
+    whole = advantages_in(batch, algorithm)
     for name in {group for _, group in batch}:
         alone = [sample for sample in batch if sample[1] == name]
-        assert advantages(*zip(*alone, strict=True), algorithm) == [
+        assert advantages_in(alone, algorithm) == [
             value for value, (_, group) in zip(whole, batch, strict=True) if group == name
         ]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from longboat_crds.model import DType
 from longboat_runtime.model_config import language_model
@@ -16,7 +16,7 @@ from longboat_runtime.trainer.sharding import device_peak, model_flops
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def flops_of(config: object) -> tuple[ModelFlops, int, int]:
+def flops_of(config: PretrainedConfig) -> tuple[ModelFlops, int, int]:
     """With the number of the model's weights and of those of its input embedding."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
-from longboat_runtime.weights import payload as module
 from longboat_runtime.weights.bucket import Bucket
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from longboat_runtime.weights.payload import FETCH_TRIES, fetched
@@ -31,7 +32,7 @@ class Unreliable:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it waited before each further try."""
     waited: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     return waited
 
 
