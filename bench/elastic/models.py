@@ -1,4 +1,4 @@
-"""The two models of the benchmark: the one whose sizes count, and the tiny one that engines compute."""
+"""The two models of the benchmark: the one whose sizes count, and the tiny one that engines load but don't compute."""
 
 from __future__ import annotations
 

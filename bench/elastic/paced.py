@@ -1,6 +1,6 @@
-"""Engines whose steps last what a roofline says: real vLLM with a tiny model, each in a process of its own.
+"""Engines whose steps last what a roofline says: real vLLM without a model's computation, each in a process of its own.
 
-Scheduler, KV blocks and preemptions are vLLM's own. A step computes the tiny model, and then waits for its stated end.
+Scheduler, KV blocks and preemptions are vLLM's own. A step schedules, draws a constant token, and then waits for its stated end.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.elastic.roofline import Roofline
 from longboat_runtime.rollout.engine import EngineConfig, kv_token_bytes
@@ -98,9 +101,7 @@ class Pace:
     def scheduled(self, output: Any) -> None:
         """Takes from vLLM's scheduler what the step works on."""
         decoded = computed = tokens = 0
-        before = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        before = computed_before(output)
         for name, count in output.num_scheduled_tokens.items():
             tokens += before[name] + count
             decoded += 1
@@ -126,6 +127,49 @@ class Pace:
             # The next step isn't late because this one was.
             self._end = ended if late else begin + self.stated
         return outputs
+
+
+class ConstantModel:
+    """Stands in the model's place: draws the same token for every request whose tokens have all been computed.
+
+    A step then takes what vLLM's scheduler and outputs take. A model's own computation would make steps late on slower CPUs.
+    """
+
+    TOKEN = 1
+
+    def __init__(self) -> None:
+        self._lengths: dict[str, int] = {}
+
+    def draw(self, scheduled: Any) -> dict[str, list[int]]:
+        """Returns the tokens drawn for each request that vLLM's scheduler has scheduled: one, or none while its tokens are computed."""
+        for name in scheduled.finished_req_ids:
+            self._lengths.pop(name, None)
+        for request in scheduled.scheduled_new_reqs:
+            self._lengths[request.req_id] = len(request.prompt_token_ids)
+        drawn: dict[str, list[int]] = {}
+        for name, computed in computed_before(scheduled).items():
+            complete = computed + scheduled.num_scheduled_tokens[name] >= self._lengths[name]
+            self._lengths[name] += complete
+            drawn[name] = [self.TOKEN] if complete else []
+        return drawn
+
+
+def _output(drawn: dict[str, list[int]]) -> Any:
+    """Makes vLLM's ModelRunnerOutput with these tokens, each of log-prob 0."""
+    from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+
+    rows = len(drawn)
+    logprobs = LogprobsLists(
+        np.full((rows, 1), ConstantModel.TOKEN, np.int32), np.zeros((rows, 1), np.float32), np.ones(rows, np.int32)
+    )
+    return ModelRunnerOutput([*drawn], {name: row for row, name in enumerate(drawn)}, [*drawn.values()], logprobs)
+
+
+def computed_before(scheduled: Any) -> dict[str, int]:
+    """Reads the tokens of each scheduled request that earlier steps have computed."""
+    cached = scheduled.scheduled_cached_reqs
+    before = {request.req_id: request.num_computed_tokens for request in scheduled.scheduled_new_reqs}
+    return before | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
 
 
 def _sleep_until(end: float) -> None:
@@ -207,15 +251,16 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             super()._start()
             go_first(COMPUTING)
             self._pace = Pace(engine.roofline, engine.devices)
-            executor = self._vllm.engine_core.engine_core.model_executor
-            execute, step = executor.execute_model, self._vllm.step
+            model, step = ConstantModel(), self._vllm.step
 
-            def scheduled(output: Any, *arguments: Any, **options: Any) -> Any:
-                if output.total_num_scheduled_tokens:
-                    self._pace.scheduled(output)
-                return execute(output, *arguments, **options)
+            def execute(scheduled: Any, non_block: bool) -> Future[Any]:
+                if scheduled.total_num_scheduled_tokens:
+                    self._pace.scheduled(scheduled)
+                done: Future[Any] = Future()
+                done.set_result(_output(model.draw(scheduled)))
+                return done
 
-            executor.execute_model = scheduled
+            self._vllm.engine_core.engine_core.model_executor.execute_model = execute
             self._vllm.step = lambda: self._pace.step(step)
 
         def _submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]) -> None:

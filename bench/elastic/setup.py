@@ -18,8 +18,7 @@ from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rollout.throughput import EngineModel
 
 # A sequence here stands for 1.5 of the published setup, a token for 64 tokens, a step for 64 steps; PACE is how many seconds pass here in
-# one of theirs, which leaves two CPUs idle nearly half of the time if a step of the tiny model takes them 4 ms. CPUs that need 7 ms make
-# most blocks void; with 0.0153 they don't.
+# one of theirs, which leaves two CPUs idle three quarters of the time.
 SEQUENCES, TOKENS, PACE = 1.5, 64, 0.0085
 ROOFLINE = H800.scaled(sequences=SEQUENCES, tokens=TOKENS, pace=PACE)
 CONTEXT = trace.PROMPT_TOKENS + trace.LONGEST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import astuple, replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +19,7 @@ from bench.elastic.arms import ADAPTIVE, ARMS, FIXED, SIZES
 from bench.elastic.bars import judge, paired
 from bench.elastic.block import rounds_of
 from bench.elastic.oracle import oracle
-from bench.elastic.paced import Pace, Punctuality
+from bench.elastic.paced import ConstantModel, Pace, Punctuality
 from bench.elastic.predictions import predicted
 from bench.elastic.published import H800
 from bench.elastic.setup import CHANGE_SECONDS, CONTEXT, ROOFLINE, engine_models
@@ -95,12 +96,18 @@ def test_lengths_follow_the_trace_by_row_whatever_is_launched_when():
     assert lengths.rounds == 25
 
 
-def scheduled(new: dict[str, int], running: dict[str, int]) -> Any:
-    """What vLLM's scheduler says: tokens to compute of new requests; tokens of running ones, each of which gets one more."""
+def scheduled(
+    new: dict[str, int], running: dict[str, int], *, prompt: int = 99, finished: Set[str] = frozenset()
+) -> Any:
+    """Makes what vLLM's scheduler returns: tokens to compute of new requests; tokens of running ones, each of which gets one more."""
+    prompt_ids = [5] * prompt
     return SimpleNamespace(
-        scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=0) for name in new],
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=0, prompt_token_ids=prompt_ids) for name in new
+        ],
         scheduled_cached_reqs=SimpleNamespace(req_ids=[*running], num_computed_tokens=[*running.values()]),
         num_scheduled_tokens={**new, **dict.fromkeys(running, 1)},
+        finished_req_ids=finished,
     )
 
 
@@ -108,6 +115,24 @@ def test_a_step_lasts_what_is_stated_for_what_the_scheduler_put_into_it():
     pace = Pace(ROOFLINE, 2)
     pace.scheduled(scheduled({"a": 6}, {"b": 99, "c": 49}))
     assert pace.stated == pytest.approx(ROOFLINE.step_seconds(2, 3, 6 + 100 + 50, 5))
+
+
+def test_a_token_is_drawn_once_all_tokens_of_a_request_have_been_computed():
+    model = ConstantModel()
+
+    def drawn(computed: int, count: int) -> bool:
+        output = scheduled({}, {"a": computed})
+        output.num_scheduled_tokens = {"a": count}
+        return model.draw(output) == {"a": [ConstantModel.TOKEN]}
+
+    assert model.draw(scheduled({"a": 6}, {}, prompt=10)) == {"a": []}
+    assert drawn(6, 4)
+    assert drawn(10, 1)
+    # After a preemption the drawn tokens are computed again, too.
+    assert not drawn(0, 11)
+    assert drawn(11, 1)
+    # A later request of the same name begins with its prompt.
+    assert model.draw(scheduled({"a": 10}, {}, prompt=10, finished={"a"})) == {"a": [ConstantModel.TOKEN]}
 
 
 def test_a_step_ends_at_its_stated_time_and_a_late_one_is_counted():
