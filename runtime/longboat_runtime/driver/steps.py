@@ -183,8 +183,9 @@ class Steps:
     async def _compute(self, step: int, number: int) -> None:
         """Computes advantages and one optimizer step from the groups that the round kept.
 
-        The gradient of streamed ones is there already; if it isn't, the step is started again without chunks. The weights stay the same if there is no sample to learn from or no minibatch has a finite gradient. The step counts all the
-        same and its weights get its number; in the second case its prompts are dropped.
+        The gradient of streamed ones is there already; if it isn't, the step is started again without chunks. The weights stay the same if
+        there is no sample to learn from or no minibatch has a finite gradient. The step counts all the same and its weights get its number;
+        in the second case its prompts are dropped.
         """
         view, reports = self._run_state.view, self._reporter.reports
         measuring = self._spawn(self._measure(step, number))
