@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,17 +80,23 @@ async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, reco
     try:
         for arm in FIXED:
             await block(arm, trace.Trace(99, WARM_UP))
-        while wanted:
-            void = []
-            for arm, seed in wanted:
-                values = await block(arm, trace.Trace(seed, phases))
-                recorder.write("block", arm=arm, seed=seed, load=os.getloadavg()[0], **values)
-                punctuality = Punctuality(**values["punctuality"])
-                outcome = f"{values['wall']:.1f} s, {punctuality.on_time:.2%} of steps in time, CPUs {values['idle']:.0%} idle"
-                _say(f"{arm} seed {seed}: {outcome}{', void' if punctuality.void else ''}; after", began)
-                if punctuality.void:
-                    void.append((arm, seed))
-            wanted = void if time.monotonic() - began + len(void) * values["wall"] < LIMIT_SECONDS else []
+        waiting, longest = deque(wanted), 0.0
+        void: set[tuple[str, int]] = set()
+        while waiting:
+            arm, seed = waiting.popleft()
+            if (arm, seed) in void and time.monotonic() - began + longest > LIMIT_SECONDS:
+                continue
+            values = await block(arm, trace.Trace(seed, phases))
+            recorder.write("block", arm=arm, seed=seed, load=os.getloadavg()[0], **values)
+            longest = max(longest, values["wall"])
+            punctuality = Punctuality(**values["punctuality"])
+            outcome = (
+                f"{values['wall']:.1f} s, {punctuality.on_time:.2%} of steps in time, CPUs {values['idle']:.0%} idle"
+            )
+            _say(f"{arm} seed {seed}: {outcome}{', void' if punctuality.void else ''}; after", began)
+            if punctuality.void:
+                void.add((arm, seed))
+                waiting.append((arm, seed))
     finally:
         for of_size in engines.values():
             for engine in of_size:

@@ -1,12 +1,13 @@
 """Engines whose steps last what a roofline says: real vLLM without a model's computation, each in a process of its own.
 
-Scheduler, KV blocks and preemptions are vLLM's own. A step schedules, draws a constant token, and then waits for its stated end.
+Scheduler, KV blocks and preemptions are vLLM's own. A step schedules, draws random tokens, and then waits for its stated end.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -129,15 +130,15 @@ class Pace:
         return outputs
 
 
-class ConstantModel:
-    """Stands in the model's place: draws the same token for every request whose tokens have all been computed.
+class RandomModel:
+    """Stands in the model's place: draws a token of this vocabulary for every request whose tokens have all been computed.
 
-    A step then takes what vLLM's scheduler and outputs take. A model's own computation would make steps late on slower CPUs.
+    A step then takes what vLLM's scheduler and outputs take; a model's own computation would make steps late on slower CPUs. Tokens are
+    random, since responses of equal tokens would share KV blocks, as a model's don't.
     """
 
-    TOKEN = 1
-
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary, self._random = vocabulary, random.Random(0)
         self._lengths: dict[str, int] = {}
 
     def draw(self, scheduled: Any) -> dict[str, list[int]]:
@@ -150,7 +151,7 @@ class ConstantModel:
         for name, computed in computed_before(scheduled).items():
             complete = computed + scheduled.num_scheduled_tokens[name] >= self._lengths[name]
             self._lengths[name] += complete
-            drawn[name] = [self.TOKEN] if complete else []
+            drawn[name] = [self._random.randrange(self._vocabulary)] if complete else []
         return drawn
 
 
@@ -159,9 +160,8 @@ def _output(drawn: dict[str, list[int]]) -> Any:
     from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
     rows = len(drawn)
-    logprobs = LogprobsLists(
-        np.full((rows, 1), ConstantModel.TOKEN, np.int32), np.zeros((rows, 1), np.float32), np.ones(rows, np.int32)
-    )
+    ids = np.array([[tokens[0] if tokens else 0] for tokens in drawn.values()], np.int32)
+    logprobs = LogprobsLists(ids, np.zeros((rows, 1), np.float32), np.ones(rows, np.int32))
     return ModelRunnerOutput([*drawn], {name: row for row, name in enumerate(drawn)}, [*drawn.values()], logprobs)
 
 
@@ -251,7 +251,8 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             super()._start()
             go_first(COMPUTING)
             self._pace = Pace(engine.roofline, engine.devices)
-            model, step = ConstantModel(), self._vllm.step
+            vocabulary = self._vllm.model_config.get_vocab_size()
+            model, step = RandomModel(vocabulary), self._vllm.step
 
             def execute(scheduled: Any, non_block: bool) -> Future[Any]:
                 if scheduled.total_num_scheduled_tokens:

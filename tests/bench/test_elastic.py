@@ -19,7 +19,7 @@ from bench.elastic.arms import ADAPTIVE, ARMS, FIXED, SIZES
 from bench.elastic.bars import judge, paired
 from bench.elastic.block import rounds_of
 from bench.elastic.oracle import oracle
-from bench.elastic.paced import ConstantModel, Pace, Punctuality
+from bench.elastic.paced import Pace, Punctuality, RandomModel
 from bench.elastic.predictions import predicted
 from bench.elastic.published import H800
 from bench.elastic.setup import CHANGE_SECONDS, CONTEXT, ROOFLINE, engine_models
@@ -118,12 +118,12 @@ def test_a_step_lasts_what_is_stated_for_what_the_scheduler_put_into_it():
 
 
 def test_a_token_is_drawn_once_all_tokens_of_a_request_have_been_computed():
-    model = ConstantModel()
+    model = RandomModel(264)
 
     def drawn(computed: int, count: int) -> bool:
         output = scheduled({}, {"a": computed})
         output.num_scheduled_tokens = {"a": count}
-        return model.draw(output) == {"a": [ConstantModel.TOKEN]}
+        return len(model.draw(output)["a"]) == 1
 
     assert model.draw(scheduled({"a": 6}, {}, prompt=10)) == {"a": []}
     assert drawn(6, 4)
@@ -132,7 +132,14 @@ def test_a_token_is_drawn_once_all_tokens_of_a_request_have_been_computed():
     assert not drawn(0, 11)
     assert drawn(11, 1)
     # A later request of the same name begins with its prompt.
-    assert model.draw(scheduled({"a": 10}, {}, prompt=10, finished={"a"})) == {"a": [ConstantModel.TOKEN]}
+    assert len(model.draw(scheduled({"a": 10}, {}, prompt=10, finished={"a"}))["a"]) == 1
+
+
+def test_responses_to_a_prompt_have_tokens_of_their_own():
+    model = RandomModel(264)
+    model.draw(scheduled({"a": 10, "b": 10}, {}, prompt=10))
+    drawn = [model.draw(scheduled({}, {"a": length, "b": length})) for length in range(10, 30)]
+    assert [tokens["a"] for tokens in drawn] != [tokens["b"] for tokens in drawn]
 
 
 def test_a_step_ends_at_its_stated_time_and_a_late_one_is_counted():
