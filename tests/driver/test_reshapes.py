@@ -20,6 +20,7 @@ from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import ReshapeReport
 from longboat_runtime.rounds import events
+from longboat_runtime.samples import FinishedSample, LostSample
 from tests.driver.fakes import FakeFleet, FakeTrainer, Site, make_spec
 from tests.driver.runs import history, manifests
 
@@ -29,12 +30,20 @@ MANY = 100
 DEVICES = 4
 
 
-class TickingSite(Site):
-    """Advances time at each look, so that rounds take some."""
+class TimedSite(Site):
+    """Has 10 seconds pass with each response, however often the clock is read, which depends on how busy the machine is."""
 
-    def clock(self) -> float:
-        self.seconds += 10.0
-        return super().clock()
+    def open_fleet(self, order: int) -> FakeFleet:
+        fleet = super().open_fleet(order)
+        finished = fleet.finished
+
+        async def timed() -> list[FinishedSample | LostSample]:
+            samples = await finished()
+            self.seconds += 10.0 * len(samples)
+            return samples
+
+        fleet.finished = timed  # type: ignore[method-assign]
+        return fleet
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +53,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def site_of(root: Path, parallelism: ParallelismSpec = ADAPTIVE, **rounds: Any) -> Site:
     spec = make_spec(**{"steps": 4, "checkpoint": {"every_steps": 1}, **rounds})
-    return TickingSite(
+    return TimedSite(
         root, spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"parallelism": parallelism})})
     )
 
