@@ -74,7 +74,7 @@ def _complaints(job: Job, driver: Object) -> int:
 
 
 def _logs(job: Job, pod: Object) -> set[Path]:
-    """Lists the log files of a pod's containers on its node: one for each start of a container."""
+    """Lists the log files of a pod's containers on its node: one for each start whose log the kubelet has not removed."""
     metadata = pod["metadata"]
     root = job.cluster.node(pod["spec"]["nodeName"]).layout.pod_logs
     return set(root.glob(f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/*/*.log"))

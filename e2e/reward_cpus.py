@@ -101,7 +101,7 @@ def reward_cpu(job: Job) -> dict[str, Any]:
 
 
 def moved(job: Job, target: str) -> bool:
-    """Whether the newest move that ended gave this pool CPUs, and the pool's pod has most of the total now."""
+    """Whether the newest move that ended gave this pool CPUs, and the grant gives it most of the total now."""
     status = reward_cpu(job)
     ended = [move for move in status.get("moves", ()) if move["outcome"] == "Done"]
     pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools", ())}

@@ -241,8 +241,9 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class LostSample:
-    """A running sample whose engine is gone, or a stored one whose data is gone.
+    """Tells the driver that a running sample was lost by its engine, or that the store has lost a sample's data.
 
+    The engine is gone, or an update of its weights failed: it then gives up all that ran in it, and may live on.
     `engine_died` says that its engine died on its own, in a pod that stayed up: this sample, retried, may kill the next one.
     `begun` are the spans of its first tokens that the store still has.
     """

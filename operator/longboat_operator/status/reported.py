@@ -11,8 +11,11 @@ from longboat_operator.reading.view import JobView
 def reported_of(view: JobView) -> Reported | None:
     """Returns what has been reported once this status is published; None: nothing.
 
-    Rule: the current driver's reshapes, those of its status alone, so that the memory is bounded; and whether its newest
-    answered demand was limited, so that a limit is told when it begins to hold, not with every further demand.
+    Rule for reshapes: those in the current driver's status alone, so that the memory is bounded. Until it has written one, what is
+    remembered stays.
+
+    Rule for demands: whether the current driver's newest answered demand was limited. So a limit is told when it begins to hold, not
+    with every further demand.
     """
     old = view.status.reported or Reported()
     reshapes, limited = old.reshapes, old.demand_limited

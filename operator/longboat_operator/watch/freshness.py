@@ -96,7 +96,10 @@ class Freshness:
         return problems
 
     def dead(self, now: float) -> bool:
-        """Whether only a new process helps. An absent API server is no reason: nothing is owed then."""
+        """Whether only a new process helps: an object has been owed for longer than `DEAD_SECONDS`.
+
+        An absent API server adds nothing to what is owed, since no list succeeds. What was owed before still counts.
+        """
         return self.lag(now) > DEAD_SECONDS
 
     def _awaited_keys(self, source: Source) -> list[ObjectKey]:

@@ -134,7 +134,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The engine of a running sample, or the data of a stored sample, is gone.
+    """Records that a running sample was lost by its engine, which is gone or gave it up, or that a stored sample's data is gone.
 
     `engine_died` says that the sample ran in an engine that died on its own, in a pod that stayed up. `begun` are the spans of its
     first tokens that the store still has: those that it had when it was last paused or moved.
