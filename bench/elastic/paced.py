@@ -134,7 +134,7 @@ class RandomModel:
     """Stands in the model's place: draws a token of this vocabulary for every request whose tokens have all been computed.
 
     A step then takes what vLLM's scheduler and outputs take; a model's own computation would make steps late on slower CPUs. Tokens are
-    random, since responses of equal tokens would share KV blocks, as a model's don't.
+    random: equal responses to a prompt would share their KV blocks, which a model's responses don't.
     """
 
     def __init__(self, vocabulary: int) -> None:

@@ -78,7 +78,7 @@ def _head(run: dict[str, Any], resumed: Sequence[str], phases: trace.Phases) -> 
         f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB. {versions}. Commit {commits}.",
         "",
         (
-            "Four devices. Engines are vLLM, each in a process of its own, with the KV blocks of its devices; random tokens stand in for a model's. Scheduler, blocks and "
+            "Four devices. Engines are vLLM, each in a process of its own, with the KV blocks of its devices; no model is computed, and tokens are random. Scheduler, blocks and "
             "preemptions are vLLM's own; a step lasts what a roofline says that is fitted to published rounds (below). Policy (TailBatching, "
             f"{trace.PROMPTS} prompts x {trace.GROUP_SIZE} responses, overcommit {trace.PROMPT_OVERCOMMIT:g} x {trace.SAMPLE_OVERCOMMIT:g}), driver, planner and "
             "router are production's; trainer and graders answer at once. A sequence stands for "
