@@ -152,8 +152,8 @@ cpu-seconds: bytecode ## Record the CPU seconds of each test, which tell quick t
 	$(PYTHON) -m pytest -m "not cluster and not helm" --record-cpu-seconds $(PARALLEL) tests
 
 .PHONY: bench
-bench: setup ## Run the benchmark NAME (`ls bench`)
-	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls bench; exit 2; }
+bench: setup ## Run the benchmark NAME (`ls bench/*/measure.py`)
+	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls bench/*/measure.py | cut -d/ -f2; exit 2; }
 	$(PYTHON) -m bench.run $(NAME)
 
 # --- Use ----------------------------------------------------------------------------------------------------------

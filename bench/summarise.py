@@ -1,4 +1,4 @@
-"""`python -m bench.summarise NAME`: summary and plot again, from the raw file alone."""
+"""`python -m bench.summarise NAME`: the summary again, and the plot where a benchmark has one, from the raw file alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.record import raw_file
 
 
 def main() -> None:
-    """Writes `results/NAME.md` and `results/NAME.svg`."""
+    """Runs `summary.write` of the package `bench.NAME`, which writes `results/NAME.md` and, where there is a plot, `results/NAME.svg`."""
     parser = argparse.ArgumentParser(prog="bench.summarise", description=__doc__)
     parser.add_argument("name")
     name = parser.parse_args().name

@@ -20,7 +20,7 @@ WORDS = ("<pad>", "<eos>", *map(str, range(1, LARGEST + 1)), "count", "down", "f
 # Tokens of a prompt.
 PROMPT = 4
 MAX_LENGTH = 320
-# The share of numbers that are left out.
+# The share of words that leave a number out.
 SLIPS = 0.1
 # Logarithm of how much likelier a right word is than any other: nothing else is drawn in a thousand responses.
 LOGIT_MARGIN = 20.0

@@ -38,7 +38,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Takes the cluster down before tests that use none: it would only take their CPUs."""
+    """Takes the cluster down before tests that use none, unless `--cluster` names it: it would only take their CPUs."""
     if nextitem is not None and item.get_closest_marker("cluster") and not nextitem.get_closest_marker("cluster"):
         for definition in item._fixtureinfo.name2fixturedefs.get("cluster", ()):  # type: ignore[attr-defined]
             definition.finish(item._request)  # type: ignore[attr-defined]

@@ -62,15 +62,18 @@ def api_server_frozen(job: Job) -> Iterator[None]:
     control_plane.signal("kube-apiserver", signal.SIGSTOP)
     try:
         yield
-        eventually(lambda: _complaints(job, driver), lambda now: now > complaints)
+        eventually(
+            lambda: _complaints(job, driver),
+            lambda now: any(count > complaints.get(log, 0) for log, count in now.items()),
+        )
         eventually(lambda: _logs(job, operator), lambda now: now - containers)
     finally:
         control_plane.signal("kube-apiserver", signal.SIGCONT)
 
 
-def _complaints(job: Job, driver: Object) -> int:
-    """Counts how often a driver has said that the API server doesn't answer."""
-    return sum(log.read_text(errors="replace").count("the API server doesn't serve") for log in _logs(job, driver))
+def _complaints(job: Job, driver: Object) -> dict[Path, int]:
+    """Counts in each log how often a driver has said that the API server doesn't answer; the kubelet removes old logs."""
+    return {log: log.read_text(errors="replace").count("the API server doesn't serve") for log in _logs(job, driver)}
 
 
 def _logs(job: Job, pod: Object) -> set[Path]:
@@ -81,7 +84,7 @@ def _logs(job: Job, pod: Object) -> set[Path]:
 
 
 def resumes_after(job: Job, harm: Callable[[], None]) -> None:
-    """Does the harm, and waits until a new incarnation has gone on at least from the old one's last step."""
+    """Does the harm, and waits until a new incarnation is at least two steps beyond the step before the harm."""
     before = job.status()["training"]
     harm()
     job.wait(

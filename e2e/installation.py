@@ -1,4 +1,4 @@
-"""Longboat on a cluster as a platform team puts it there: the chart by Helm, a runtime template, claims for data."""
+"""Longboat on a cluster as a platform team puts it there, its chart by Helm; and an operator that comes and goes."""
 
 import os
 import subprocess

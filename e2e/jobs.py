@@ -100,7 +100,7 @@ class Job:
         return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
 
     def printed(self, pod: str, container: str, what: str) -> re.Match[str]:
-        """Waits until a container prints a line that matches this regular expression, and returns the match at once."""
+        """Waits until a container has printed a line that matches this regular expression, and returns the first match at once."""
         argv = [str(KUBEBOX.path), "kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", container]
         last = ""
         with subprocess.Popen(argv, env=self.cluster.environment, stdout=subprocess.PIPE, text=True) as following:

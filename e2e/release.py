@@ -20,7 +20,7 @@ VERSION = re.compile(r'(?m)(^version = "|^version: |^appVersion: |longboat[-a-z]
 
 
 def files(root: Path) -> Iterator[Path]:
-    """Yields the files in which the version is written."""
+    """Yields the files in which the version may be written."""
     yield from (root / "pyproject.toml", root / "README.md")
     for pattern in ("charts/**/*.yaml", "examples/**/*.yaml", "docs/**/*.md"):
         yield from root.glob(pattern)

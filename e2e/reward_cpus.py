@@ -1,4 +1,4 @@
-"""Jobs whose CPUs for grading move between two reward pods, and a watcher that sees every state of them, in the API and on the nodes."""
+"""Jobs whose CPUs for grading move between two reward pods; a watcher sees all their states in the API, and looks at the nodes often."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from longboat_crds.quantities import millicores
 TOTAL = 1200
 POOLS = ("code", "math")
 
-# Seconds between two readings of the nodes' control groups.
+# Seconds between two looks at the nodes' control groups.
 LOOK_SECONDS = 0.05
 
 # CPU seconds of a grade: a round of them lasts longer than an operator takes to start.
@@ -56,7 +56,7 @@ def write_data(folder: Path, heavy: str) -> None:
 
 
 def load(folder: Path, heavy: str) -> None:
-    """Writes the name of the one pool whose grades compute; a grade reads it once."""
+    """Writes the name of the pool whose grades compute, or another word if those of neither do; a grade reads it once."""
     part = folder / "heavy.part"
     part.write_text(heavy)
     part.chmod(0o644)
@@ -101,7 +101,7 @@ def reward_cpu(job: Job) -> dict[str, Any]:
 
 
 def moved(job: Job, target: str) -> bool:
-    """Whether the newest move that ended gave this pool CPUs, and the grant gives it most of the total now."""
+    """Whether the newest move that is done gave this pool CPUs, and the grant gives it most of the total now."""
     status = reward_cpu(job)
     ended = [move for move in status.get("moves", ()) if move["outcome"] == "Done"]
     pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools", ())}
@@ -109,11 +109,11 @@ def moved(job: Job, target: str) -> bool:
 
 
 class Watched:
-    """Every state that a job's reward pods have been in.
+    """Records what a job's reward pods have, while it is watched.
 
-    `sums` are millicores of all of them, each with the most that it might have in force by what the API says, after each event;
-    `quotas` those that the nodes' control groups allowed all graders together, at each look; `restarts` is the most often that a
-    container was restarted. `resized` are uids of pods whose count has changed, `allowed` the quotas that a pod's graders had, by uid.
+    `sums` are millicores of all of them, each with the most that it might have in force by what the API says, after each event; `quotas`
+    those that the nodes' control groups allowed all graders together, at each look that saw no change; `restarts` is the most often that
+    a container was restarted. `resized` are uids of pods whose count has changed, `allowed` the quotas seen of a pod's graders, by uid.
     """
 
     def __init__(self, job: Job) -> None:
@@ -177,7 +177,7 @@ def counted(pod: dict[str, Any]) -> int:
 
 @contextmanager
 def watching(job: Job) -> Iterator[Watched]:
-    """Follows the job's reward pods from before they exist."""
+    """Follows the job's reward pods until the end of the block."""
     watched, over = Watched(job), Event()
     with ThreadPoolExecutor(1) as pool, following(job.cluster, reward_pods(job), watched.see):
         looks = pool.submit(_poll_quotas, watched, over)

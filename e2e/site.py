@@ -1,4 +1,4 @@
-"""Longboat ready for use on a test cluster: volumes, images, chart, runtime template, one namespace with data."""
+"""Longboat ready for use on a test cluster: volumes, images, chart, runtime template, one namespace with claims for data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -66,11 +66,11 @@ def hold_grades(reward: dict[str, Any], file: str) -> dict[str, Any]:
 def code_spec(**sandbox: Any) -> dict[str, Any]:
     """Makes the spec of a job whose responses are programs.
 
-    Each scores a half for reward `cases`, whose settings are `sandbox`, and one for reward `echo`, whose limits are learned.
+    Each that isn't blank scores a half for reward `cases`, unless `sandbox` changes that, and one for `echo`, whose limits are learned.
     """
     return spec(
         dataset={"files": {"paths": ["/data/code.jsonl"]}, "columns": {"groundTruth": "tests"}},
-        # All responses get the same reward, and are trained nevertheless.
+        # All responses but blank ones get the same reward, and are trained nevertheless.
         # The first two responses to each prompt have the hard limit.
         algorithm={"name": "ReinforcePlusPlus", "groupSize": 4},
         rewards=[

@@ -17,8 +17,8 @@ from tests.support.waiting import eventually
 def following(cluster: Cluster, path: str, on_event: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """Calls `on_event` with each event of a watch, in the order of the API server's writes, until the end of the block.
 
-    The block ends only after the last event that was written in it. `path` must have a query. A watch that breaks is resumed where it
-    stopped. Errors of `on_event` are raised at the end.
+    Objects that exist at the start come first, as added. The block ends only after the last event that was written in it. `path` must have
+    a query. A watch that breaks is resumed where it stopped. Errors of `on_event` are raised at the end.
     """
     watch = _Watch(cluster, path, on_event)
     with ThreadPoolExecutor(1) as pool:
@@ -32,7 +32,7 @@ def following(cluster: Cluster, path: str, on_event: Callable[[dict[str, Any]], 
 
 
 class _Watch:
-    """Follows a watch, and keeps the newest version of each object that it has reported, by uid."""
+    """Follows a watch, and keeps by uid the newest version that it has reported of each object, until that is deleted."""
 
     def __init__(self, cluster: Cluster, path: str, on_event: Callable[[dict[str, Any]], None]) -> None:
         self.over = Event()

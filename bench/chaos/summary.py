@@ -100,5 +100,5 @@ def plot(lines: list[Line], path: Path) -> None:
             axis.plot(*zip(*bad, strict=True), linestyle="", marker="x", color="black", label="not recovered")
         axis.set_yticks(range(len(kinds)), kinds)
         axis.set_xscale("symlog", linthresh=1)
-        axis.set_xlabel("seconds from the fault's end to a new step")
+        axis.set_xlabel("seconds from the fault's end to three more steps")
         axis.legend(fontsize=7)

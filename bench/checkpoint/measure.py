@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Appends one line for each checkpoint, and one for the steps, to `path`."""
+    """Appends one line for each checkpoint but that of the last step, and one for the steps, to `path`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     recorder = Recorder(path, **{name: value for name, value in vars(arguments).items() if name != "volume"})
     with tempfile.TemporaryDirectory(prefix="longboat-bench-", dir=arguments.volume) as folder:
@@ -89,7 +89,10 @@ def job(arguments: argparse.Namespace, model: Path) -> RLJobSpec:
 
 @dataclass
 class Times:
-    """When each stage began and ended, by step, in monotonic seconds."""
+    """When steps were `trained` and checkpoints `written`, by step, as beginning and end in monotonic seconds.
+
+    `copied` are the seconds of copies by step, `bytes` the size of the newest checkpoint.
+    """
 
     trained: dict[int, tuple[float, float]] = field(default_factory=dict)
     copied: dict[int, float] = field(default_factory=dict)
@@ -97,7 +100,9 @@ class Times:
     bytes: int = 0
 
     def checkpoints(self) -> list[dict[str, float]]:
-        """Returns, for each checkpoint but that of the last step, its step and bytes, and the seconds of its copy, write and stall.
+        """Returns, for each checkpoint but that of the last step, its step, and the seconds of its copy, write and stall.
+
+        `bytes` are those of the newest checkpoint.
 
         The stall is the time between steps, from its own step until its write has ended, beyond the median between undisturbed ones.
         """
@@ -147,7 +152,7 @@ class Times:
 
 
 class TimedTrainer:
-    """Notes when steps are trained and copied, and publishes nothing: there are no engines."""
+    """Notes when steps are trained and how long copies take, and publishes nothing: there are no engines."""
 
     def __init__(self, trainer: TrainerGroup, times: Times) -> None:
         self._trainer, self._times, self._step = trainer, times, 0

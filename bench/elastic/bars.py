@@ -18,7 +18,7 @@ Seconds = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`what` had to be at least `least`; it is `value`, None where blocks are missing. `shown` has it in words, and what else passing took."""
+    """`what` had to be at least `least`; it is `value`, None where blocks are missing. `shown` has it with its interval, or says so."""
 
     what: str
     least: float

@@ -25,7 +25,7 @@ from longboat_runtime.weights.publication import WeightPublication
 
 
 class EngineProcess:
-    """The driver's end of an engine. What it finishes goes to `finished`, on the loop."""
+    """The driver's end of an engine. What that finishes goes to `finished_in` of the attached fleet, on the loop."""
 
     def __init__(self, engine: PacedEngine) -> None:
         self.engine = engine

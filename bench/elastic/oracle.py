@@ -14,8 +14,8 @@ Situation = tuple[int, bool]
 class Oracle:
     """`sizes` of engines by situation; `seconds` that all rounds and changes would have taken, of each seed; `changes` in a run.
 
-    `late_seconds` are those if the first round of each phase still has the size of the phase before: the least for anyone who learns of
-    a phase from its rounds.
+    `late_seconds` are those if the first round of each phase still has the size of the phase before, as for anyone who learns of a phase
+    from its rounds.
     """
 
     sizes: Mapping[Situation, int]

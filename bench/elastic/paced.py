@@ -183,7 +183,7 @@ def _sleep_until(end: float) -> None:
 def go_first(priority: int) -> None:
     """Has this thread, and those that it starts, run before all ordinary ones: a device isn't slowed by what else a machine does.
 
-    `priority` is among those that go first. Only root may. For others, blocks are void if something else runs.
+    `priority` is among those that go first. Only root may. For others, blocks may be void if something else runs.
     """
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))

@@ -5,7 +5,7 @@ to 32k tokens, in short and in long rounds, with engines of one and of two devic
 
 * 8 responses to a prompt, both overcommit factors 1.25 (1.56 times the requests in short rounds), as in the paper's other experiments;
 * prompts of 200 tokens; log-normal lengths, prompt effect x sample effect, of a model that thinks (LENGTHS);
-* a long round trains what four short ones deferred; the seconds are those of one short and one long round in turn, means over seeds;
+* a long round trains what four short ones deferred; the seconds of a cell are the mean over its rounds and seeds;
 * how much of a device's 80 GB engines have beside the trainer (`memory`), and what of its bandwidth and compute is reached.
 
 Each response goes to the engine with the fewest, as there; the project's router keeps the responses to a prompt together.

@@ -1,1 +1,1 @@
-"""What an engine's step takes inside a job, and what the same engine takes with nothing beside it."""
+"""What an engine's step takes inside a job, and what it takes in the same engines with nothing beside them."""

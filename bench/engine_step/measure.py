@@ -16,14 +16,14 @@ from typing import Any
 import structlog
 
 from bench.engine_step import alone, processes
-from bench.engine_step.timed import Step, timed_engines
+from bench.engine_step.timed import Step, TimedActor
 from bench.record import Recorder
 from bench.rounds.arms import BASELINE
 from bench.rounds.tasks import COUNTDOWN, ENGINES
 from longboat_crds.job import RLJobSpec
 
 # Responses stay as they are: both arms must have the same lengths in every round.
-TASK = replace(COUNTDOWN, learning_rate=1e-12)
+TASK = replace(COUNTDOWN, learning_rate=1e-12, actor=TimedActor)
 # Numbers of sequences that are compared, and those that count as about as many.
 BANDS = {1: (1, 1), 8: (7, 9), 32: (28, 36)}
 WARM_UP = 2
@@ -104,20 +104,19 @@ async def _in_job(spec: RLJobSpec, folder: Path, *, profile: bool) -> tuple[list
     from bench.rounds.components import task_components
 
     root = folder / "job"
-    with timed_engines():
-        async with task_components(TASK, spec, folder) as components:
-            warm = TASK.spec(BASELINE, folder, steps=WARM_UP, prompts=TASK.prompts, seed=99)
-            await run_block(TASK, warm, components, folder / "warm-up")
-            engines = [member.actor for member in components.fleet._keeper.members.values()]  # type: ignore[attr-defined]
-            for engine in engines:
-                await engine.steps.remote()
-            before = processes.cpu_seconds(os.getpid())
-            names = {pid: name for pid, (name, _) in before.items()}
-            sampling = processes.Profile(names) if profile else None
-            _, values = await run_block(TASK, spec, components, root)
-            functions = sampling.stop() if sampling else {}
-            used = processes.used(before, processes.cpu_seconds(os.getpid()))
-            steps = [step for engine in engines for step in await engine.steps.remote()]
+    async with task_components(TASK, spec, folder) as components:
+        warm = TASK.spec(BASELINE, folder, steps=WARM_UP, prompts=TASK.prompts, seed=99)
+        await run_block(TASK, warm, components, folder / "warm-up")
+        engines = [member.actor for member in components.fleet._keeper.members.values()]  # type: ignore[attr-defined]
+        for engine in engines:
+            await engine.steps.remote()
+        before = processes.cpu_seconds(os.getpid())
+        names = {pid: name for pid, (name, _) in before.items()}
+        sampling = processes.Profile(names) if profile else None
+        _, values = await run_block(TASK, spec, components, root)
+        functions = sampling.stop() if sampling else {}
+        used = processes.used(before, processes.cpu_seconds(os.getpid()))
+        steps = [step for engine in engines for step in await engine.steps.remote()]
     for directory in (root, folder / "warm-up"):
         shutil.rmtree(directory)
     stages = {name: values[name] for name in ("wall", "step", "rollout", "update")}

@@ -16,7 +16,10 @@ FUNCTIONS = 10
 
 
 def write(raw: Path) -> None:
-    """Writes `engine_step.md` beside the raw file: times of the newest run, functions of the newest one that was sampled."""
+    """Writes `engine_step.md` beside the raw file: times of the newest run that wasn't sampled, functions of the newest that was.
+
+    Writes nothing if all runs were sampled.
+    """
     plain, sampled = (
         next((run for run in reversed(runs(raw)) if len(run) > 1 and run[0]["settings"]["profile"] is profile), None)
         for profile in (False, True)

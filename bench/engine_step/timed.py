@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
 
-from longboat_runtime.rollout import member
 from longboat_runtime.rollout.actor import EngineActor
 
 # What a step had: sequences that got a token, prompt tokens computed in it, wall and CPU seconds of the engine's thread.
@@ -49,8 +46,3 @@ class TimedActor(EngineActor):
         steps = self._steps[:]
         del self._steps[: len(steps)]
         return steps
-
-
-def timed_engines() -> AbstractContextManager[object]:
-    """Makes engines that start within the block note their steps."""
-    return patch.object(member, "EngineActor", TimedActor)

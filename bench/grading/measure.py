@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _bare(task: str, grades: int, seed: int, verl: Path | None) -> dict[str, Any]:
-    """See `bare`. In a process of its own, which imports only what the function does."""
+    """See `bare`. In a process of its own, without what this one has imported."""
     command = [sys.executable, "-m", "bench.grading.bare", task, str(grades), str(seed)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=_environment(verl))
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -134,7 +134,7 @@ def responses(task: str, count: int, seed: int = 0) -> Iterator[RewardSample]:
 
 
 def main(path: Path) -> None:
-    """Records the responses of all tasks as JSON lines."""
+    """Records the responses of all tasks as JSON lines, compressed by gzip."""
     lines = [
         json.dumps({"task": task, "sample": asdict(sample)}, sort_keys=True)
         for task, count in RECORDED.items()

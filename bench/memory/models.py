@@ -1,4 +1,4 @@
-"""Models of the sizes people train, with random weights, made from a config and written without ever being whole in memory."""
+"""Models of the sizes people train, with random weights, made from a config and written one file after another."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _rank(index: int, address: str, size: str, model: Path, tokens: int, scratch
 def _stream(
     rank: TrainerRank, whole: TrainRequest, samples: dict[SampleId, GeneratedSample], *, publishes: bool
 ) -> None:
-    """Trains the step in CHUNKS chunks, the last of which is the step itself; publishes the weights after the first."""
+    """Trains the step in CHUNKS chunks, the last of which is the step itself. With `publishes`, the first is followed by a publication."""
     size = len(whole.samples) // CHUNKS
     parts = [whole.samples[first : first + size] for first in range(0, len(whole.samples), size)]
     for chunks, part in enumerate(parts[:-1]):

@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def write(raw: Path) -> None:
-    """Writes `memory.md` beside the raw file: every run's ranks, the one that took most of each model."""
+    """Writes `memory.md` beside the raw file: of every run and model, the largest figures of any rank."""
     raw.with_suffix(".md").write_text(table(list(read(raw))))
 
 
@@ -23,9 +23,10 @@ def table(lines: list[dict[str, Any]]) -> str:
         "# Time and memory of trainer ranks",
         "",
         (
-            "GiB of one rank, the rank that took most. Weights, gradients and optimizer are float32, arithmetic is bfloat16, layers are "
-            "recomputed in the backward pass. Beyond the shards: the most that was held at one time besides what stays. The largest "
-            "unit of FSDP2 is a layer or an embedding. Host: private memory of the process; pages of mapped files are not in it."
+            "GiB of one rank; of several, each column has the largest figure of any. Weights, gradients and optimizer are float32, "
+            "arithmetic is bfloat16, layers are recomputed in the backward pass. Beyond the shards: the most that was held at one time "
+            "besides what stays. The largest unit of FSDP2 is a layer or an embedding. Host: private memory of the process; pages of "
+            "mapped files are not in it."
         ),
         "",
         (

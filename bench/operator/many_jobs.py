@@ -1,4 +1,4 @@
-"""A thousand jobs that change their demand: the operator's CPU, and how long the oldest key waits."""
+"""A thousand jobs that change their demand: the operator's CPU, and the longest that a key waits or is in work."""
 
 from __future__ import annotations
 

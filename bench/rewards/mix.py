@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-# What a response takes that ends by itself; beyond the hard limit are only those that hang.
+# Bounds of what correct responses to a problem take in the middle. Beyond the hard limit are only responses that hang.
 LEAST_SECONDS, MOST_SECONDS = 0.05, 5.0
 HARD_LIMIT = 30.0
 # Half of the responses that hang sleep, the other half compute.

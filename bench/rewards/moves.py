@@ -83,7 +83,7 @@ class Seen:
             self.pods.append(pod_seen(time.time(), event["object"]))
 
     def job(self, event: Object) -> None:
-        """Records the moves in the job's status: each decision once, with its newest outcome."""
+        """Records the moves between pools in the job's status: each decision once, with its newest outcome."""
         body = event["object"]
         status = body.get("status", {}).get("rewardCpu", {})
         pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools") or ()}

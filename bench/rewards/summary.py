@@ -15,7 +15,7 @@ from bench.rewards.timeouts import ARMS
 from longboat_runtime.metrics.timeouts import interval
 
 # How many times less time limits must take than the hard one; wrong kills of all grades and of the slowest tenth of problems; and how
-# often the interval must cover the truth.
+# often the interval must cover the truth, and below what it must end.
 BAR_SAVES, BAR_WRONG, BAR_SLOWEST, BAR_COVERS, BAR_HIGH = 1.5, 0.01, 0.05, (0.93, 0.98), 0.03
 # How many times as fast as fixed halves and as one shared pool rounds must be graded where CPUs move; and the seconds that half of the
 # moves and 99 % of them may take.
@@ -27,7 +27,7 @@ Seconds = dict[tuple[int, int], float]
 
 
 def write(raw: Path) -> None:
-    """Writes `rewards.md` and `rewards.svg` beside the raw file: of each part the newest run that measured it."""
+    """Writes `rewards.md` beside the raw file and, unless `plot` draws nothing, `rewards.svg`: of each part the newest run with it."""
     recorded = runs(raw)
     raw.with_suffix(".md").write_text(page(recorded))
     plot(recorded, raw.with_suffix(".svg"))

@@ -23,7 +23,7 @@ GRADES = PROMPTS * GROUP
 # A row's grades take between a half and one and a half of the mean, before all of its round are scaled alike.
 LEAST, MOST = 0.5, 1.5
 GRADERS_PER_POD = 2
-# Most CPUs of one domain take less than one in eight of a round's time; no grade comes near this.
+# No grade comes near this.
 TIMEOUT_SECONDS = 600
 FUNCTION_FILE = "compute.py"
 FUNCTION = '''"""Grades that compute for as long as their row says."""

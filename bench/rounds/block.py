@@ -28,7 +28,7 @@ _APART = ("timing_s/testing", "timing_s/save_checkpoint")
 
 
 async def run_block(task: Task, spec: RLJobSpec, components: Components, root: Path) -> tuple[Job, dict[str, Any]]:
-    """Runs the job into `root`; the block's raw values."""
+    """Runs the job into `root`; returns it and the block's raw values."""
     job = Job("bench", spec, root, 1)
     reports = Reports([JsonLines(job.home / "metrics.jsonl")], time.time)
     broker = LocalBroker(1)

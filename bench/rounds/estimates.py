@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 
 DRAWS = 2000
-# Draws of Student's t: its quantile to three digits.
+# Draws of Student's t: its quantile to two digits with one degree of freedom, to three with several.
 _T_DRAWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`count` is of the prompts or seeds that it is the mean over."""
+    """A value with the ends of its interval; `count` is that of the values or pairs that it was estimated from."""
 
     value: float
     low: float

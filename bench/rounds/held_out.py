@@ -1,4 +1,4 @@
-"""Answers to the held-out prompts by the weights that serve: the same prompts and seeds after every block."""
+"""Answers to the held-out prompts by the weights that serve: the same prompts and seeds every time."""
 
 from __future__ import annotations
 

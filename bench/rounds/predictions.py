@@ -1,4 +1,4 @@
-"""What the simulator says of the same arms: on the engines' own step times, and on lengths known before the arm was run."""
+"""What the simulator says of the same arms: on the engines' own step times, and on lengths that are drawn, logged or the baseline's."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from longboat_runtime.simulate.lengths import LengthDistribution
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A response that ended has its tokens; one that was stopped those of a longer one, drawn at random; others follow `other`."""
+    """A response that ended has its tokens; one that was stopped those of a longer one, drawn at random; others follow `other`.
+
+    If none is longer than a stopped one, that has one token more.
+    """
 
     ended: Mapping[SampleId, int] = field(repr=False)
     stopped: Mapping[SampleId, int] = field(repr=False)

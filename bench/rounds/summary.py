@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.picture import picture
-from bench.record import read
+from bench.record import newest_run, read
 from bench.rounds.arms import ARMS, BASELINE, BY_SAMPLES
 from bench.rounds.compare import Blocks, Measured, accuracy, distribution, longer, measured
 from bench.rounds.estimates import Estimate
 from bench.rounds.predictions import Predicted, Predictor
 from bench.rounds.tasks import ENGINES, TASKS
 
-# A loss of accuracy that must be excluded, in points: of all prompts, and of those with the longest answers.
+# A loss of accuracy that must be excluded, as a share: of all prompts, and of those with the longest answers.
 LOSS, LOSS_LONGEST = 0.02, 0.03
 # Batch sizes at which the table shows the curve.
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 96)
@@ -22,16 +22,16 @@ SHOWN = (1, 2, 4, 8, 16, 32, 64, 96)
 
 def write(raw: Path) -> None:
     """Writes `rounds.md` and `rounds.svg` beside the raw file, from the newest run of each task."""
-    parts, panels, newest = [], [], None
+    parts, panels = [], []
     for name in TASKS:
         run, blocks = last_run(raw, name)
         if run is not None:
-            newest = run
             text, panel = report(name, run, blocks)
             parts += text
             panels.append(panel)
-    if newest is None:
+    if not panels:
         return
+    newest = newest_run(raw)[0]
     versions = ", ".join(f"{package} {value}" for package, value in newest["versions"].items())
     machine = newest["machine"]
     head = [

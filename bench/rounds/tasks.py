@@ -26,7 +26,7 @@ CONFIG_MAP = "quickstart"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`about` says what it is. `learns`: weights affect lengths, and accuracy is measured. Otherwise lengths are drawn.
+    """`about` says what it is. `learns`: weights affect lengths, and bench/rounds measures accuracy. Otherwise lengths are drawn.
 
     `layers`, `hidden`: of the model of drawn lengths. Eight layers take so long for a step that what else a response costs the CPUs matters
     less. Engines run in actors of the class `actor`; steps of a PacedActor take as long as those of a device. `bin_tokens` are those of

@@ -1,4 +1,4 @@
-"""Answers of nearly equal length: a random model that rarely ends before the limit. Padding costs next to nothing here."""
+"""Answers of similar length: most of those of a random model run to the limit, so padding costs little here."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from bench.step.longboat_step import Setting
 
 # Steps of a run that don't count: caches fill, memory is taken.
 WARM_UP = 2
-# Steps of a run that only chooses a setting; its last one counts.
+# Steps of a run that only chooses TRL's micro-batch; its last one counts.
 TRIAL = 2
 SLOWER = 1.1
 MICRO_BATCHES = (4, 8, 16, 32, 64, 128)

@@ -1,6 +1,6 @@
 """Answers of very different lengths, as reasoning models give them: the quickstart's task, model and distribution of lengths.
 
-Median 17 tokens, mean 28, longest 244 (its limit). A larger size is the same warm-up on a larger model.
+Median 17 tokens, mean 28, longest 244 (its limit). A larger size is the same warm-up, at a lower rate, on a larger model.
 """
 
 from __future__ import annotations

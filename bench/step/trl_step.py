@@ -1,6 +1,6 @@
 """TRL's side: GRPOTrainer, set up to be as fast as it can be on CPUs. Runs as a process of its own.
 
-Settings that differ from TRL's defaults, and why: float32 like Longboat (bf16 is its default), no gradient checkpointing (costs
+The settings that count, and why: float32 like Longboat (bf16 is its default), no gradient checkpointing (costs
 time to save memory that is plentiful), all samples of a step generated in one batch, micro-batch chosen by measurement, no
 reference model (beta 0, its default), all cores, rows in their order: both systems answer the same prompts in each step.
 Advantages, loss and clip are GRPO's in both.

@@ -1,1 +1,1 @@
-"""CPU and wall time of one optimizer step on a recorded batch, against TRL's."""
+"""CPU and wall time of one optimizer step on a batch of random tokens, against TRL's."""

@@ -1,4 +1,4 @@
-"""A recorded batch as each trainer takes it."""
+"""A batch of samples as each trainer takes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One optimizer step on the same recorded batch: ours, ours without what a rank that is alone does without, and TRL's, in turns.
+"""One optimizer step on the same batch of random tokens: ours, ours with what a rank that is alone does without, and TRL's, in turns.
 
 Nothing is generated, graded or published. A minute for each case.
 """

@@ -12,7 +12,7 @@ from bench.record import runs
 def write(raw: Path) -> None:
     """Writes `trainer_step.md` beside the raw file: the newest run on CPUs, and all on GPUs of the newest kind."""
     measured = [run for run in runs(raw) if len(run) > 1]
-    text = ["# One optimizer step on a recorded batch"]
+    text = ["# One optimizer step"]
     on_gpus = [run for run in measured if run[1]["kind"] == "gpu-step"]
     if on_gpus:
         text += ["", "## On a GPU", "", *_on_gpus(on_gpus)]

@@ -1,6 +1,6 @@
 """Which loss holds when tokens come from older weights: trainings of the quickstart's model that collapse, and that don't.
 
-The trainer is the production one (losses, objective, advantages, optimizer, one FSDP2 rank); only rollout is replaced, by a sampler
+The trainer is the production one (losses, objective, advantages, optimizer, one rank); only rollout is replaced, by a sampler
 that draws with the model's own weights of some steps ago and returns their log-probs, as an engine would. Every token of a
 round is as old as `maxStaleness` allows; those of a real BoundedAsync job mostly aren't.
 

@@ -7,6 +7,7 @@ anything that is trained.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -112,7 +113,7 @@ class Measurement:
             print(
                 f"{training.phase} {training.arm} rate {training.setting.rate:g} staleness {training.setting.staleness} seed "
                 f"{training.seed}: {'collapsed' if values['collapsed'] else 'held'} after {len(values['reward'])} steps, last reward "
-                f"{values['reward'][-1]:.2f}, {line['cpu_seconds']} CPU s",
+                f"{[math.nan, *values['reward']][-1]:.2f}, {line['cpu_seconds']} CPU s",
                 flush=True,
             )
         return bool(self._known[training]["collapsed"])

@@ -20,7 +20,7 @@ COMPACT_AT = 0.7
 
 
 class Sampler:
-    """Draws at temperature 1 until `end` or `longest` tokens. `weights` are those of a Hugging Face directory, float32."""
+    """Draws at temperature 1 until the end token or `longest` tokens. `weights` are those of a Hugging Face directory, float32."""
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor], longest: int) -> None:
         self._config, self._weights, self._longest = config, weights, longest

@@ -201,6 +201,8 @@ def plot(trainings: Lines, untrained: float, path: Path) -> None:
     with picture(path, columns=len(panels), width=3.2, height=3.0) as (_, axes):
         for axis, (title, lines) in zip(axes[0], panels, strict=True):
             for line in lines:
+                if len(line["reward"]) < WINDOW:
+                    continue
                 smooth = np.convolve(line["reward"], np.ones(WINDOW) / WINDOW, "valid")
                 steps = np.arange(WINDOW, WINDOW + len(smooth))
                 axis.plot(steps, smooth, color="#c2785c" if line["collapsed"] else "#7aa6c2", linewidth=1)

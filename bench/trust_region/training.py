@@ -98,7 +98,8 @@ class Bench:
     ) -> dict[str, Any]:
         """Runs the steps of `spec` from the beginning, until it has collapsed; raw values.
 
-        The round of step s is drawn by version max(0, s - 1 - `staleness`). `each` answers to every held-out prompt at the end.
+        The round of step s is drawn by version max(0, s - 1 - `staleness`). `each` answers to every held-out prompt at
+        the end, unless it has collapsed.
         """
         rank, prompts = self._rank, spec.rounds.prompts_per_round
         rank.spec, rank.updates = spec, Updates(spec, rank.model, None)

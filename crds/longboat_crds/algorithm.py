@@ -40,8 +40,8 @@ class AdvantageScale(StrEnum):
 class Aggregation(StrEnum):
     """How token losses become one number. Denominators are constants of the step, never of the micro-batch.
 
-    TokenMean: sum over all tokens / tokens of the step. SequenceMean: mean over each sample's tokens, then / samples of
-    a full step. SequenceSum: sum over all tokens / (samples of a full step x rollout.sampling.maxTokens).
+    TokenMean: mean over all tokens of the step, x the samples that count / samples of a full step. SequenceMean: mean over each sample's
+    tokens, then / samples of a full step. SequenceSum: sum over all tokens / (samples of a full step x rollout.sampling.maxTokens).
     """
 
     TOKEN_MEAN = "TokenMean"
@@ -70,7 +70,7 @@ class RatioBounds(ApiModel):
 
 
 class AlgorithmSpec(ApiModel):
-    """Loss and advantages. An unset knob takes the preset's value."""
+    """Loss and advantages. An unset knob takes the preset's value, if the preset has one."""
 
     name: AlgorithmName = AlgorithmName.GRPO
     group_size: int = Field(default=8, ge=1, le=1024, description="Samples for each prompt.")

@@ -1,4 +1,4 @@
-"""Defines what every API model shares: camelCase keys, the refusal of unknown keys, cross-field rules and common scalar types. Pure."""
+"""Defines what API models share: camelCase keys, the refusal of unknown keys, cross-field rules and common scalar types. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -29,7 +29,7 @@ CpuQuantity = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]{1,3})?|[0-9]+m)$",
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # The name of a reward pool is a part of its pods' names.
 POOL_NAME_MAX_LENGTH = 12
-# Every name derived from a job's has to be a DNS label of at most 63 characters; that of a reward pod has the longest suffix.
+# Names derived from a job's are DNS labels of at most 63 characters; that of a reward pod, here with 100 attempts, has the longest suffix.
 JOB_NAME_MAX_LENGTH = 63 - len("-reward-") - POOL_NAME_MAX_LENGTH - len("-511-a99")
 
 # A DNS label, such as the name of a reward.
@@ -68,9 +68,9 @@ def list_map(key: str) -> dict[str, Any]:
 
 
 class FieldsModel(BaseModel):
-    """Base of all API models. Values are immutable; JSON keys are camelCase; an unknown key is an error.
+    """Base of all API models but metadata. Values are immutable; JSON keys are camelCase; Python may use the fields' names.
 
-    Checks each field alone. Statuses are read in every plan, where each call from pydantic into Python adds up.
+    Unknown keys are errors. Checks each field alone. Statuses are read in every plan, where each call from pydantic into Python adds up.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
@@ -81,7 +81,7 @@ class FieldsModel(BaseModel):
 
 
 class ApiModel(FieldsModel):
-    """Base of models that people write, or that have rules across their fields, or lists whose items are told apart."""
+    """Base of models that drop nulls, and check the rules across their fields and the lists whose items are told apart."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 

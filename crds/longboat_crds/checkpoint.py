@@ -11,7 +11,7 @@ from longboat_crds.rules import Changeable, FieldError, Rule
 
 
 class AccessMode(StrEnum):
-    """How the claim may be mounted. ReadWriteOnce pins driver and trainer pods to one node, which the trainer chooses."""
+    """How the claim may be mounted. ReadWriteOnce pins driver and trainer pods to one node."""
 
     READ_WRITE_MANY = "ReadWriteMany"
     READ_WRITE_ONCE = "ReadWriteOnce"
@@ -44,7 +44,7 @@ class ResumeFrom(ApiModel):
 
 
 class CheckpointSpec(ApiModel):
-    """Transactional checkpoints, made between rounds."""
+    """Transactional checkpoints of the state after a step."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -89,5 +89,5 @@ class CheckpointSpec(ApiModel):
     )
     resume_from: ResumeFrom | None = None
     export: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
-        default=True, description="Write a Hugging Face directory (`export/`) when the job ends."
+        default=True, description="Write a Hugging Face directory (`export/`) after the last step."
     )

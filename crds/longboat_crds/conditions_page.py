@@ -4,12 +4,16 @@ from longboat_crds.explanations import CONDITION_MEANINGS, EXPLANATIONS
 from longboat_crds.phases import PHASES, PhaseRule
 from longboat_crds.reasons import ReasonGroup
 
+_ENDED = (
+    "In `Failed` the job has ended. In other conditions it goes on or waits: `spec.failurePolicy` says how long its roles may take "
+    "to start, and how often they may fail."
+)
 _GROUPS = {
     ReasonGroup.PROGRESS: "Nothing is wrong.",
     ReasonGroup.CONFIGURATION: "Something a person has to change; it is not retried. In `Failed` the job has ended: correct "
     "the manifest and create another job. In other conditions the job waits, and continues automatically once the cause is gone.",
-    ReasonGroup.PLATFORM: "The cluster lacks something. It is retried within `spec.failurePolicy`.",
-    ReasonGroup.RUN: "A process of the job failed or misbehaves. It is retried within `spec.failurePolicy`.",
+    ReasonGroup.PLATFORM: f"The cluster lacks something. {_ENDED}",
+    ReasonGroup.RUN: f"A process of the job failed or misbehaves. {_ENDED}",
 }
 
 _INTRODUCTION = """\

@@ -37,7 +37,7 @@ JOB_COLUMNS = (
     Column("Rollout", ".status.roles.rollout.readyText", "Rollout pods ready and desired."),
     Column("TP", ".status.training.tensorParallel", "Devices of an engine.", "integer"),
     Column("Reward-CPU", ".status.roles.reward.cpuText", "CPUs of the graders: used/total with spec.rewardCpu."),
-    Column("Tok/s", ".status.training.tokensPerSecond", "Response tokens per second.", "integer"),
+    Column("Tok/s", ".status.training.tokensPerSecond", "Tokens trained per second, prompts included.", "integer"),
     AGE,
     Column("Version", ".status.training.weightVersion", "Step whose weights the engines serve.", "integer", wide=True),
     Column("Restarts", ".status.restarts", "Restarts of all roles.", "integer", wide=True),

@@ -48,7 +48,7 @@ class ReasoningGymSource(ApiModel):
 
 
 class Columns(ApiModel):
-    """Names of the columns that Longboat itself reads. Every other column is passed to reward functions."""
+    """Names of columns that Longboat itself reads. Which columns a reward function gets depends on its signature."""
 
     prompt: ColumnName = Field(default="prompt", description="Text, or a list of chat messages (`role`, `content`).")
     ground_truth: ColumnName | None = Field(default=None, description="Reference answer for reward functions.")

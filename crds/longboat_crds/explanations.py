@@ -130,7 +130,6 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Delete that object, or create the job under another name; the job starts automatically once the name is free.",
         _SCHEDULED,
         _READY,
-        _FAILED,
     ),
     Reason.SPEC_INVALID: _configuration(
         "The driver or the operator can't use a value of the spec that the API server could not check.",
@@ -275,9 +274,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Fix what the message names, or raise failurePolicy.startDeadlineSeconds, in a new job.",
         _FAILED,
     ),
-    Reason.POD_LOST: _platform(
-        "A pod was deleted, evicted or preempted; it is replaced.", "", _READY, _RUNNING, _DEGRADED, _FAILED
-    ),
+    Reason.POD_LOST: _platform("A pod was deleted, evicted or preempted; it is replaced.", "", _READY),
     Reason.POD_STUCK: _platform(
         "A pod that was ready has been unready for five minutes, and its node did not restart it: one of its processes waits for storage "
         "or a device that doesn't respond, and can't be killed. The pod is deleted, by force if need be, and replaced.",
@@ -285,27 +282,18 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.NODE_LOST: _platform(
-        "The node of a pod is gone or doesn't respond; its pods are replaced elsewhere.",
-        "",
-        _READY,
-        _RUNNING,
-        _DEGRADED,
-        _FAILED,
+        "The node of a pod is gone or doesn't respond; its pods are replaced elsewhere.", "", _READY
     ),
     Reason.OUT_OF_MEMORY: _run(
         "A container exceeded its memory limit and was killed.",
         "Raise the memory limit in the runtime template, or lower what the role holds (rollout.kvCache, "
         "trainer.maxTokensPerBin).",
         _READY,
-        _DEGRADED,
-        _FAILED,
     ),
     Reason.CONTAINER_EXITED: _run(
         "A container ended with an error; the message has its exit code and last lines.",
         "Read the message and the pod's log.",
         _READY,
-        _DEGRADED,
-        _FAILED,
     ),
     Reason.RESTART_LIMIT_EXCEEDED: _run(
         "A role was restarted, or engines died, more often than failurePolicy allows; the message has the last cause.",
@@ -325,7 +313,6 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.TRAINER_LOST: _run(
         "A trainer rank ended; the step is computed again, from the newest checkpoint if state was lost.",
         "If it recurs, read the trainer pods' logs.",
-        _RUNNING,
         _DEGRADED,
     ),
     Reason.NO_ENGINES: _run(

@@ -14,8 +14,9 @@ Restarts = Annotated[int, Field(ge=0, le=1000)]
 class FailurePolicySpec(ApiModel):
     """Limits count the incidents of a role, which are forgiven as steps commit.
 
-    Containers that end and pods that are lost within a minute are one incident, whatever the nodes. Pods that Kubernetes evicts,
-    preempts, or deletes because their node is gone are replaced and never counted; nor is the failure of a driver that lost such a pod.
+    Containers that end and pods that are lost within a minute are one incident, whatever the nodes, but one that fails twice
+    is two. Pods that are evicted through the API, preempted, or deleted because their node is gone are replaced and never counted; nor is
+    the failure of a driver that lost such a pod.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (

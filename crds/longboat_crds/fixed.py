@@ -1,8 +1,8 @@
 """Derives from the marks of fields which of them are fixed once a job has started. Pure.
 
-A field is free (a change takes effect at once), changeable only while the job is suspended (how the job runs; read at the
-driver's next start), or fixed (what is learned, from what, and where the results go), which it is without a mark. A job has
-started when status.startTime is set.
+A field is free (but rounds.steps can only be raised), changeable only while the job is suspended (how the job runs), or then only with
+renewOnResume (the runtime template). Without a mark it is fixed: what is learned, from what, and where the results go. A job has started
+when status.startTime is set.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""RLJob: one post-training job."""
+"""`spec` of an RLJob: one post-training job."""
 
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
@@ -29,7 +29,7 @@ class RuntimeKind(StrEnum):
 
 
 class RuntimeRef(ApiModel):
-    """The platform team's template: images, pod templates, volumes. A job keeps the version it started with."""
+    """The platform team's template: images, pod templates, volumes. A job keeps the version it started with, except by renewOnResume."""
 
     kind: Annotated[RuntimeKind, Changeable.WITH_RENEWAL] = RuntimeKind.CLUSTER_RL_RUNTIME
     name: Annotated[ReferenceName, Changeable.WITH_RENEWAL] = Field(description="Name of the template.")

@@ -30,7 +30,7 @@ _WORDS = {
 
 
 class ApiError(ValueError):
-    """A manifest that is not a valid object. `problems` has one line for each: field path, what is wrong, and the cure."""
+    """A manifest or JSON value that is not valid. Each of `problems` says what is wrong, after the field's path if it is about a field."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -66,7 +66,8 @@ def checked(model: type[Model], value: Any) -> Model:
     """Checks a JSON value and returns its model. Raises ApiError with a line for each problem found."""
     refused = list(_refused(model, value))
     try:
-        valid = model.model_validate_json(to_json(value), strict=True)
+        # The API server doesn't know the names that fields have in Python.
+        valid = model.model_validate_json(to_json(value), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         schema = json_schema(model)
         problems = [_problem(detail, schema) for detail in error.errors(include_url=False)]

@@ -8,7 +8,7 @@ from longboat_crds.base import ApiModel, Path
 
 
 class DType(StrEnum):
-    """Number format of weights and arithmetic, in trainer and engines alike."""
+    """Number format of arithmetic in trainer and engines, and of the weights that they exchange. The trainer's own weights are Float32."""
 
     FLOAT32 = "Float32"
     BFLOAT16 = "BFloat16"
@@ -16,7 +16,7 @@ class DType(StrEnum):
 
 
 class ModelSpec(ApiModel):
-    """A Hugging Face causal language model as a directory that every role pod sees at the same path."""
+    """A Hugging Face causal language model as a directory that driver, rollout and trainer pods see at the same path."""
 
     path: Path = Field(description="Directory with config.json, weights (safetensors) and tokenizer.")
     dtype: DType = DType.BFLOAT16

@@ -14,7 +14,7 @@ ApiVersion = Literal["longboat.dev/v1alpha1"]
 
 
 class ObjectMeta(BaseModel):
-    """The parts of metadata that Longboat reads; the rest is kept as it is."""
+    """The parts of metadata that are checked; the rest is kept as it is."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

@@ -27,7 +27,7 @@ class PhaseRule:
     reasons: tuple[Reason, ...] = ()
     """The condition has one of these; if none is given, any."""
     wants_pods: bool | None = None
-    """Whether the job should have pods: it should unless it is being, or has been, suspended."""
+    """Whether the job should have pods: it should unless it has ended, is suspended or is being suspended."""
     has_pods: bool | None = None
 
 

@@ -28,7 +28,7 @@ def cpu_quantity(thousandths: int) -> str:
 
 @lru_cache(maxsize=4096)
 def in_bytes(text: str) -> int:
-    """Reads the whole bytes of a quantity such as `64Mi`, rounded down. Raises decimal.InvalidOperation if it isn't one."""
+    """Reads the whole bytes of a quantity such as `64Mi`, rounded down. Raises ArithmeticError or ValueError if it can't."""
     for suffix, factor in _BYTES.items():
         if text.endswith(suffix):
             return int(Decimal(text.removesuffix(suffix)) * factor)

@@ -100,8 +100,8 @@ class Reason(StrEnum):
 class ReasonGroup(StrEnum):
     """Where the cause lies.
 
-    Progress: nothing is wrong. Configuration: a person has to change something; nothing is retried. Platform and Run:
-    retried within spec.failurePolicy.
+    Progress: nothing is wrong. Configuration: a person has to change something. Platform: the cluster lacks something. Run: a process of
+    the job failed or misbehaves.
     """
 
     PROGRESS = "Progress"

@@ -1,4 +1,4 @@
-"""docs/reference/*.md: every field of a kind with type, default, meaning and allowed values. Pure."""
+"""docs/reference/*.md: every field of a kind's spec and status with type, default, meaning and allowed values. Pure."""
 
 import re
 from collections.abc import Iterator

@@ -32,8 +32,8 @@ class RewardIsolation(StrEnum):
 
     PerGrade: each has a process of its own. Shared: processes stay, and grade one response after the other; nothing is
     watched, so use it only for functions that never run or unpickle what a response holds. Auto: as Shared until a grade starts a
-    process, or compiles, executes or unpickles code that isn't from an installed file; that is stopped before it runs, and from there
-    on the reward is graded as by PerGrade, which the status says.
+    process, or compiles, executes or unpickles code, mere arithmetic aside, that isn't from an installed file. That is stopped before it
+    runs, and from there on the reward is graded as by PerGrade, which the status says.
     """
 
     AUTO = "Auto"

@@ -59,7 +59,8 @@ Command = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], 
 class SandboxSpec(ApiModel):
     """How the program in a response is run: the last fenced code block, or the whole response if it has none.
 
-    Limits are those of one test case, with all processes that it starts. Its time limit is `timeoutSeconds` of the reward.
+    Limits but `compileTimeoutSeconds` and `maxCases` are those of one test case, with all processes that it starts. Its time limit is
+    `timeoutSeconds` of the reward.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -281,7 +282,7 @@ class PoolCpuSpec(ApiModel):
 
 
 class RewardPoolSpec(ApiModel):
-    """Reward pods with graders in them, for the rewards that name the pool. One queue feeds all pods of a pool."""
+    """Reward pods with graders in them, for the rewards of the pool. One queue feeds all pods of a pool."""
 
     name: PoolName = Field(description="Name of the pool; it is a part of its pods' names.")
     replicas: int = Field(default=1, ge=1, le=MAX_POOL_REPLICAS, description="Reward pods.")

@@ -67,7 +67,7 @@ class ParallelismMode(StrEnum):
     """Says who decides how the devices of rollout pods are grouped into engines."""
 
     FIXED = "Fixed"
-    """enginesPerPod engines of tensorParallel devices each, always."""
+    """The spec: enginesPerPod engines of tensorParallel devices each."""
     ADAPTIVE = "Adaptive"
     """The driver chooses the fastest size from measured rounds and, if there is one, a profile (`longboat profile`)."""
 

@@ -9,7 +9,7 @@ from longboat_crds.base import ApiModel, Seconds, Seed, list_map
 from longboat_crds.expressions import either, empty, equals, field, if_present, total
 from longboat_crds.rules import Changeable, Removed, Rule
 
-# Defaults of TailBatching. Launching more responses than a group needs cuts its long ones off for good; launching more prompts doesn't.
+# Defaults of the overcommits. Launching more responses than a group needs cuts its long ones off for good; launching more prompts doesn't.
 PROMPT_OVERCOMMIT = 1.25
 SAMPLE_OVERCOMMIT = 1.0
 # Default of BoundedAsync: one step of overlap hides all of the trainer's work; more only makes tokens older.
@@ -60,7 +60,7 @@ class RoundsSpec(ApiModel):
     steps: Annotated[int, Changeable.ANY_TIME] = Field(
         ge=1,
         le=10_000_000,
-        description="Optimizer steps of the whole job. It may be raised until the job has succeeded; that takes effect from the next "
+        description="Optimizer steps of the whole job. It may be raised until the job has finished; that takes effect from the next "
         "step on and stretches trainer.optimizer.schedule. To continue a job that has succeeded, create another one with "
         "checkpoint.resumeFrom.",
     )

@@ -13,11 +13,11 @@ from longboat_crds.expressions import Expression
 class Changeable(Enum):
     """When a field of a job's spec may be changed once the job has started: what a field is annotated with, or an object of fields.
 
-    A field without a mark is fixed: create another job to change it. `fixed` makes the rules of this.
+    A field without a mark is fixed, unless it was removed: create another job to change it. `fixed` makes the rules of this.
     """
 
     ANY_TIME = auto()
-    """The change takes effect while the job runs."""
+    """Whether the job runs or not."""
     WHILE_SUSPENDED = auto()
     """How the job is run; read at the driver's next start."""
     WITH_RENEWAL = auto()
@@ -67,8 +67,7 @@ class FieldError(StrEnum):
 class Rule:
     """`holds` is true of every acceptable object. `field` is the path of what to change, relative to the object with the rule.
 
-    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all: the API server's
-    rules can neither name an item of a list nor suggest a name.
+    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all.
     """
 
     holds: Expression

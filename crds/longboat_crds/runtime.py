@@ -33,7 +33,7 @@ PodTemplate = Annotated[
 class RoleTemplate(ApiModel):
     """A pod template for one role, merged onto what the operator builds.
 
-    Containers are matched by name: `driver` and `ray-head` in the driver pod, `rollout`, `trainer`, and `reward` and
+    Containers are matched by name: `driver` and, of initContainers, `ray-head` in the driver pod, `rollout`, `trainer`, and `reward` and
     `graders` in the reward pod. Image, resources, env, volume mounts and security settings may be given; other
     containers are added.
     """
@@ -61,7 +61,7 @@ class RewardTemplate(ApiModel):
 
 
 class RLRuntimeSpec(ApiModel):
-    """Applies to every job that refers to it; a job keeps the version it started with."""
+    """Applies to every job that refers to it; a job keeps the version it started with, except by runtimeRef.renewOnResume."""
 
     image: str = Field(
         min_length=1, max_length=1024, description="Runtime image of every container that doesn't name its own."

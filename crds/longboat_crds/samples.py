@@ -9,7 +9,7 @@ class SamplesSpec(ApiModel):
     """Files of responses for people to read, next to the checkpoints; `longboat samples` shows them. Without this, none are written.
 
     The Parquet file of a step has its prompts and responses with their scores, and whether they were trained, dropped or deferred.
-    An edit takes effect from the next round on.
+    An edit takes effect at once: the file of the step under way may lack what was decided before.
     """
 
     every_steps: int = Field(

@@ -11,13 +11,13 @@ from pydantic import Field
 from longboat_crds.base import ApiModel, CpuQuantity, FieldsModel, Opaque, Timestamp, list_map
 from longboat_crds.rewards import MAX_POOLS
 
-# As many as `kubectl describe` shows without hiding the rest.
+# Few enough to be read in `kubectl describe`.
 RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
 # Domains of each reward whose learned limits are shown.
 MOST_LEARNED_LIMITS = 8
 RECENT_CPU_MOVES = 10
-# Refusals of pods that keep their CPUs for a while; at most as many resizes are under way at once, so that none is forgotten.
+# Refusals of pods that keep their CPUs for a while; the operator begins no resize whose refusal would find no room.
 CPU_REFUSALS = 64
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
@@ -30,12 +30,12 @@ PLACE_LENGTH = 1024
 FAILURE_LENGTH = 1024
 Line = Annotated[str, Field(max_length=LINE_LENGTH)]
 Message = Annotated[str, Field(max_length=4096)]
-_RETIRED = "Written by drivers of earlier releases that still run; nothing reads it."
+_RETIRED = "Written by drivers of earlier releases that still run."
 ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
 
 
 class Phase(StrEnum):
-    """A word for people; machines read conditions."""
+    """A word for people, chosen by the conditions and the job's pods."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -97,7 +97,7 @@ class DomainTraining(FieldsModel):
 
 
 class TrackingStatus(FieldsModel):
-    """Where the trackers of spec.tracking show the job: the run's address, or its directory if it is offline."""
+    """Where the trackers of spec.tracking show the job: the run's address, or the directory of its files if it is offline."""
 
     weights_and_biases: str | None = Field(
         default=None, max_length=PLACE_LENGTH, description="The run in Weights & Biases."
@@ -134,7 +134,7 @@ class RewardGrading(FieldsModel):
 
 
 class Training(ApiModel):
-    """Progress, written by the driver at round ends."""
+    """Progress, as the driver reports it."""
 
     incarnation: Count = Field(description="Incarnation number of the driver that wrote this.")
     state: TrainingState
@@ -286,7 +286,9 @@ class CheckpointStatus(FieldsModel):
     export: str | None = Field(
         default=None, max_length=1024, description="Directory of the exported model, once there is one."
     )
-    time: Timestamp | None = Field(default=None, description="When it was completed.")
+    time: Timestamp | None = Field(
+        default=None, description="When it was completed; if no driver has told, when one found it."
+    )
 
 
 class Problem(FieldsModel):
@@ -301,7 +303,7 @@ class Problem(FieldsModel):
 class Incarnation(FieldsModel):
     """The current start of the driver."""
 
-    number: Count = Field(description="One more than that of the previous start.")
+    number: Count = Field(description="Higher than that of every earlier start.")
     request: str = Field(max_length=64, description="The request (demand.incarnationRequest) that it answers.")
 
 
@@ -316,7 +318,7 @@ class RolloutGrant(FieldsModel):
     """Rollout pods that the job gets."""
 
     answers: Count | None = Field(
-        default=None, description="Number of the demand that it answers; none while no driver has asked."
+        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
     )
     replicas: Count = Field(description="Rollout pods that the job may have, without those that leave.")
     leaving: list[LeavingPod] | None = Field(
@@ -346,7 +348,7 @@ class RewardGrant(ApiModel):
 
 
 class Grant(FieldsModel):
-    """What the job gets of what jobs share. Written by the plan of the pool, with a field manager of its own."""
+    """What the job gets of its capacity. Written by the capacity's plan, with a field manager of its own."""
 
     rollout: RolloutGrant | None = None
     reward: RewardGrant | None = None
@@ -509,7 +511,8 @@ class RoleStatus(FieldsModel):
     incidents: list[Timestamp] | None = Field(
         default=None,
         max_length=INCIDENTS,
-        description="When each of them began. Failures within a minute of that belong to it, whatever the nodes.",
+        description="When each of them began. Failures within a minute of that belong to it, whatever the nodes, but for a second one of "
+        "the same container.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     restart_step: Count | None = Field(
@@ -577,8 +580,8 @@ class RestartRecord(FieldsModel):
     node: Line | None = Field(default=None, description="The node that the pod was on.")
     counted: bool = Field(
         default=True,
-        description="Whether it counts towards failurePolicy's limit: evictions, preemptions and lost nodes don't, nor does a driver "
-        "that is replaced because rounds.steps was raised after its last step.",
+        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions and lost nodes don't, nor "
+        "does a driver that lost such a pod, or that is replaced because rounds.steps was raised after its last step.",
     )
     time: Timestamp = Field(description="When it was noticed.")
 

@@ -10,7 +10,7 @@ from longboat_crds.rules import Changeable
 
 
 class Schedule(StrEnum):
-    """Course of the learning rate after the warm-up: constant, or falling to 0 at rounds.steps.
+    """Course of the learning rate after the warm-up: constant, or falling towards 0, which the step after rounds.steps would have.
 
     When rounds.steps is raised, Linear and Cosine are stretched: each step from the next one on has the rate that it would have had
     if the job had been created with the new number, so the rate jumps up once. Steps that are done are not repeated.

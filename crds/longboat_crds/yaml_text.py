@@ -1,4 +1,4 @@
-"""YAML as Kubernetes reads and writes it. Pure."""
+"""Reads and writes manifests in YAML. Pure."""
 
 import re
 from typing import Any
@@ -7,17 +7,24 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-6` is a number, a date is a string, `on` and `no` are strings; a key given twice is an error."""
+    """Takes `1e-6` for a number, and dates, `on` and `no` for strings; a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a field's name must be a string", key.start_mark)
             if key.value in names:
                 raise yaml.constructor.ConstructorError(None, None, f"field {key.value} is given twice", key.start_mark)
             names.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(None, None, f"can't be read as {kind}", node.start_mark) from error
 
 
 class _Dumper(yaml.SafeDumper):
@@ -27,7 +34,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_BOOL, _INT, _FLOAT, _NULL = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "null"))
+_TAG = "tag:yaml.org,2002:"
+_BOOL, _INT, _FLOAT, _NULL = (f"{_TAG}{name}" for name in ("bool", "int", "float", "null"))
+# JSON has no others.
+_TYPES = {_BOOL, _INT, _FLOAT, _NULL, f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None}
+_Loader.yaml_constructors = {tag: made for tag, made in yaml.SafeLoader.yaml_constructors.items() if tag in _TYPES}
 _Loader.yaml_implicit_resolvers = {}
 _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(_INT, re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
@@ -36,7 +47,7 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"),
     list("-+.0123456789"),
 )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+_Loader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"^<<$"), ["<"])
 _Loader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 
 

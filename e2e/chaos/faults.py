@@ -33,7 +33,7 @@ UNREACHABLE = (ClusterError, OSError, RuntimeError, http.client.HTTPException)
 def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
     """Carries out a fault, on `job` if it is a fault of one job, and returns its target. Outages are over when this returns.
 
-    Raises NothingToHit, or what the cluster's clients raise, if it still fails after RETRY_SECONDS.
+    Raises as `persist` does.
     """
     if job is None:
         return persist(lambda: _OF_CLUSTER[fault.kind](cluster, fault))

@@ -31,10 +31,11 @@ CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpoli
 
 @dataclass
 class Life:
-    """One job under a policy. `step` was seen at `looked_at`, on the monotonic clock; `failed` says why it won't go on, if it won't."""
+    """One job under a policy. Times are on the monotonic clock: `step` was seen at `looked_at`. `failed` says why it won't go on, if it won't."""
 
     job: Job
     policy: RoundPolicyName
+    began: float
     until: float
     step: int = 0
     looked_at: float = 0.0
@@ -68,7 +69,7 @@ def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: fl
     rollout = {"sampling": {"maxTokens": 40}, "maxSequences": 4, "kvCache": "64Mi", "enforceEager": True}
     job = Job(site.cluster, site.namespace, f"{policy.value.lower()}-{number}")
     job.apply(small_job.spec(rounds=rounds, rollout=rollout, failurePolicy=PATIENT))
-    return Life(job, policy, until)
+    return Life(job, policy, time.monotonic(), until)
 
 
 NO_PROMPTS = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [], "uncovered": []}

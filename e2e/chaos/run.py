@@ -158,8 +158,8 @@ class Run:
     def _replace_jobs(self, now: float, end: float) -> None:
         """Ends jobs whose time is up or that won't go on, once their wounds are judged; begins others before `end` if there is room."""
         for life in list(self._lives):
-            if not life.ready and not life.failed and now > life.until - self._share + self.patience:
-                life.failed = f"no step within {self.patience:.0f} s of its start"
+            if not life.ready and not life.failed and now > life.began + self.patience:
+                life.failed = f"fewer than {lives.FIRST_STEPS} steps within {self.patience:.0f} s of its start"
                 self.outcomes.append("stuck")
                 self._say(f"{life.job.name} is STUCK: {life.failed}")
             if (now > life.until or life.failed) and not self._wounds(life):

@@ -55,8 +55,8 @@ class Fault:
     """The fault with this number, from 1.
 
     `job`, `place` and `thing` are in [0, 1): each chooses among what there is when the fault comes (`choose`). An outage lasts
-    `outage` seconds. A fault that `overlaps` doesn't wait until its job has recovered from the one before. `pause` is seconds since
-    the fault before, at least.
+    `outage` seconds, a suspension half of them. A fault that `overlaps` doesn't wait until its job has recovered from the one before.
+    `pause` is seconds since the fault before, at least.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Asks the API server whether a cluster is ready, by a minimal client."""
+"""A minimal client that reads from the API server."""
 
 import http.client
 import json

@@ -86,7 +86,7 @@ def images(options: Options) -> None:
 
 
 def load(options: Options) -> None:
-    """Import images into every node and print their names: archives, or images of ours, built if need be."""
+    """Import images into every node: archives, or images of ours, built if need be, whose names it prints."""
     cluster = _running(options.name)
     for image in options.images:
         if Path(image).is_file():

@@ -1,6 +1,6 @@
 """A cluster's network: one network namespace, joined to the host by a pair of virtual Ethernet devices.
 
-The host reaches the API server, the pods and nothing else; there is no default route, so pods can't leave.
+The host reaches the nodes' address and the pods, but no service address. Without a default route, pods reach no further than the host.
 """
 
 import ipaddress

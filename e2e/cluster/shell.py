@@ -20,7 +20,7 @@ PACKAGES = {
     "setsid": "util-linux",
     "unshare": "util-linux",
 }
-"""The Debian package that brings each program used here."""
+"""Debian packages of programs, for the message of `require`."""
 
 
 def run(

@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 
 class DemoFailed(ClusterError):
-    """The job did not succeed; the message says where to look."""
+    """A job of the demo failed; the message says why."""
 
 
 def main() -> int:

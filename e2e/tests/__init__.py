@@ -1,1 +1,1 @@
-"""Longboat used as people use it; one cluster for all of them, gone after the last."""
+"""Longboat used as people use it; most of these tests share one cluster."""

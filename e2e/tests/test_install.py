@@ -15,7 +15,7 @@ from e2e.cluster.images import builder, catalogue
 from e2e.cluster.shell import run
 from e2e.host_runtime import ENVIRONMENT, REPOSITORY
 
-# The page itself waits for up to two and a half hours.
+# The pages themselves may wait for nearly three hours.
 pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(4 * 3600)]
 
 EXPORT = REPOSITORY / "build" / "countdown"

@@ -119,7 +119,6 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     restarts = [r for r in job.status()["restartHistory"] if r["pod"] in trainers]
     assert {(r["node"], r["counted"]) for r in restarts} == {(doomed.name, False)}
     nothing_is_lost(job)
-    # By another driver, or by the same one if the newest checkpoint was of the last step.
 
 
 def test_a_driver_that_fails_at_its_first_step_for_ever_ends_its_job(failing: Job) -> None:

@@ -26,7 +26,7 @@ HOLD = "hold-longer"
 
 @contextmanager
 def holding(data: Path) -> Iterator[None]:
-    """Keeps the job from making a step during the block, however long that takes."""
+    """Keeps the job from making steps, but for one that is under way, during the block, however long that takes."""
     file = data / HOLD
     file.touch()
     try:

@@ -1,4 +1,4 @@
-"""CPUs that move between reward pods while a job trains: real nodes change real pods, and a watcher sees every state of them."""
+"""CPUs that move between reward pods while a job trains: real nodes change real pods, and a watcher sees all their states in the API."""
 
 from collections.abc import Callable
 

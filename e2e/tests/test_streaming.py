@@ -1,6 +1,6 @@
-"""Faults while a step's groups are trained with its round still open: the weights are those of an undisturbed run without streaming.
+"""Faults in a step whose groups are trained with its round still open: the weights are those of an undisturbed run without streaming.
 
-All jobs begin from the checkpoint of another job's first step. So they have its name in the seeds of their samples, and draw the same ones.
+All jobs begin from the checkpoint of another job's first step. So they have its uid in the seeds of their samples, and draw the same ones.
 """
 
 from collections.abc import Callable, Iterator

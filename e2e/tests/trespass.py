@@ -2,7 +2,7 @@
 
     python trespass.py      {"user": 10003, "driver": {"12 longboat agent driver ...": {"/proc/12/root/...": "EACCES", ...}, ...}, ...}
 
-Every path has the name of the error that reading it gave, or "read". `hidden` are the processes whose files in /proc
+Every path has the name of the error that reading it gave, or "read". `hidden` are those processes of the driver whose files in /proc
 are root's, so that no process of the same user reads them either.
 """
 

@@ -1,16 +1,16 @@
 """Carries out a plan, action by action. It may stop after any of them: the next plan continues from there.
 
-* A rejection (the server understood and said no) is kept for the next plan. A rejected prerequisite, that is anything but a
-  Pod, ends the plan's creates and applies, since later ones may depend on it; pods don't depend on each other. Deletes,
-  resizes, events and the status are still carried out.
+* A rejection (the server understood and said no) of anything but an event or the status is kept for the next plan. A rejected
+  prerequisite, that is a create or apply of anything but a Pod, ends the plan's creates and applies, since later ones may depend
+  on it; pods don't depend on each other. Everything else is still carried out.
 * The dry runs a plan asks for are made together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more.
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
-* A write without an answer (silence, 5xx, 429) ends the plan: it may or may not have been done. The job is planned again
-  after a wait.
+* A write without a final answer (silence, 401, 429, 5xx) ends the plan: it may or may not have been done. So does a status that is
+  refused. The key is planned again after a wait.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The outcome of a plan: what the cache is to show, and the write that got no answer.
+    """The outcome of a plan: what the cache is to show, and the error that ended the plan, mostly that of a write without an answer.
 
-    `newer` are versions of the job, or of pods that were to be resized, that were there before the plan's writes, and are to come.
+    `newer` are versions of the job, or of pods that were to be resized, that came before the plan's writes of them, and are to be seen.
     """
 
     expectations: tuple[Expectation, ...]

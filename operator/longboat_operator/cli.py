@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the operator and returns the exit status.
 
-    It is 0 after a signal, 2 if the API server's configuration or the lease's duration is unusable, 1 after any other error.
+    It is 0 after a signal, 2 if the API server's configuration or the lease's duration can't be used, 1 after another error.
 
     Raises:
         SystemExit: the arguments can't be parsed (its status is 2 too), or ask for help.

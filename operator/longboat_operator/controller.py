@@ -175,7 +175,7 @@ class Controller:
             self._published_versions[key] = applied.expectations[-1].version
 
     def _is_own_publication(self, key: Key, change: Change) -> bool:
-        """Whether the change is what the key's last plan published, and that plan did nothing else."""
+        """Whether the change is what a plan of the key published, and that plan did nothing else but send events."""
         new = change.new
         return new is not None and new["kind"] == RL_JOB.kind and self._published_versions.get(key) == version_of(new)
 
@@ -183,7 +183,8 @@ class Controller:
         """Plans until the plan has the answers it asks for, but for those that the server refuses; returns its snapshot and the plan.
 
         Raises:
-            KubeError: the server gave no answer.
+            KubeError: the server gave no answer, or one that isn't final.
+            LeadershipLostError: this process may not write any more, which some look-ups need.
         """
         random = secrets.token_hex(4)
         requested: set[Target] = set()

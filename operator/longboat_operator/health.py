@@ -24,8 +24,8 @@ class Health:
 def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: float, leading: bool) -> Health:
     """Judges whether to trust the process, and whether to restart it. Pure.
 
-    A standby can be ready: readiness says that the cache is current, not who leads. A long silence of the API server makes a process
-    unready, but is no reason to restart it.
+    A standby can be ready: readiness says that the cache is current and that plans aren't late, not who leads. A long silence of the
+    API server makes a process unready, but is no reason to restart it.
     """
     not_ready = list(watch_problems)
     not_alive = ["a watch is dead and only a restart revives it"] if watch_dead else []

@@ -72,7 +72,7 @@ def see(previous: Seen | None, lease: dict[str, Any], now: float) -> Seen:
 
 
 class Leadership:
-    """The right to write, as a check that every write makes."""
+    """The right to write, as a check that every write makes but those of the lease."""
 
     def __init__(self, write_seconds: float, clock: Callable[[], float] = boot_clock) -> None:
         self._write_seconds = write_seconds
@@ -122,12 +122,12 @@ class Elector:
         """`client` must write without asking this leadership; `request_seconds` is its time limit.
 
         Raises:
-            ConfigurationError: the lease could expire while its holder waits for a request.
+            ConfigurationError: the right to write would end before the next renewal, or never.
         """
         write_seconds = duration_seconds - request_seconds - _MARGIN_SECONDS
-        if write_seconds <= retry_seconds:
+        if not retry_seconds < write_seconds < math.inf:  # of NaN, no comparison is true
             least = request_seconds + _MARGIN_SECONDS + retry_seconds
-            message = f"--lease-duration: {duration_seconds:g} s is too short; use more than {least:g} s"
+            message = f"--lease-duration: must be a finite number of seconds above {least:g}, not {duration_seconds:g}"
             raise ConfigurationError(message)
         self.leadership = Leadership(write_seconds, clock)
         self.identity = identity

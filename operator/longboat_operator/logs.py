@@ -1,4 +1,4 @@
-"""Structured logs: one line per event, as JSON for machines or as text for people; other libraries' lines look the same."""
+"""Structured logs: for each event a line of JSON for machines, or text for people; other libraries' events look the same."""
 
 from __future__ import annotations
 

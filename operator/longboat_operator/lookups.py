@@ -1,4 +1,4 @@
-"""Asks the API server for what a plan has to know and no watch reports, because it lacks the job's label."""
+"""Asks the API server for what a plan has to know and no watch reports."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class LookUps:
 
         Raises:
             KubeError: the server gave no answer, or one that isn't final (401, 429 or 5xx).
+            LeadershipLostError: this process may not write any more; a Secret is looked up by the dry run of a write.
         """
         objects: dict[Target, Object | None] = {}
         for target in targets:

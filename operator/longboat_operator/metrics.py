@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator's own work. None has a job's name or uid as a label; see `job_metrics` for those."""
+"""Prometheus metrics of the operator's own work. None has a job's name or uid as a label; for jobs see `job_metrics`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Object = Mapping[str, Any]
-# Kind and name of an object in the job's namespace.
+# What a plan writes or looks up: mostly the kind and name of an object in the job's namespace.
 Target = tuple[str, str]
 
 FIELD_MANAGER = "longboat-operator"
@@ -59,8 +59,8 @@ _NOT_CONTENT = frozenset({"apiVersion", "kind", "metadata", "status"})
 def belongs_to(obj: Object, uid: str) -> bool:
     """Whether a child belongs to the job with this uid.
 
-    Rule: by an owner reference; a claim, which may outlive the job, by a label or, if somebody removed its labels,
-    by the annotation of the same name.
+    Rule: by an owner reference or, as a claim that may outlive the job, by the uid in a label or in the annotation of the same
+    name, which stays if somebody removes the label.
     """
     metadata = obj.get("metadata", {})
     if any(reference.get("uid") == uid for reference in metadata.get("ownerReferences") or ()):
@@ -117,11 +117,11 @@ class Observed:
     """Holds everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
 
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
-    `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (claims also by
-    name); for a capacity only rollout pods. `runtime` is the live runtime template; the one the job started with is the newest
-    ControllerRevision.
-    `rejections` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator.
+    `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
+    `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
+    `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
+    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator. A capacity's snapshot has
+    only rollout pods, no template, and defaults in place of the last two.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
@@ -234,8 +234,8 @@ class Plan:
     """Actions in order: creates and applies, deletes, status, resizes (which the status has to tell of first), events.
 
     `look_again_seconds` is when to plan again, from `now`, if nothing happens before. `look_up` names what the plan has to
-    know and no watch reports (objects that lack the job's label): the plan is made again, from the same snapshot with the
-    answers added, before anything is carried out.
+    know and no watch reports: the plan is made again, from the same snapshot with the answers added, before anything is
+    carried out.
     """
 
     actions: tuple[Action, ...] = ()

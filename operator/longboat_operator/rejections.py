@@ -23,7 +23,7 @@ class Rejection:
 
 
 class Rejections:
-    """The rejections of one job."""
+    """The rejections of one job, or of its capacity."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """Decides which key is planned next, and when. Pure: times are given by the caller, in seconds of any one clock.
 
 Rules (those of client-go's work queue, in one place): a key is in work at most once; added while in work it comes again
-afterwards; added twice it comes once; first come, first served; one timer per key; all keys together no faster than the
+afterwards; added twice it comes once; first in line, first served; one timer per key; all keys together no faster than the
 bucket allows.
 """
 
@@ -43,7 +43,7 @@ class Schedule(Generic[K]):
             self._ready.setdefault(key, now)
 
     def add_by(self, key: K, when: float) -> None:
-        """Asks for work by `when`: sets the timer as `add_at` does, unless an earlier one is set or the key waits already.
+        """Asks for work by `when`: sets the timer as `add_at` does, unless the key waits already or has a timer that ends no later.
 
         If the key is in work, this holds for the work after it, even if its timer is set or cancelled meanwhile.
         """

@@ -67,7 +67,7 @@ class Options:
 
 
 class Shell:
-    """One operator process. `run` returns after SIGTERM or SIGINT and raises whatever else ends it."""
+    """One operator process. `run` returns after SIGTERM, SIGINT or `stop`, and raises whatever else ends it."""
 
     def __init__(self, configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> None:
         self._options = options
@@ -116,7 +116,9 @@ class Shell:
             asyncio.create_task(self._renew(), name="renewal"),
             asyncio.create_task(self._repair.run(), name="repair"),
             *(
-                asyncio.create_task(Informer(self._ungated, *child, self._feed).run(), name=f"informer {child[0].kind}")
+                asyncio.create_task(
+                    Informer(self._ungated, *child, self._feed, self._lists).run(), name=f"informer {child[0].kind}"
+                )
                 for child in self._children
             ),
             asyncio.create_task(self._stop_on_signal(kopf_started), name="signals"),
@@ -164,7 +166,7 @@ class Shell:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     async def _become_leader(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
-        """Waits for warm caches, then for the lease, catches up with the API server, and starts the workers."""
+        """Waits for warm caches and, if there is a lease, wins it and catches up with the API server; then starts the workers."""
         await kopf_started.wait()
         await self._warm()
         if self._elector is not None:
@@ -183,7 +185,7 @@ class Shell:
             await self._elector.keep()
 
     async def _catch_up(self) -> None:
-        """Returns once the caches show everything that the previous leader may have written.
+        """Returns once the caches show everything of the watched kinds that the previous leader may have written.
 
         A standby may have waited for days. What its streams missed meanwhile is found by listing every source again; what
         they owe must then arrive. The previous leader wrote nothing after it lost the lease, so one list is enough.
@@ -250,7 +252,7 @@ class Shell:
 
 
 async def _until(true: Callable[[], bool]) -> None:
-    """Polls; for what happens once, at the start."""
+    """Polls; for what happens once in a process."""
     while not true():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 

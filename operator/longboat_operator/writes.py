@@ -47,7 +47,7 @@ class NotOursError(AlreadyExistsError):
 class Writes:
     """Writes for one observed job, or its capacity, and collects in `expectations` what the cache has to show afterwards.
 
-    Methods return what happened, in a word for the metric, and raise `KubeError`.
+    `execute` returns what happened, in a word for the metric. It and `dry_run` raise `KubeError`, and what the client's gate raises.
     """
 
     def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder, observed: Observed) -> None:
@@ -81,7 +81,7 @@ class Writes:
                 return await self._publish(status, GRANT_FIELD_MANAGER)
 
     async def dry_run(self, action: CreateObject) -> None:
-        """Asks whether the create would be accepted."""
+        """Asks whether the create would be accepted, and raises if not; a name that is taken is no error yet."""
         try:
             await self._client.create(BY_KIND[action.body["kind"]], action.body, dry_run=True)
         except AlreadyExistsError:

@@ -81,7 +81,7 @@ def run(
 ) -> None:
     """Runs an RLJob on this machine, without Kubernetes. Run again, it resumes from its newest checkpoint.
 
-    Ctrl-C suspends it at the next step, twice ends it at once; SIGTERM and SIGHUP save the last step and end it.
+    Ctrl-C suspends it, once a step that is being computed is done; twice ends it at once. SIGTERM and SIGHUP save the last step and end it.
     """
     from longboat_runtime.local.run import run_file
     from longboat_runtime.logs import configure
@@ -102,7 +102,7 @@ def profile(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False,
 ) -> None:
-    """Measures the step times of the job's engines, for each size that rollout.parallelism allows.
+    """Measures the step times of the job's engines, for each size within the bounds of rollout.parallelism.
 
     To be run where rollout pods run, on a machine with the devices of one.
     """

@@ -61,7 +61,7 @@ class EventLog:
         self._add(event.to_json())
 
     async def sync(self) -> None:
-        """Makes all events taken so far durable, in a thread of its own.
+        """Makes all events taken so far durable, in another thread.
 
         Raises OSError (such as ENOSPC) without losing anything: the file is truncated to its durable part, and a later call retries.
         """
@@ -128,7 +128,7 @@ def read_log(root: Path) -> Iterator[Event]:
             return
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}; the event log can't be read") from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"a log below {root / INCARNATIONS} is damaged: {error}") from error
     raise ValueError(
         f"no events in {root / INCARNATIONS}/*/{LOG_NAME}; give the directory that `longboat run` wrote (--output), or the "

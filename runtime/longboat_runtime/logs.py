@@ -1,4 +1,4 @@
-"""Configures the log of the runtime's own processes: standard error, one line per event, for people."""
+"""Configures the log of the runtime's own processes: standard error, for people."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
         for file in files:
             with safe_open(directory / file, framework="numpy") as tensors:
                 shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no dict
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         return {}
     return shapes
 

@@ -30,7 +30,7 @@ class PromptId(NamedTuple):
 
 
 class SampleId(NamedTuple):
-    """One response to one prompt. Orders by epoch, row, attempt, index: the order samples are packed in."""
+    """One response to one prompt. Orders by epoch, row, attempt, index, as batches do."""
 
     epoch: int
     row: int
@@ -48,7 +48,8 @@ class SampleId(NamedTuple):
 def sample_seed(job: str, seed: int, sample: SampleId) -> int:
     """Returns 31 bits of blake2b over job, `rounds.seed` and the sample's id, the same on every machine and in every process.
 
-    `job` is the uid of the RLJob or, without Kubernetes, its name. A retried sample keeps its seed; a new attempt gets another one.
+    `job` stands for the job that the training started as: its uid or, without Kubernetes, its name. A retried sample keeps its seed; a new
+    attempt gets another one.
     """
     return _hashed("/".join((job, str(seed), *map(str, sample))))
 
@@ -56,7 +57,7 @@ def sample_seed(job: str, seed: int, sample: SampleId) -> int:
 def continued_seed(seed: int, begun: int) -> int:
     """Returns the seed with which a sample with this seed continues after `begun` tokens.
 
-    It differs, since the same seed would draw the next tokens with the random numbers of the first.
+    If there are any, it differs, since the same seed would draw the next tokens with the random numbers of the first.
     """
     return _hashed(f"{seed}+{begun}") if begun else seed
 
@@ -130,7 +131,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Holds what an engine needs to make one sample. The same request on the same weights gives the same tokens.
+    """Holds what an engine needs to make one sample.
 
     A sample that continues has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too, and
     `seed` is that of its first token.
@@ -228,7 +229,7 @@ class GeneratedSample:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """Tells the driver about a generated sample once the store holds it: ids and scalars."""
+    """Tells the driver about a generated sample: ids and scalars. The store holds the sample by then, unless it has no token."""
 
     id: SampleId
     prompt_tokens: int
@@ -257,7 +258,7 @@ class LostSample:
 
 @dataclass(frozen=True, slots=True)
 class MovedSample:
-    """A running sample that engine `target` continues after the tokens, with these spans, that `source` drew and the store has."""
+    """A running sample that moves from engine `source` to `target` and continues after the tokens that the store has, with these spans."""
 
     id: SampleId
     spans: tuple[VersionSpan, ...]
@@ -270,7 +271,7 @@ FleetReport = FinishedSample | LostSample | MovedSample
 
 
 class GradeKind(StrEnum):
-    """The outcome of a grading. The four are counted separately; a TIMEOUT has the score of the functions that didn't time out."""
+    """The outcome of a grading. The four are counted separately; a TIMEOUT has a score too (`reward.combine`)."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
@@ -292,10 +293,11 @@ class TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class GradeTime:
-    """Measures one reward function, where timeouts are learned; if a grade has several test cases, the one that took longest.
+    """Measures one reward function, where timeouts are learned.
 
-    `seconds` are its own: those on the wall without those that it waited for a CPU, or its CPU seconds if they are more. `limit` and
-    `audit` are those of its `TimeLimit`; `killed` says that the limit ended it, or a test case.
+    `seconds` are its own: those on the wall without those that it waited for a CPU, or its CPU seconds if they are more. If a grade has
+    several test cases, they are those of the one that took longest, but `cpu_seconds` those of all. `limit` and `audit` are those of its
+    `TimeLimit`; `killed` says that the limit ended it, or a test case.
     """
 
     seconds: float
@@ -309,7 +311,7 @@ class GradeTime:
 class Grade:
     """The outcome of all reward functions on one sample: the weighted sum, and by name the `parts`, None for those that timed out.
 
-    `times` has those functions whose timeouts are learned.
+    `times` has only functions whose timeouts are learned.
     """
 
     kind: GradeKind

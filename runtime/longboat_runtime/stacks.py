@@ -1,4 +1,4 @@
-"""Python stacks of all threads of this process, for the watchdog's reports."""
+"""Python stacks of this process' threads, for the watchdog's reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import traceback
 
 
 def thread_stacks() -> str:
-    """Returns the stack of every thread but the calling one, innermost call last. Call it from a thread that is not stuck."""
+    """Returns the stack of every thread but the calling one, a paragraph each, innermost call last.
+
+    Call it from a thread that is not stuck.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     paragraphs = [
         f"Thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from bench.rounds.block import ended, fates, generated_tokens, stopped, trained_tokens
 from bench.rounds.compare import accuracy, distribution, longer, measured
 from bench.rounds.recorded import Recorded
+from bench.rounds.summary import write
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import FinishReason, PromptId, SampleId, VersionSpan
@@ -110,3 +113,22 @@ def test_two_arms_are_compared_on_the_prompts_that_they_and_the_baseline_trained
     assert found is not None
     assert (found.value, found.count) == (pytest.approx((11 - 20) / 30), 1)
     assert longer(BLOCKS, "TailBatching-1.25", "other") is None
+
+
+def test_the_page_is_headed_by_the_newest_run_whatever_its_task(tmp_path: Path) -> None:
+    def run(torch: str) -> dict[str, Any]:
+        machine = {"processor": "p", "cpus": 2, "memory_gib": 4.0}
+        settings = {name: {"drawn": 2, "device": 2} for name in ("prompts", "steps")}
+        return {"kind": "run", "commit": "abc", "machine": machine, "versions": {"torch": torch}, "settings": settings}
+
+    def block(task: str) -> dict[str, Any]:
+        found = BLOCKS["Synchronous", 0] | {"curve": {"1": [10, 0.1], "2": [10, 0.2]}}
+        return {"kind": "block", "task": task, "arm": "Synchronous", "seed": 0, **found}
+
+    raw = tmp_path / "rounds.jsonl"
+    lines = [run("2.0"), block("device"), run("2.1"), block("drawn")]
+    raw.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(raw)
+    text = raw.with_suffix(".md").read_text()
+    assert "p, 2 CPUs, 4.0 GiB. torch 2.1." in text
+    assert text.index("## drawn") < text.index("## device")

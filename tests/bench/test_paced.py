@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 import pytest
 import ray
 
-from bench.engine_step.timed import TimedActor, timed_engines
 from bench.rounds.paced import PacedActor, engines_of
 from longboat_runtime.rollout import member
 from longboat_runtime.rollout.actor import EngineActor
@@ -16,9 +15,8 @@ from longboat_runtime.rollout.actor import EngineActor
     [
         (engines_of(PacedActor), PacedActor),
         (engines_of(EngineActor), EngineActor),
-        (timed_engines(), TimedActor),
     ],
-    ids=["paced", "not paced", "timed"],
+    ids=["paced", "not paced"],
 )
 def test_a_job_starts_them_within_the_block(
     engines: AbstractContextManager[object], expected: type[EngineActor], monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,20 +10,25 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from bench.record import Recorder
+from bench.trust_region.measure import Measurement, known_lines
 from bench.trust_region.protocol import (
     ARMS,
     BEFORE,
     CONFIRMATION_SEEDS,
     DEFAULT,
     SEARCH_SEEDS,
+    STEPS,
     SYNCHRONOUS,
+    USUAL,
     Setting,
+    Training,
     best,
     collapsed,
     search_ended,
 )
 from bench.trust_region.sampler import Sampler
-from bench.trust_region.summary import chosen, differences_of
+from bench.trust_region.summary import chosen, differences_of, write
 
 END = 1
 
@@ -79,6 +85,30 @@ def test_a_collapsed_training_counts_as_without_right_answers() -> None:
     assert (
         chosen([*held, line(candidates[1], 2, [], "select"), line(candidates[0], 2, [0.1], "select")]) == candidates[0]
     )
+
+
+class NotFinite:
+    """Trainings whose first gradient isn't finite."""
+
+    def spec(self, seed: int, setting: Setting, sections: dict[str, Any]) -> None:
+        return None
+
+    def train(self, *arguments: object) -> dict[str, Any]:
+        return {"reward": [], "clipped": [], "masked": [], "collapsed": True, "held_out": []}
+
+
+def test_a_training_may_collapse_in_its_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "trust_region.jsonl"
+    recorder = Recorder(raw)
+    recorder.write("untrained", reward=0.5, held_out=[0.5])
+    measurement = Measurement(NotFinite(), recorder, known_lines(raw))
+    assert measurement.collapses(Training("confirm", DEFAULT, USUAL, CONFIRMATION_SEEDS[0]))
+    assert "collapsed after 0 steps, last reward nan" in capsys.readouterr().out
+    held = {"reward": [0.6] * STEPS, "clipped": [0.0], "masked": [0.0]}
+    recorder.write("training", **line(DEFAULT, CONFIRMATION_SEEDS[1], [0.6], "confirm"), **held)
+    recorder.close()
+    write(raw)
+    assert f"| {DEFAULT} | 1 | 2 | 60 |" in raw.with_suffix(".md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,10 @@ def test_what_was_loaded_loads_again() -> None:
         ({"spec.rolout": {}}, "spec.rolout: no such field; did you mean rollout?"),
         ({"spec.rewards.0.wieght": 2}, "spec.rewards[0].wieght: no such field; did you mean weight?"),
         (
+            {"spec.ttl_seconds_after_finished": 60},
+            "spec.ttl_seconds_after_finished: no such field; did you mean ttlSecondsAfterFinished?",
+        ),
+        (
             {"spec.rewards.0.style": "TRL"},
             (
                 "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, sandbox, parameters, "
@@ -104,6 +108,12 @@ def test_every_fault_is_told_at_once() -> None:
         ("a: [1", "not valid YAML"),
         ("a: 1\na: 2", "field a is given twice"),
         ("[a]: 1", "must be a string"),
+        ("a: b\nc: !!int x", r"can't be read as int\n.*line 2"),
+        pytest.param("a: " + 5000 * "1", "can't be read as int", id="digits"),
+        ("a: !!bool x", "can't be read as bool"),
+        ("a: !!map x", "expected a mapping node"),
+        ("a: !!timestamp x", "timestamp"),
+        ("a: !!binary /w==", "binary"),
     ],
 )
 def test_text_that_holds_no_object_is_refused(text: str, words: str) -> None:

@@ -270,6 +270,18 @@ def test_bad_lines_are_named(model: ModelSpec, tmp_path: Path, content: bytes, m
     assert caught.value.field == "spec.dataset.files.paths[0]"
 
 
+@pytest.mark.parametrize("place", [slice(-4, None), slice(4, 40)], ids=["magic", "page"])
+def test_damaged_parquet_is_named(model: ModelSpec, tmp_path: Path, place: slice) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a"] * 100}), path)
+    content = bytearray(path.read_bytes())
+    content[place] = b"\xff" * len(content[place])
+    path.write_bytes(content)
+    with pytest.raises(SpecProblem, match="or a damaged one") as caught:
+        open_source(DatasetSpec.model_validate({"files": {"paths": [str(path)], "format": "Parquet"}}), model, 32)
+    assert (caught.value.reason, caught.value.field) == (Reason.DATASET_INVALID, "spec.dataset.files.paths[0]")
+
+
 @pytest.mark.parametrize(
     ("spec", "field", "message"),
     [

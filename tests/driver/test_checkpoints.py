@@ -65,6 +65,21 @@ async def test_steps_continue_while_a_checkpoint_is_written_and_the_next_checkpo
     assert manifests(site.root)[0]["ledger"] == manifests(whole.root)[0]["ledger"]
 
 
+async def test_what_is_known_of_a_checkpoint_stays_when_a_driver_resumes_from_it(tmp_path: Path) -> None:
+    site = await finished(tmp_path, steps=2)
+    before = site.broker.status
+    assert before.checkpoint is not None
+    assert before.checkpoint.export
+    site.spec = make_spec(steps=3)
+    driver = site.driver(previous=before)
+    site.seconds = 3600.0
+    running = asyncio.create_task(driver.run())
+    await until(lambda: Stage.GENERATE in site.reporter.stages.active, running)
+    assert site.broker.status.checkpoint == before.checkpoint
+    assert await running is RunOutcome.DONE
+    assert site.broker.status.checkpoint.step == 3
+
+
 async def test_a_checkpoint_is_reported_once_its_manifest_is_in_place(tmp_path: Path) -> None:
     site, running = holding(tmp_path)
     told: list[int] = []

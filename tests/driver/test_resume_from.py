@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.rewards import RewardSpec
+from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.reward.timeouts import LearnedTimeouts
@@ -58,6 +60,16 @@ async def test_each_prompt_is_trained_once_by_the_two_jobs(
         for step, samples in trained(after):
             spans = [after.trainer.trained[sample].spans for sample in samples if sample in after.trainer.trained]
             assert all(span.version == step - 1 for of in spans for span in of)
+
+
+async def test_engines_start_in_the_shape_of_the_checkpoint_that_the_job_starts_from(tmp_path: Path) -> None:
+    before, after = tmp_path / "first", tmp_path / "second"
+    assert await site_of(before, "Synchronous").driver().run() is RunOutcome.DONE
+    for step in (None, 3):
+        checkpoints = AdoptingStore(after, 10, 1, before, ResumeFrom(claim_name="other", step=step))
+        assert checkpoints.newest_state() == manifests(before)[(step or STEPS) - 1]
+    assert await site_of(after, "Synchronous", before).driver().run() is RunOutcome.DONE
+    assert checkpoints.newest_state() == manifests(after)[-1]
 
 
 async def test_what_another_job_learned_of_grading_times_is_not_taken_over(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from longboat_crds.status import Problem
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.driver.watchdog import Watchdog
+from longboat_runtime.driver.watchdog import Watchdog, message
 from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Site, make_spec
 from tests.driver.test_loop import until
@@ -71,6 +71,16 @@ async def test_a_component_that_does_not_answer_is_listed_with_its_error(
     site.seconds += 2
     await Watchdog(driver._job, driver._components, site.reporter).look()
     assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in reported(site).message
+
+
+def test_a_thread_that_is_stuck_is_shown_whatever_its_place_and_idle_ones_once() -> None:
+    idle = "".join(f'  File "pool.py", line {line}, in wait\n' for line in range(20))
+    others = [f"Thread {number}:\n{idle}" for number in range(9)]
+    stacks = "\n".join(['Thread engine:\n  File "engine.py", line 7, in step\n', *others, "Thread 9 (asked)"])
+    text = message("generate (101 s)", "1 running", {"engine-0": stacks, "engine-1": stacks})
+    assert text.count("line 7, in step") == 1
+    assert text.count("line 19, in wait") == 1
+    assert "engine-0: ...Thread engine" in text
 
 
 async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) -> None:

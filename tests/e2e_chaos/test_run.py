@@ -12,7 +12,7 @@ PATIENCE = 100.0
 
 
 def life(step: int, looked_at: float) -> Life:
-    return Life(cast("Any", None), RoundPolicyName.SYNCHRONOUS, until=0.0, step=step, looked_at=looked_at)
+    return Life(cast("Any", None), RoundPolicyName.SYNCHRONOUS, began=0.0, until=0.0, step=step, looked_at=looked_at)
 
 
 def test_steps_count_from_the_first_look_after_the_fault() -> None:

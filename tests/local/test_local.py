@@ -59,6 +59,7 @@ def test_a_reward_in_a_file_is_found_there_too_and_one_in_a_module_stays() -> No
     [
         ("volumes", "/dta=.", "--volume /dta: nothing of the job is taken from it: no path lies below /dta"),
         ("volumes", "/data", "--volume /data: write NAME=DIRECTORY"),
+        ("volumes", "/data=", "--volume /data=: write NAME=DIRECTORY"),
         ("config_maps", "quickstart=/nowhere", "--config-map quickstart=/nowhere: write NAME=DIRECTORY"),
     ],
 )

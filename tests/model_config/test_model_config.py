@@ -15,7 +15,7 @@ from transformers import Gemma3Config, GPT2Config, MambaConfig, PreTrainedConfig
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.prompts import context_length
-from longboat_runtime.model_config import language_model, longest_sequence
+from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -86,6 +86,12 @@ def test_the_spec_may_ask_for_less_and_has_to_where_the_model_says_nothing(asked
 def test_heads_and_layers_have_their_standard_names() -> None:
     model = language_model({"model_type": "gpt2", "n_head": 12, "n_layer": 6, "n_embd": 768})
     assert (model["num_attention_heads"], model["num_hidden_layers"], model["hidden_size"]) == (12, 6, 768)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "no JSON"])
+def test_of_files_that_can_not_be_read_no_shape_is_known(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert tensor_shapes(tmp_path) == {}
 
 
 def test_a_process_that_computes_nothing_has_tokenizers_and_configurations_without_torch() -> None:

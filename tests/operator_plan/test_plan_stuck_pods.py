@@ -80,6 +80,23 @@ def test_a_container_that_the_template_adds_makes_no_pod_stuck() -> None:
     assert cluster.status.restarts == 0
 
 
+@pytest.mark.parametrize(("policy", "restarts"), [({}, 1), ({"restartPolicy": "Always"}, 0)])
+def test_an_init_container_has_ended_and_a_sidecar_that_ended_is_restarted(
+    policy: dict[str, str], restarts: int
+) -> None:
+    cluster = SimulatedCluster()
+    fetch = {"initContainers": [{"name": "fetch", "image": "fetch:1", **policy}]}
+    cluster.runtime = runtime_of(roles={"trainer": {"template": {"spec": fetch}}})
+    cluster.up()
+    cluster.hang("sums-trainer-0-a0")
+    ended = {"name": "fetch", "restartCount": 0, "ready": True, "state": {"terminated": {"exitCode": 0}}}
+    cluster.children["Pod"]["sums-trainer-0-a0"]["status"]["initContainerStatuses"] = [ended]
+    cluster.settle()
+    cluster.advance(300)
+    cluster.settle()
+    assert cluster.status.restarts == restarts
+
+
 def test_a_pod_that_starts_slowly_is_not_stuck(cluster: SimulatedCluster) -> None:
     """Graders that load a large model, for example."""
     cluster.delete_pod("sums-reward-default-0-a0", grace=0)

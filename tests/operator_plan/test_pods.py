@@ -185,3 +185,35 @@ def test_a_lost_node_is_given_up_soon_unless_the_template_says_when() -> None:
     assert {t["key"]: t["tolerationSeconds"] for t in built(Role.ROLLOUT, template)["spec"]["tolerations"]} == {
         "node.kubernetes.io/unreachable": 5, "node.kubernetes.io/not-ready": 60,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("toleration", "lasting"),
+    [
+        ({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}, False),
+        ({"key": "node.kubernetes.io/not-ready"}, True),
+        ({"key": "node.kubernetes.io/not-ready", "effect": ""}, True),
+        ({}, True),
+        ({"key": ""}, True),
+    ],
+)
+def test_only_a_toleration_that_keeps_a_pod_on_a_lost_node_replaces_ours(
+    toleration: dict[str, str], lasting: bool
+) -> None:
+    own = {"operator": "Exists", **toleration}
+    template = {"roles": {"rollout": {"template": {"spec": {"tolerations": [own]}}}}}
+    limits = {
+        t["key"]: t["tolerationSeconds"]
+        for t in built(Role.ROLLOUT, template)["spec"]["tolerations"]
+        if "tolerationSeconds" in t
+    }
+    assert limits.get("node.kubernetes.io/not-ready") == (None if lasting else 60)
+
+
+@pytest.mark.parametrize("runtime", [
+    {"common": {"template": {"spec": {"containers": None}}}},
+    {"roles": {"trainer": {"template": {"spec": {"containers": None}}}}},
+])  # fmt: skip
+def test_a_template_that_removes_all_containers_is_named(runtime: dict) -> None:
+    with pytest.raises(TemplateInvalid, match=r"spec\.containers.*role trainer.*roles\.trainer\.template"):
+        built(Role.TRAINER, runtime)

@@ -1,7 +1,8 @@
 """Counting restarts: each once, however seldom one looks."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import given
@@ -14,6 +15,7 @@ from longboat_operator.plan.creation import wait_seconds
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.pods.names import JobRef, Place, numbered
+from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
 
@@ -77,6 +79,29 @@ def test_restarts_are_forgiven_by_a_new_step_not_by_one_that_is_done_again() -> 
     assert again.since(12) == 0
     later = look(again, [pod(0, 0, 5)], desired=1, step=12)
     assert (later.since(12), later.restarts) == (1, 5)
+
+
+def test_the_cause_of_each_container_that_ended_is_told_once_however_far_apart_they_ended() -> None:
+    def ended(**containers: tuple[int, int]) -> PodView:
+        """The trainer pod, of whose containers each was restarted so often, the last time so many seconds ago."""
+        statuses = [
+            {
+                "name": name,
+                "restartCount": restarts,
+                "lastState": {"terminated": {"exitCode": 1, "finishedAt": stamp(NOW - timedelta(seconds=ago))}},
+            }
+            for name, (restarts, ago) in containers.items()
+        ]
+        found = pod(0, 0)
+        return replace(found, raw={**found.raw, "status": {"phase": "Running", "containerStatuses": statuses}})
+
+    def causes(memory: RoleCount) -> list[str]:
+        return [record.message.split()[1] for record in memory.news]
+
+    first = look(RoleCount(), [ended(monitoring=(1, 390), trainer=(1, 300))], desired=1)
+    assert (causes(first), first.since(0)) == (["monitoring", "trainer"], 2)
+    second = look(through_status(first), [ended(monitoring=(1, 390), trainer=(3, 0))], desired=1)
+    assert (causes(second), second.restarts) == (["trainer"], 4), "what was told is not told again"
 
 
 def test_scaled_down_pods_are_no_losses_and_their_attempts_stay_used_up() -> None:

@@ -201,7 +201,7 @@ def test_graders_without_room_for_their_programs_keep_the_job_from_starting_unti
     assert cluster.status.phase is Phase.RUNNING
 
 
-@pytest.mark.parametrize("memory", [None, 2**30, "1073741824", "1.1e9", "not a quantity"])
+@pytest.mark.parametrize("memory", [None, 2**30, "1073741824", "1.1e9", "not a quantity", "nan", "inf"])
 def test_graders_without_a_memory_limit_or_with_room_start(memory: Any) -> None:
     """What is no quantity at all the API server refuses in its own words."""
     cluster = runs_programs()

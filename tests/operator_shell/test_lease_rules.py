@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from typing import Any
 
 import hypothesis.strategies as st
@@ -229,5 +230,11 @@ def test_who_may_take(seen: Seen | None, now: float, expected: bool) -> None:
 
 
 def test_a_lease_too_short_for_its_requests_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--lease-duration: 8 s is too short; use more than"):
+    with pytest.raises(ConfigurationError, match="--lease-duration: must be a finite number of seconds above 8"):
         Elector(LeaseClient(World()), "a", "lease", "me", request_seconds=5.0, duration_seconds=8.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_a_lease_without_an_end_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="--lease-duration: must be a finite number"):
+        Elector(LeaseClient(World()), "a", "lease", "me", request_seconds=5.0, duration_seconds=seconds)  # type: ignore[arg-type]

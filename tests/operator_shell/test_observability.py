@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -124,6 +125,21 @@ def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_cluster_that_isnt_there_is_said_so(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--kubeconfig", str(tmp_path / "none"), "--log-format", "text"]) == 2
     assert "--kubeconfig" in capfd.readouterr().err
+
+
+def test_a_malformed_certificate_is_said_so(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    certificate = base64.b64encode(b"not a certificate").decode()
+    kubeconfig = {
+        "clusters": [
+            {"name": "c", "cluster": {"server": "https://127.0.0.1", "certificate-authority-data": certificate}}
+        ],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "current-context": "c",
+    }
+    (tmp_path / "config").write_text(json.dumps(kubeconfig))
+    assert cli.main(["run", "--kubeconfig", str(tmp_path / "config"), "--log-format", "text"]) == 2
+    assert "certificate-authority" in capfd.readouterr().err
 
 
 async def test_a_plan_sees_the_options_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import SILENCE_SECONDS, Freshness
 from longboat_operator.watch.informer import Informer
 from tests.support.loop_time import pass_time
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[transport.Transport]]
@@ -224,7 +224,7 @@ async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: p
         heard.put_nowait(version)
 
     monkeypatch.setattr(feed, "heard", noted)
-    informer = Informer(ungated(await serve(quiet)), resources.POD, None, "", feed)
+    informer = Informer(ungated(await serve(quiet)), resources.POD, None, "", feed, asyncio.Semaphore())
     with capture_logs() as logs:
         task = asyncio.create_task(informer.run())
         await heard.get()  # the list
@@ -238,6 +238,34 @@ async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: p
     assert watched == ["9", "9", "9", "9"]  # each resumes where the one before stopped
     assert [entry for entry in logs if entry["log_level"] != "debug"] == []
     assert freshness.problems(now) == []
+
+
+async def test_informers_list_no_more_sources_at_once_than_they_share(serve: Serve) -> None:
+    """The first lists of hundreds of namespaces would be a burst."""
+    listing: set[str] = set()
+    most = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal most
+        if "watch" in request.query:
+            return web.Response()
+        listing.add(request.path)
+        most = max(most, len(listing))
+        for _ in range(100):  # others could come meanwhile
+            await asyncio.sleep(0)
+        listing.remove(request.path)
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+
+    sources = [Source("Pod", f"namespace-{number}") for number in range(9)]
+    freshness = Freshness(sources, bookmarked=sources)
+    feed = Feed(Cache(), freshness, lambda _: None)
+    client, lists = ungated(await serve(answer)), asyncio.Semaphore(2)
+    informers = [Informer(client, resources.POD, source.namespace, "", feed, lists) for source in sources]
+    tasks = [asyncio.create_task(informer.run()) for informer in informers]
+    await eventually_async(lambda: freshness.listed)
+    for task in tasks:
+        task.cancel()
+    assert most == 2
 
 
 async def test_too_old_a_version_is_told_in_either_form(serve: Serve) -> None:

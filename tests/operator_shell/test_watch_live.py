@@ -40,7 +40,7 @@ class Watched:
         self.changes: list[Change] = []
         self.freshness = Freshness([self.source], bookmarked=[self.source])
         self.feed = Feed(self.cache, self.freshness, self.changes.append)
-        self.informer = Informer(client, resource, namespace, LABEL_JOB, self.feed)
+        self.informer = Informer(client, resource, namespace, LABEL_JOB, self.feed, asyncio.Semaphore())
 
     def names(self) -> set[str]:
         return {key.name for key in self.cache.versions(self.source)}

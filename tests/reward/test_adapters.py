@@ -106,6 +106,13 @@ def test_reasoning_gym_scores_by_the_task_itself() -> None:
     assert tagged(answer) == RewardResult(1.0)
 
 
+def test_a_tag_is_a_text() -> None:
+    reward = RewardSpec.model_validate({"name": "r", "kind": "ReasoningGym", "parameters": {"tag": 5}})
+    with pytest.raises(SpecProblem, match="It is 5, not a text") as caught:
+        load_scorer(RewardFunction.from_spec(reward), "spec.rewards[2]")
+    assert caught.value.field == "spec.rewards[2].parameters.tag"
+
+
 @pytest.mark.parametrize(
     ("returned", "error"),
     [
@@ -142,6 +149,7 @@ def test_what_is_no_score_is_an_error(write: Callable[[str], str], returned: str
         ("1 +", ":reward", "RewardFunctionInvalid", "SyntaxError"),
         (None, "no_such_module:reward", "RewardFunctionNotFound", "no module 'no_such_module'"),
         (None, "/no/such/file.py:reward", "RewardFunctionNotFound", "no file /no/such/file.py"),
+        (None, "builtins:max", "RewardFunctionInvalid", r"no signature found.*reward\(sample\)"),
     ],
 )
 def test_functions_that_cannot_be_had_are_named_with_the_cure(

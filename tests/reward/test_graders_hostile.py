@@ -172,6 +172,7 @@ async def test_a_grade_that_exits_is_a_grader_error_not_a_zero(grade) -> None:
     assert outcome.message == "the grade's process exited with code 3 before it answered; its last output: so long"
     assert "SystemExit" in (await grade("raise SystemExit")).message
     assert "ended by SIGSEGV" in (await grade("import ctypes; ctypes.string_at(0)")).message
+    assert "ended by signal 40" in (await grade("import os; os.kill(os.getpid(), 40)")).message
 
 
 async def test_what_has_answered_and_goes_on_is_killed(grade) -> None:
@@ -220,6 +221,8 @@ async def test_garbage_for_an_answer_is_a_grader_error(grade) -> None:
         "b'\\xff' * 8",
         "b'\\x00\\x00\\x00\\x02' + bytes(4) + b'{}'",
         "b'\\x00\\x00\\x00\\x02' + bytes(4) + b'[]'",
+        # What only a watched process may say.
+        "b'\\x00\\x00\\x00\\x0f' + bytes(4) + b'{\"refused\":\"x\"}'",
     ]
     for answer in garbage:
         outcome = await grade(f"import os; os.write(3, {answer}); import time; time.sleep(1e6)")

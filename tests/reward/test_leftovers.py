@@ -15,6 +15,7 @@ class Thing:
     count = 0
     def __init__(self): self.x = 0
 thing = Thing()
+last = None
 """
 # Each in a process of its own.
 SCRIPT = """
@@ -45,6 +46,7 @@ CHANGES = {
     "a name": ("own.value = 2", "a changed own.value"),
     "a new name": ("own.more = 1", "a changed own.more"),
     "a name less": ("del own.value", "a changed own.value"),
+    "another name": ("del own.last; own.later = None", "a changed own.later"),
     "a name of a library": ("import math; math.sqrt = 1", "a changed math.sqrt"),
     "an attribute of a class": ("own.Thing.count = 1", "a changed own.count"),
     "a method": ("own.Thing.__init__ = 1", "a changed own.__init__"),

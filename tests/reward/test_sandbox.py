@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders import server
+from longboat_runtime.reward.graders.seccomp import can_ask
 from longboat_runtime.reward.graders.unenforced import missing
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.conftest import LONG, graded
@@ -44,6 +47,9 @@ HUMAN_EVAL = {
     "test": "def check(candidate):\n    assert abs(candidate(1) - 3.14159) < 1e-3\n    assert candidate(0) == 0\n",
     "entry_point": "area",
 }
+# Programs that return bytes of a class of their own, as numpy has one.
+BYTES = {"prompt": "", "test": "def check(candidate):\n    assert candidate(b'x') == b'x'\n", "entry_point": "same"}
+OWN_BYTES = "class Own({}): pass\ndef same(value): return Own(value)"
 PYTEST = {
     "test": """
 import pytest
@@ -110,11 +116,27 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float | str]]] = {
             CRASH: 0.0,
         },
     ),
+    "bytes": (BYTES, {OWN_BYTES.format("bytes"): 1.0, OWN_BYTES.format("bytearray"): 1.0}),
     "Pytest": (
         PYTEST,
         {ACCOUNT.format(amount="amount"): 1.0, ACCOUNT.format(amount="0"): 0.8, HANG: "timeout", CRASH: 0.0},
     ),
 }
+
+# Asks as on Linux 5.4, where the answer that lets a call go on is refused (SECCOMP_IOCTL_NOTIF_SEND).
+LINUX_5_4 = """
+import errno, os
+from longboat_runtime import prctl
+from longboat_runtime.reward.graders.seccomp import Filter, can_ask, number
+prctl.gain_no_privileges()
+load, equal, leave, second_argument = 0x20, 0x15, 0x06, 16 + 8
+Filter([
+    (load, 0, 0, 0), (equal, 0, 3, number("ioctl", os.uname().machine)),
+    (load, 0, 0, second_argument), (equal, 0, 1, 0xC0182101), (leave, 0, 0, 0x00050000 | errno.EINVAL),
+    (leave, 0, 0, 0x7FFF0000),
+]).install()
+print(can_ask())
+"""
 
 
 @pytest_asyncio.fixture
@@ -238,6 +260,12 @@ def test_what_a_node_cannot_enforce_depends_on_its_kernel_and_is_in_the_docs() -
         without = re.match(r"without (.+? \(.+?\))", line)
         assert without is not None
         assert f"\n| {without[1]} |" in page
+
+
+def test_a_kernel_that_can_let_no_call_go_on_is_not_made_to_ask() -> None:
+    assert can_ask()
+    done = subprocess.run([sys.executable, "-c", LINUX_5_4], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 async def test_what_the_node_cannot_enforce_is_told_at_the_start(

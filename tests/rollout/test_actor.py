@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,31 +17,26 @@ from tests.rollout.reference import request
 SPANS = (VersionSpan(3, 0, 2), VersionSpan(4, 2, 5))
 
 
-class SlowStore:
-    """Answers only once others have had their turn."""
+class Store:
+    """What the client of the store returns, without Ray."""
 
     def __init__(self) -> None:
         self.held = HeldSamples()
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
-        for _ in range(5):
-            await asyncio.sleep(0)
         return self.held.get(ids)
 
 
 class Recorder:
-    """An engine that notes what it is told."""
+    """An engine that notes what it is told to begin."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, list[SampleId]]] = []
+        self.submitted: list[SampleId] = []
         self.begun: dict[SampleId, GeneratedSample] = {}
 
     def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
-        self.told.append(("submit", [one.id for one in requests]))
+        self.submitted += [one.id for one in requests]
         self.begun.update({sample.id: sample for sample in begun})
-
-    def abort(self, ids: Sequence[SampleId]) -> None:
-        self.told.append(("abort", list(ids)))
 
 
 def part(of: SampleRequest) -> GeneratedSample:
@@ -58,8 +52,8 @@ def part(of: SampleRequest) -> GeneratedSample:
     )
 
 
-def actor() -> tuple[EngineActor, Recorder, SlowStore]:
-    store, engine = SlowStore(), Recorder()
+def actor() -> tuple[EngineActor, Recorder, Store]:
+    store, engine = Store(), Recorder()
     made = EngineActor(EngineConfig("e", "/model", "float32"), NodeDevices(1), store)  # type: ignore[arg-type]
     made._engine = engine  # type: ignore[assignment]
     return made, engine, store
@@ -71,13 +65,5 @@ async def test_samples_go_on_with_just_what_the_driver_knows_of_them() -> None:
     known, gone, other = (replace(request(row), begun=SPANS) for row in (1, 2, 3))
     store.held.put([part(known), replace(part(other), spans=(VersionSpan(4, 0, 5),))])
     assert await made.submit([fresh, known, gone, other]) == [gone.id, other.id]
-    assert engine.told == [("submit", [fresh.id, known.id])]
+    assert engine.submitted == [fresh.id, known.id]
     assert engine.begun == {known.id: store.held.get([known.id])[0]}
-
-
-async def test_an_abort_never_overtakes_what_it_stops() -> None:
-    made, engine, store = actor()
-    known = replace(request(1), begun=SPANS)
-    store.held.put([part(known)])
-    await asyncio.gather(made.submit([known]), made.abort([known.id]))
-    assert [what for what, _ in engine.told] == ["submit", "abort"]

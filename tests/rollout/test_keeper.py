@@ -52,6 +52,7 @@ class Method:
 class Actor:
     """An engine's actor: `update` says what comes of a publication. It dies when it is killed, or with `failed`."""
 
+    submit: Method
     abort: Method
 
     def __init__(self, world: World, config: EngineConfig) -> None:
@@ -289,6 +290,47 @@ async def test_a_death_is_told_apart_from_the_loss_of_a_pod(world: World, fleet:
     assert world.store.refused == ["n1/0", "n0/0"], "what they may still have sent comes too late"
     assert fleet._keeper.state.deaths == 1
     assert "n0/0" in fleet._keeper.state.last_death
+
+
+async def test_an_abort_waits_until_the_engine_has_what_it_stops(world: World, fleet: RayRolloutFleet) -> None:
+    """Ray runs a call whose arguments come late after one that was made later."""
+    await fleet.publish(publication(0))
+    actor, had = world.actors["n0/0"], asyncio.get_running_loop().create_future()
+
+    async def late(requests: list[SampleRequest]) -> list[SampleId]:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await actor._submit(requests)
+
+    async def abort(ids: list[SampleId]) -> None:
+        had.set_result([one.id for one in actor.submitted])
+
+    actor.submit, actor.abort = Method(late), Method(abort)
+    asked = request(0)
+    await fleet.submit([asked])
+    await fleet.abort([asked.id])
+    assert await had == [asked.id]
+
+
+@pytest.mark.parametrize("call", ["submit", "abort"])
+async def test_a_call_that_fails_ends_the_engine_which_counts_as_a_death(
+    world: World, fleet: RayRolloutFleet, call: str
+) -> None:
+    await fleet.publish(publication(0))
+    actor = world.actors["n0/0"]
+
+    async def fail(_: object) -> None:
+        raise RayActorError
+
+    setattr(actor, call, Method(fail))
+    asked = request(0)
+    await fleet.submit([asked])
+    await fleet.abort([asked.id])
+    (lost,) = await fleet.finished()
+    assert isinstance(lost, LostSample)
+    assert (lost.id, lost.engine_died) == (asked.id, True)
+    assert world.store.refused == ["n0/0"]
+    await state_of(fleet, lambda state: state.serving == ("n0/0.1",))
 
 
 async def test_engines_of_a_pods_old_and_new_ray_node_have_different_names(

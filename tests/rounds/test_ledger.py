@@ -166,6 +166,18 @@ def test_skipped_steps_are_in_a_snapshot_and_another_job_starts_without() -> Non
     assert again.skipped_steps == 0
 
 
+def test_a_prompt_of_paused_responses_is_deferred_with_their_lengths() -> None:
+    """By them the next job launches the longest first."""
+    paused = [
+        events.Paused(SampleId(*PROMPT, 0, index), tokens, (VersionSpan(0, 0, tokens),), "engine-0")
+        for index, tokens in ((0, 7), (1, 30))
+    ]
+    ledger = fold(*LAUNCHED, events.GroupCarried(PROMPT, 0), *paused)
+    ledger.start_over()
+    given_up = ledger.deferred_prompts[PROMPT]
+    assert (given_up.lengths, given_up.longest) == ([7, 30, None], 30)
+
+
 def test_a_log_names_what_was_skipped_only_where_something_was() -> None:
     plain = Event(1, 1, 0.0, events.StepCommitted(1, 1, 1, BATCH))
     skipped = Event(1, 1, 0.0, events.StepCommitted(1, 1, 1, BATCH, 2, DropReason.NOT_FINITE))

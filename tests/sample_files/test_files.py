@@ -130,6 +130,15 @@ def test_a_write_that_fails_leaves_nothing_and_touches_no_other_file(tmp_path: P
     assert [path.name for path in Written(1, 1).path(tmp_path).parent.iterdir()] == ["step-00000001.parquet"]
 
 
+def test_old_files_go_even_if_there_can_be_no_directory_for_a_new_one(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write_step(tmp_path, 1, step)
+    (tmp_path / "incarnations" / "2").symlink_to("nowhere")
+    with pytest.raises(OSError, match="File exists"):
+        write_step(tmp_path, 2, 4, keep=1, began=3)
+    assert written(tmp_path) == [Written(1, 3)]
+
+
 def test_what_a_dead_incarnation_left_half_written_is_removed(tmp_path: Path) -> None:
     left = write_step(tmp_path, 1, 1).with_name(".step-00000002.parquet.partial")
     left.write_bytes(b"half")

@@ -112,6 +112,11 @@ def test_a_log_says_what_a_simulation_needs(domain: str) -> None:
     assert found.round_seconds == [2.5, 2.5]
 
 
+def test_a_stopped_response_may_be_the_longest() -> None:
+    stopped = events.Stopped(SampleId(0, 2, 0, 1), 900, "engine-0")
+    assert fold([*log(), stopped]).longest == 900
+
+
 async def test_the_command_prints_what_was_recorded_and_a_row_for_each_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

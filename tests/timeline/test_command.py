@@ -130,6 +130,16 @@ def test_a_damaged_log_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is damaged: not an event" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", range(2))
+def test_a_line_of_a_log_that_is_no_object_is_told(root: Path, capsys: pytest.CaptureFixture[str], line: int) -> None:
+    path = log_path(root, 2)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[line] = "[1]\n"
+    path.write_text("".join(lines))
+    assert show(root, None, None, None) == 1
+    assert "is damaged: " in capsys.readouterr().err
+
+
 def test_a_file_that_can_not_be_written_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ({"png": root / "no" / "a.png", "trace_file": None}, {"png": None, "trace_file": root / "no" / "a"}):
         assert show(root, None, **option) == 1

@@ -57,6 +57,21 @@ def test_a_stopped_sample_has_its_engine_and_what_it_had_made() -> None:
     assert shown(round_, B)[1] == (1, 1, 4, "e/10", 5, Fate.DEFERRED)
 
 
+def test_a_stopped_sample_that_had_moved_has_on_its_last_engine_what_it_added() -> None:
+    a = sample(A, 0)
+    (round_,) = folded(
+        *start(),
+        (1, events.Drawn(0, (A,))),
+        (1, events.RoundOpened(1, RoundKind.SHORT, 0)),
+        (1, events.Launched(1, A, 0, 2)),
+        (2, events.Moved(a, 100, (VersionSpan(0, 0, 100),), "e/0", "e/1")),
+        (3, events.GroupDeferred(A, 0, events.DeferReason.TOO_LONG)),
+        (3.1, events.Stopped(a, 150, "e/1")),
+    ).rounds
+    assert shown(round_, A)[:2] == [(0, 1, 2, "e/0", 100, Fate.MOVED), (0, 2, 3, "e/1", 50, Fate.DEFERRED)]
+    assert round_.tokens == 150
+
+
 def test_a_group_given_up_ends_what_still_runs_of_it() -> None:
     (round_,) = folded(*start(), *short_round()).rounds
     assert shown(round_, B) == [

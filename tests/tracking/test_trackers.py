@@ -13,10 +13,11 @@ import pytest
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
-from longboat_crds.status import Problem
+from longboat_crds.status import Problem, TrainingState
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.main import Ending, drive
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import read_records
@@ -88,6 +89,25 @@ async def test_everything_is_logged_by_the_end_and_the_status_says_where(tmp_pat
     status = reporter._training().tracking
     assert status is not None
     assert status.weights_and_biases == str(tmp_path / "tracking/wandb")
+
+
+async def test_what_a_tracker_says_after_the_end_is_stored(tmp_path: Path) -> None:
+    """The job fails before the tracker's process has begun."""
+
+    class Storing(LocalBroker):
+        async def flush(self) -> None:
+            self.stored = self.status
+
+    rollout = {"sampling": {"maxTokens": 7}, "parallelism": {"mode": "Adaptive", "profile": str(tmp_path / "none")}}
+    spec = RLJobSpec.model_validate(tracked_spec(OFFLINE).to_json() | {"rollout": rollout})
+    broker = Storing(1)
+    ending, _ = await drive(Job("uid", spec, tmp_path, 1, "sums"), broker)
+    assert ending is Ending.FAILED
+    training = broker.stored.training
+    assert training is not None
+    assert training.state == TrainingState.FAILED
+    assert training.tracking is not None
+    assert training.tracking.weights_and_biases == str(tmp_path / "tracking/wandb")
 
 
 async def test_a_process_that_is_killed_costs_and_doubles_nothing(

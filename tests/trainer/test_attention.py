@@ -34,6 +34,7 @@ def attended(tensors: list[Tensor], window: int | None) -> list[Tensor]:
     [
         ((9, 0), torch.bfloat16, 128, True),
         ((8, 0), torch.float16, 256, True),
+        ((10, 3), torch.bfloat16, 256, True),
         ((8, 9), torch.bfloat16, 192, True),
         ((8, 9), torch.bfloat16, 256, False),
         ((12, 0), torch.bfloat16, 256, False),

@@ -69,6 +69,7 @@ def test_the_share_of_the_peak() -> None:
         ("NVIDIA A10", 125e12),
         ("NVIDIA L40S", 362e12),
         ("Tesla V100-SXM2-32GB", 125e12),
+        ("Tesla V100-PCIE-16GB", 112e12),
         ("NVIDIA RTX 6000 Ada Generation", 364e12),
         ("NVIDIA GeForce RTX 4090", 165e12),
         ("AMD Instinct MI300X", 1307e12),

@@ -117,6 +117,17 @@ def test_a_step_reports_metrics_by_verls_names(rank: TrainerRank) -> None:
     assert metrics["mismatch_kl/k3"] >= 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_what_a_gpu_still_computes_for_the_reference_is_no_part_of_the_updates(rank: TrainerRank) -> None:
+    rank.train(make_request(SAMPLES), fetch_from(SAMPLES))  # compiles
+    hook = rank.updates.reference.register_forward_hook(lambda *_: torch.cuda._sleep(2**31))
+    try:
+        report = rank.train(make_request(SAMPLES, step=2), fetch_from(SAMPLES))
+    finally:
+        hook.remove()
+    assert report.metrics["timing_s/old_log_prob"] > report.seconds
+
+
 @pytest.mark.parametrize(
     ("schedule", "course"),
     [("Linear", lambda left: left), ("Cosine", lambda left: 0.5 * (1 - math.cos(math.pi * left)))],

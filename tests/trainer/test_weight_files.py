@@ -174,6 +174,13 @@ def test_a_file_of_the_index_that_is_not_there(model: Path) -> None:
     assert "model-2.safetensors" in problem_with(model)
 
 
+def test_an_index_that_can_not_be_read(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").symlink_to("/proc/self/mem")
+    assert "model.safetensors.index.json of" in (message := problem_with(model))
+    assert "Input/output error" in message
+
+
 def test_missing_weights_are_not_made_up(model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]

@@ -1,4 +1,4 @@
-"""The base of all images: a small Debian with Python, of this machine's own release."""
+"""The base of all images but pause: a small Debian with Python, of this machine's own release."""
 
 import tempfile
 from pathlib import Path

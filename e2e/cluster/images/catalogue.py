@@ -120,7 +120,7 @@ IMAGES = {
     )
 }
 DAILY = ("base", "runtime-host", "operator")
-"""The images that tests use; the `runtime` ones take gigabytes, and tests mount the host's environment instead.
+"""The images that most tests use; the `runtime` ones take gigabytes, and tests mount the host's environment instead.
 
 `runtime-gpu-system` is the part of `runtime-gpu` without Longboat and its dependencies."""
 

@@ -13,14 +13,14 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 class ConfigurationError(Exception):
-    """Says that the API server can't be reached as configured, and what to do."""
+    """Says why the operator can't run as configured, and what to do."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
     """Loads the given kubeconfig; without one, the service account in a pod, or the user's default kubeconfig elsewhere.
 
     Raises:
-        ConfigurationError: the configuration is missing or malformed.
+        ConfigurationError: the configuration is missing or can't be read.
     """
     configuration = Configuration()
     in_cluster = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ

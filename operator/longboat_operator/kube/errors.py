@@ -22,7 +22,7 @@ class KubeError(Exception):
 
 
 class TransportError(KubeError):
-    """Says that no answer came: the connection failed or the time ran out. A write may or may not have happened."""
+    """Says that no readable answer came: the connection failed, or the time ran out. A write may or may not have happened."""
 
 
 class QuietError(TransportError):
@@ -73,7 +73,7 @@ class InvalidError(ApiError):
 
 
 class TooManyRequestsError(ApiError):
-    """429: later; `retry_after_seconds` says when."""
+    """429: later; `retry_after_seconds` says when, if the server does."""
 
 
 class ServerError(ApiError):

@@ -15,6 +15,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from pydantic_core import from_json
 from yarl import URL
 
+from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import QuietError, TransportError, error_from_response
 from longboat_operator.kube.resources import BY_KIND
 from longboat_operator.metrics import API_REQUESTS
@@ -53,13 +54,25 @@ class Transport:
     """Sends requests with the credentials of a `Configuration`. One per process; `close` it at the end."""
 
     def __init__(self, configuration: Configuration, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None:
+        """Reads the certificates; nothing is sent yet.
+
+        Raises:
+            ConfigurationError: they can't be read.
+        """
         configuration.connection_pool_maxsize = 0  # no limit: each watch holds a connection
         configuration.proxy = configuration.proxy or _proxy(configuration.host)
         # aiohttp would look for a proxy and a .netrc before every request, each time in another thread.
         configuration.client_session_kwargs = {"trust_env": False}
         self.configuration = configuration
         self.timeout_seconds = timeout_seconds
-        self._rest = RESTClientObject(configuration)
+        try:
+            self._rest = RESTClientObject(configuration)
+        except OSError as error:  # such as ssl.SSLError
+            message = (
+                f"can't read the certificates for the API server: {error}; correct certificate-authority, client-certificate and "
+                "client-key in the kubeconfig or, in a pod, ca.crt of its service account"
+            )
+            raise ConfigurationError(message) from error
 
     async def send(self, request: Request) -> dict[str, Any]:
         """Sends a request and returns the answer's JSON.
@@ -110,7 +123,7 @@ class Transport:
         )
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Ends all connections but those of sessions that it has opened for others."""
         await self._rest.close()
 
     async def _authorization(self) -> dict[str, str]:

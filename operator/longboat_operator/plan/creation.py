@@ -59,7 +59,7 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
     others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
     of each role, and of each reward pool, are checked by a dry run: a template that is rejected gets no revision, so the next plan takes
-    the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted. With
+    the template as it then is. A role or pool whose pod was rejected asks for no pods of later places until that one is accepted. With
     spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; while the template has no revision yet, also
     with those that this plan's status promises.
     """
@@ -209,7 +209,7 @@ def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
 
 
 def finding_of_rejection(kind: str, answer: str) -> Finding:
-    """Returns the condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
+    """Returns the condition that shows a rejected look-up or write; `answer` names the object and has the server's text.
 
     Rule: an invalid pod is the template's fault (the text names the field); anything else is told by the condition Scheduled.
     """

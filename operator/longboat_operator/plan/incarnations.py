@@ -19,9 +19,9 @@ def granted(current: Incarnation | None, request: str | None) -> Incarnation | N
 def failure_before(current: Incarnation | None, demand: Demand | None) -> str | None:
     """Returns how the driver's previous start failed; None unless its container outlived that, and a request for a number is unanswered.
 
-    Rule: a failure is counted once. The end of a container or pod is reported by its node; a failure inside the driver's container by its
-    agent, with the request for a number, so the plan that answers counts it. A start after a suspension, or because the Ray head is a new
-    one, follows no failure of the driver.
+    Rule: a failure is counted once. The end of a container or pod is reported by its node; a failure inside the driver's container by the
+    next start, with its request for a number, so the plan that answers counts it. A start after a suspension, or because the Ray head is
+    a new one, follows no failure of the driver.
     """
     if demand is None or granted(current, demand.incarnation_request) is current:
         return None

@@ -82,14 +82,18 @@ def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
 def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     """Returns since when the pod has been stuck, should it stay like this for `UNREADY_SECONDS`; None if it is not.
 
-    Rule: all its containers run, and one of ours is not ready although the pod has nothing to wait for: the driver's pod, which has the
-    Ray head that others join, is ready. Most likely such a container can't be ended in place, whatever its liveness probe says: one of
-    its processes waits in the kernel for storage or a device, and survives SIGKILL. The caller knows that the pod was ready once.
+    Rule: all its containers and sidecars run, and one of ours is not ready although the pod has nothing to wait for: the driver's pod,
+    which has the Ray head that others join, is ready. Most likely such a container can't be ended in place, whatever its liveness probe
+    says: one of its processes waits in the kernel for storage or a device, and survives SIGKILL. The caller knows that the pod was ready
+    once.
     """
     ready = pod.condition("Ready")
     if ready.get("status") != "False" or not ready.get("lastTransitionTime"):
         return None
-    statuses = container_statuses(pod.raw)
+    init = pod.raw["spec"].get("initContainers") or ()
+    # These have ended before the pod's containers start.
+    before = {container["name"] for container in init if container.get("restartPolicy") != "Always"}
+    statuses = [status for status in container_statuses(pod.raw) if status["name"] not in before]
     running = [(status.get("state") or {}).get("running") for status in statuses]
     own_statuses = [status for status in statuses if status["name"] in ROLES[role].containers]
     if not running or not all(running):

@@ -40,7 +40,7 @@ class RoleCount:
     news: tuple[RestartRecord, ...] = ()
 
     def since(self, step: int) -> int:
-        """Counts the incidents since the last new step, given the highest step."""
+        """Counts the incidents since the last new step, given the step that is committed now."""
         return 0 if self.restart_step is not None and step > self.restart_step else len(self.incidents.times)
 
 
@@ -137,7 +137,7 @@ def count(
     failure of a container nor an incident counts.
 
     Rules:
-    * a pod whose record is missing or older is new, and begins with no restarts counted;
+    * a pod whose record is missing or older is new unless it was given up (`is_past`), and begins with no restarts counted;
     * each restart of a container is a failure, and so is each loss of a pod (`losses` says which of them count), and
       each start of the driver after a failure that its container outlived;
     * a record whose pod is not there counts as a loss too: somebody deleted it between two looks;
@@ -207,7 +207,11 @@ def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bo
 
 
 def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
-    """Yields container restarts that are not counted yet. Only the last of each container is known; others are yielded as the newest."""
+    """Yields container restarts that are not counted yet.
+
+    Only the last of each container is known. Those within `INCIDENT` of the newest are yielded, and those so long after the record's last
+    incident that they can't have been counted; in place of any others, the newest.
+    """
     more = restart_count(pod.raw) - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
@@ -215,8 +219,10 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
     if not ends:
         ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was restarted")]
     newest = _time_of(ends[0], now)
-    together = [end for end in ends if newest - _time_of(end, now) <= INCIDENT][:more]
-    for end in [*together, *[ends[0]] * (more - len(together))]:
+    counted = moment(record.incident) + INCIDENT if record.incident else None
+    times = [(end, _time_of(end, now)) for end in ends]
+    new_ends = [end for end, time in times if newest - time <= INCIDENT or counted is None or time > counted][:more]
+    for end in [*new_ends, *[ends[0]] * (more - len(new_ends))]:
         yield Failure(place_of(record), end.container, name, end.reason, end.text, _time_of(end, now))
 
 

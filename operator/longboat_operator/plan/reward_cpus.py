@@ -1,6 +1,6 @@
 """Moves CPUs for grading between running reward pods, step by step, so that their sum is never exceeded. Pure.
 
-The pool's plan says what each reward pool may have in the end (`reward_shares`); this is the way there. A pod's CPUs are
+The capacity's plan says what each reward pool may have in the end (`reward_shares`); this is the way there. A pod's CPUs are
 changed in place (KEP-1287), and the only thing that stops a node from giving a pod what its spec says is that the spec says less.
 Until a pod is gone, count the largest of: recorded, requested, allocated, in force.
 
@@ -41,12 +41,13 @@ from longboat_operator.reading.view import JobView
 # would make room is unknown; one that says nothing may be busy.
 PATIENCE = {"Infeasible": 0.0, "Deferred": 5.0, "Error": 5.0}
 SILENT_SECONDS = 60.0
-# No write is under way longer than this; the longest of the transport's timeouts is shorter.
+# No write is under way longer than this; the transport's time limit of a write is shorter.
 REQUEST_SECONDS = 15.0
 # How long a pod keeps what it has once a change has failed: doubled with each failure in a row.
 FIRST_PIN_SECONDS = 30.0
 LONGEST_PIN_SECONDS = 1800.0
-# While more CPUs are coming, no pod is created with less of its share than LEAST_START, nor raised by less than LEAST_RAISE.
+# While more CPUs are coming, a pod waits for its whole share. After that it is created with at least LEAST_START, and raised by at least
+# LEAST_RAISE, unless its share is less.
 LEAST_START = 100
 LEAST_RAISE = 10
 
@@ -55,7 +56,7 @@ LEAST_RAISE = 10
 class RewardCpus:
     """Holds what to do about reward pods' CPUs; nothing without spec.rewardCpu.
 
-    `resizes` are asked for once `status` is published. `promised` are millicores of pods that may be created now, by name, as
+    `resizes` are asked for once `status` is published. `promised` are millicores of pods that were to be created, by name, as
     published; `promises` those that this look adds.
     """
 
@@ -183,8 +184,8 @@ class _CpuPlanner:
     def _judge_raise(self, cpu: PodCpu, record: CpuResize) -> None:
         """Asks for more by a patch of the recorded version.
 
-        A pod with a later version keeps its record, as of that version, only while it is pinned and not settled. The first
-        refusal pins the pod; its record is dropped once no patch can be under way any more (`REQUEST_SECONDS`).
+        A pod with a later version keeps its record only while it is pinned and not settled; what is then asked for is recorded as of that
+        version. The first refusal pins the pod; its record is dropped once no patch can be under way any more (`REQUEST_SECONDS`).
         """
         passed = cpu.version > int(record.version or 0)
         pinned = cpu.name in self._pinned
@@ -296,7 +297,7 @@ class _CpuPlanner:
         return taken
 
     def _may_begin(self) -> bool:
-        """Whether all that is under way would find room in the memory of refusals."""
+        """Whether the memory of refusals has room for all that is under way, and one more."""
         begun = {name for name, record in self._resizes.items() if record.before}
         return len(begun | self._pinned) < CPU_REFUSALS
 
@@ -376,7 +377,10 @@ class _CpuPlanner:
         return [self._updated_move(move) if move.time == last else move for move in moves]
 
     def _updated_move(self, move: CpuMove) -> CpuMove:
-        """Judges a move of the newest grant: done when each of the pool's pods has its share, incomplete while one can't be given it."""
+        """Judges a move of the newest grant: done when each of the pool's pods has its share.
+
+        It is incomplete while a pod of either pool is pinned and none of the others is being changed.
+        """
         if move.outcome not in {CpuMoveOutcome.UNDER_WAY, CpuMoveOutcome.INCOMPLETE}:
             return move
         pods = [cpu for cpu in self._staying.values() if cpu.pool == move.target]

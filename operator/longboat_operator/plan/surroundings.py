@@ -108,7 +108,7 @@ class ClaimsInUse:
 def claims_in_use(view: JobView) -> ClaimsInUse:
     """Looks at the access modes of all claims that driver and trainer pods mount: the job's own, and those that the user brings.
 
-    Rule: no pods are created while a claim is missing, or usable by one pod only: they could never start.
+    Rule: no pods are created while a claim that the user brings is missing, or usable by one pod only: they could never start.
     """
     checkpoint = view.spec.checkpoint
     brought = list(brought_claims(checkpoint))

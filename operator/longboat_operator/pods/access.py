@@ -24,7 +24,7 @@ def driver_account(job: JobRef) -> Object:
 def driver_role(job: JobRef) -> Object:
     """Lets the driver read its own job and write its status; an admission policy limits that to the driver's fields.
 
-    No list: it can't be limited to one name.
+    No list: the driver gets its job by name, and watches that name alone.
     """
     return {
         "apiVersion": f"{_RBAC}/v1",

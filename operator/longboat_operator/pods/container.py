@@ -88,7 +88,7 @@ _RAY_MOUNTS = [
 
 
 def agent_probes(port: int) -> dict[str, Any]:
-    """Returns the probes of a container whose PID 1 is the agent: started and alive by /healthz, ready by /readyz."""
+    """Returns the probes of a container that runs an agent: started and alive by /healthz, ready by /readyz."""
     return {
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": port},

@@ -38,8 +38,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
     """Lays `patch` over `base`; returns the result and changes neither. `path` begins the place that an error names.
 
     Raises:
-        TemplateInvalid: `patch` has a map where `base` has another value, or another value where `base` has a map, or anything but a
-            list of identifiable items where such lists are merged.
+        TemplateInvalid: `patch` has a map or a list to merge where `base` has another value, or another value where `base` has a map, or
+            anything but a list of identifiable items where such lists are merged.
     """
     merged = dict(base)
     for key, value in patch.items():

@@ -52,7 +52,7 @@ def build_pod(
     graders' CPUs.
 
     Raises:
-        TemplateInvalid: the template doesn't have the form of a pod template.
+        TemplateInvalid: the template doesn't have the form of a pod template, or removes all containers.
     """
     pod = _merged(job, spec, runtime, role, token, place.pool)
     body = pod["spec"] | {"restartPolicy": "Always"}
@@ -87,6 +87,11 @@ def _merged(
     for place, entry in enumerate(runtime.reward_templates):
         if entry.name == named:
             pod = merge(pod, entry.template, f"rewardTemplates[{place}].template")
+    if not pod["spec"].get("containers"):
+        raise TemplateInvalid(
+            f"spec.containers: null removes all containers of role {role}; leave it out in common.template, roles.{role}.template and "
+            "rewardTemplates"
+        )
     return pod
 
 
@@ -101,7 +106,7 @@ def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | 
                 if container["name"] == GRADERS:
                     graders = merge(graders, container)
         return in_bytes(str(graders["resources"]["limits"]["memory"]))
-    except (TemplateInvalid, ArithmeticError, AttributeError, KeyError, TypeError):
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None  # making the pods reports what is wrong with it
 
 
@@ -154,13 +159,15 @@ def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
 
 
 def _with_node_tolerations(tolerations: list[Any]) -> list[Any]:
-    """Adds tolerations with a limit for nodes that are gone, for each key that the template doesn't tolerate already."""
+    """Adds limited tolerations of nodes that are gone, for each key that the template doesn't tolerate; one without a key is for all."""
     keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-    tolerated = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
+    # With another effect a toleration keeps no pod on such a node, and Kubernetes would add its own (DefaultTolerationSeconds).
+    lasting = [t for t in tolerations if isinstance(t, Mapping) and t.get("effect") in (None, "", "NoExecute")]
+    tolerated = {t.get("key") or "" for t in lasting}
     own = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_SECONDS}
         for key in keys
-        if not tolerated & {key, None}
+        if not tolerated & {key, ""}
     ]
     return [*tolerations, *own]
 

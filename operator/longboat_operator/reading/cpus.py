@@ -18,9 +18,9 @@ CONVERSION = 2
 class PodCpu:
     """Millicores of a pod's graders.
 
-    `spec` is what they ask for, as request and limit; `actual` the most that its node has allocated or put in force, as it says.
-    `settled`: the node has carried out what `spec` says and nothing is left to do. `trouble` is the node's word for why it has
-    not (`Deferred`, `Infeasible`, `Error`), about this very `spec`, and `trouble_since` the time from which it has said so.
+    `spec` is the most that they ask for, as request or limit; `actual` the most that its node has allocated or put in force, as it says.
+    `settled`: the node has carried out what `spec` says and nothing is left to do, or there is no node yet. `trouble` is the node's word
+    for why it has not (`Deferred`, `Infeasible`, `Error`), about this very `spec`, and `trouble_since` when that condition became True.
     """
 
     pod: PodView
@@ -55,8 +55,8 @@ class PodCpu:
 def pod_cpu(pod: PodView) -> PodCpu | None:
     """Reads a pod; None if its graders have no CPU limit.
 
-    Rule: a pod is settled when its container runs with what `spec` says in `containerStatuses[].resources`, allocated too
-    (`allocatedResources` has requests alone), no condition tells of a resize, and `observedGeneration` has caught up (KEP-1287:
+    Rule: a pod is settled when it is Running with what `spec` says in `containerStatuses[].resources`, give or take `CONVERSION`, allocated
+    too (`allocatedResources` has requests alone), no condition tells of a resize, and `observedGeneration` has caught up (KEP-1287:
     what a status says of an earlier generation says nothing about this one). So is one that has no node yet, where nothing can be
     in force: it will get what `spec` says then.
     """

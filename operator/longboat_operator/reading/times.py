@@ -1,4 +1,4 @@
-"""Times as the API server keeps them: RFC 3339 text in UTC, whole seconds. Pure."""
+"""Times as the API server keeps them: RFC 3339 text in UTC. Pure."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class PodView:
     _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Read many times in a plan, and a cached_property would take a lock each time.
+        # Read many times in a plan, and a class with slots can't have a cached_property.
         conditions = {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
         ready = conditions.get("Ready", _NOTHING).get("status") == "True" and self.deleted_at is None
         object.__setattr__(self, "_conditions", conditions)
@@ -124,7 +124,7 @@ class JobView:
 
     @property
     def step(self) -> int:
-        """Highest step known to be committed, by whichever driver."""
+        """Step that the newest report says is committed, by whichever driver; lower again after a return to an earlier checkpoint."""
         return self.status.training.step if self.status.training else 0
 
     @property
@@ -134,12 +134,12 @@ class JobView:
 
     @property
     def grant(self) -> RolloutGrant | None:
-        """Rollout pods that the job may have, and those that it has to give back; None until its capacity is planned."""
+        """Rollout pods that the job may have, and those that it has to give back; None while nothing is granted."""
         return rollout_grant(self.status)
 
     @property
     def reward_grant(self) -> RewardGrant | None:
-        """CPUs that reward pools may have; None without spec.rewardCpu, and until the capacity is planned."""
+        """CPUs that reward pools may have; None while none are granted, as without spec.rewardCpu."""
         return reward_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
@@ -192,6 +192,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
 
     Raises:
         SpecUnreadable: the spec is of another version.
+        ValidationError: the fields of the status that this version knows don't fit its schema.
     """
     spec, status = job["spec"], job.get("status") or {}
     rollout = spec.get("rollout") or {}
@@ -249,6 +250,7 @@ def read(observed: Observed, job: Object) -> JobView:
 
     Raises:
         SpecUnreadable: the spec is of another version.
+        ValidationError: the fields of the status that this version knows don't fit its schema.
     """
     try:
         spec = _spec(to_json(job["spec"]))

@@ -121,8 +121,8 @@ def _running(view: JobView, facts: Facts) -> Finding:
 def _head_lost(view: JobView) -> str | None:
     """Returns how the Ray head last ended, if that is why rounds don't run; else None.
 
-    Rule: it is if the head's container has ended since the condition Running last changed, or if Running already says so.
-    All pods then wait for the head's successor, and the driver restarts.
+    Rule: it is if the newest end that the driver's pods show is not before the last change of Running's status, or if Running already says
+    so. All pods then wait for the head's successor, and the driver restarts.
     """
     running = find(view.status.conditions, ConditionType.RUNNING)
     ends = [

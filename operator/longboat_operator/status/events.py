@@ -16,7 +16,7 @@ from longboat_operator.reading.conditions import find, holds
 from longboat_operator.reading.status import rollout_demand, rollout_grant
 from longboat_operator.status.reported import digest_of
 
-# Reasons that restarts, pod by pod, and scaling have reported already; conditions don't repeat them.
+# Reasons that restarts, pod by pod, and scaling report; conditions don't repeat them.
 _TOLD_ALREADY = frozenset(
     {
         Reason.CONTAINER_EXITED,
@@ -46,11 +46,12 @@ def events_of(
     """Yields events that report what has changed between two statuses, and which pods may leave from now on.
 
     Rules:
-    * every restart, departure, new reshape, new refusal of CPUs, and move of CPUs that has ended is reported;
+    * every restart in `news`, departure, new reshape and new refusal of CPUs is reported, and every move of CPUs in the new status that is
+      newly done, incomplete or superseded;
     * so are most new phases, and a role's new number of pods while the phase of a started job stays the same;
     * a demand for rollout pods is reported when it begins to be limited;
-    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress), unless
-      another event does that;
+    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress), once for
+      each reason; those in `_TOLD_ALREADY` are left to other events, and the end of the job to its phase;
     * counts and times alone are never reported: they are in the status.
     """
     for role in ROLES:

@@ -38,7 +38,7 @@ class RoleSurvey:
 
     @property
     def desired(self) -> int:
-        """Pods that should exist."""
+        """Counts the places, each of which is for one pod."""
         return len(self.places)
 
     @property
@@ -75,12 +75,12 @@ class RoleSurvey:
 
     @property
     def all_ready(self) -> bool:
-        """Whether no pod is missing."""
+        """Whether every place has a ready pod."""
         return self.ready >= self.desired
 
     @property
     def serves(self) -> bool:
-        """Whether it has the pods that rounds can't do without."""
+        """Whether every place has a ready pod or, if rounds don't need all of the role's pods, each pool with places has one."""
         if ROLES[self.role].every_pod_needed:
             return self.all_ready
         return all(pool.ready for pool in self.pools.values())

@@ -45,7 +45,7 @@ def key_of(obj: Object) -> ObjectKey:
 
 
 def version_of(obj: Object) -> int:
-    """Returns the resourceVersion as a number: these grow with every write (comparable since Kubernetes 1.35, KEP-5504)."""
+    """Returns the resourceVersion as a number, 0 without one: these grow with every write (comparable since Kubernetes 1.35, KEP-5504)."""
     return int(obj["metadata"].get("resourceVersion") or 0)
 
 

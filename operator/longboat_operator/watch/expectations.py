@@ -30,12 +30,12 @@ class Expectations:
         self._open: dict[Key, list[Expectation]] = {}
 
     def expect(self, key: Key, expectations: Sequence[Expectation]) -> None:
-        """Adds what a key's writes returned."""
+        """Adds to what a key waits for."""
         if expectations:
             self._open.setdefault(key, []).extend(expectations)
 
     def met(self, key: Key) -> bool:
-        """Whether the cache has caught up with the key's writes; those it has are dropped."""
+        """Whether the cache shows all that the key waits for; what it shows is dropped."""
         if key not in self._open:
             return True
         self._open[key] = [expected for expected in self._open[key] if not self._shown(expected)]
@@ -48,11 +48,11 @@ class Expectations:
         self._open.pop(key, None)
 
     def waits(self, key: Key) -> bool:
-        """Whether the key waited for something when it was last asked about."""
+        """Whether the key waits for something, as of the last `expect` or `met`."""
         return key in self._open
 
     def waiting(self) -> list[Key]:
-        """Returns the keys that waited for something when they were last asked about."""
+        """Returns the keys that wait for something, each as of its last `expect` or `met`."""
         return list(self._open)
 
     def _shown(self, expected: Expectation) -> bool:

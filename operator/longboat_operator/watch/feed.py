@@ -24,7 +24,10 @@ class Feed:
         on_listed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_change` is told every change; `on_listed` that a stream has started over: objects may have come and gone unseen."""
+        """`on_change` is told every change of a watched object; `on_listed` is called once a source has been listed in full.
+
+        Between two lists objects may have come and gone unseen.
+        """
         self._cache = cache
         self._freshness = freshness
         self._on_change = on_change

@@ -26,12 +26,20 @@ class Informer:
     """Keeps a feed up to date. A broken watch resumes where it was; only 410 makes it list again."""
 
     def __init__(
-        self, client: KubeClient, resource: Resource, namespace: str | None, selector: str, feed: Feed
+        self,
+        client: KubeClient,
+        resource: Resource,
+        namespace: str | None,
+        selector: str,
+        feed: Feed,
+        lists: asyncio.Semaphore,
     ) -> None:
+        """`lists` is held while it lists; informers that share one list no more sources at once than it admits."""
         self._client = client
         self._resource = resource
         self._selector = selector
         self._feed = feed
+        self._lists = lists
         self._version: str | None = None
         self.source = Source(resource.kind, namespace)
 
@@ -45,7 +53,8 @@ class Informer:
         while True:
             try:
                 if self._version is None:
-                    await self._list()
+                    async with self._lists:
+                        await self._list()
                 await self._watch()
                 failures = 0
                 await asyncio.sleep(_PAUSE_SECONDS)

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 def watched(namespaces: tuple[str, ...]) -> tuple[Resource, ...]:
-    """Returns the watched kinds; cluster-scoped runtimes only for an operator of the whole cluster (no namespaces named)."""
+    """Returns the kinds that kopf watches; cluster-scoped runtimes only for an operator of the whole cluster (no namespaces named)."""
     return (RL_JOB, RL_RUNTIME) if namespaces else (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME)
 
 

@@ -1,4 +1,4 @@
-"""A metadata-only re-list every few minutes: what a watch missed is repaired, a dead watch is detected."""
+"""A metadata-only re-list every few minutes: deletions that a watch missed are repaired, a dead watch is detected."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from longboat_operator.reading.status import RESHAPE_IDENTITY
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
-# What a job's plan publishes and doesn't read, or reads only to compare it with what it sees at the same time.
+# What a job's plan publishes and doesn't read, or which tells the next plan no more than what it was made from.
 _SHOWN = ("phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
 _SEEN_OF_A_POD = ("node", "wasReady")
@@ -32,7 +32,7 @@ def wakes_job(old: Object | None, new: Object | None) -> bool:
     Every change does, except changes of:
     * resourceVersion and managed fields, which change with every write;
     * a job's `status.training` other than `state`, `incarnation` and new reshapes, so that reports of steps cost no plan;
-    * its demand for rollout pods, other than the incarnation and which of the leaving pods are drained: its capacity's plan reads the rest;
+    * its demand for rollout pods, other than the incarnation and which leaving pods are drained: its capacity's plan answers the rest;
     * its demand for CPUs of reward pods, which its capacity's plan answers.
 
     So changes of the spec, the grant, `checkpoint` and `problem` do, and changes that others make to the operator's part of the status.
@@ -46,7 +46,7 @@ def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
     """Whether a change of a job that is nothing but the status that a plan has published calls for another plan.
 
     Rule: it does if the change is of anything that rules read back, such as what became of known pods, or that the job has ended.
-    What is only shown (phase, counts, the text and time of conditions) follows from what that plan has seen, and so would again.
+    What follows from what that plan has seen (phase, counts, most conditions, the text and time of the others) would do so again.
     The first record of a pod to which nothing has happened yet calls for none either: it says no more than the pod itself.
     """
     if old is None or new is None:

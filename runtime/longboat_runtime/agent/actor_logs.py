@@ -16,8 +16,8 @@ _ROUND_BYTES = 1 << 20
 class ActorLogs:
     """Follows `worker-*.out` and `worker-*.err` of Ray's session, whichever session that is now.
 
-    Ray names the files `worker-ID-JOB-PID`; lines are printed with the actor's pid before them. Files that are there when
-    following starts are read from their end, so nothing is printed twice after the agent has restarted.
+    Ray names the files `worker-ID-JOB-PID`; lines are printed with the actor's pid before them. Files that are there when this
+    is made are read from their end, so nothing is printed twice after the agent has restarted.
     """
 
     def __init__(self, temp_dir: Path = Path("/tmp/ray"), to: TextIO = sys.stdout) -> None:  # noqa: S108 - Ray's own
@@ -32,7 +32,7 @@ class ActorLogs:
             await asyncio.sleep(_INTERVAL)
 
     def print_new(self) -> None:
-        """Prints the whole lines that have been written since the last call."""
+        """Prints the whole lines that have been written and not printed, in at most _ROUND_BYTES of each file; a longer line in parts."""
         for path in self._files():
             with contextlib.suppress(FileNotFoundError):
                 self._print_new_of(path)

@@ -67,7 +67,7 @@ class Agent:
         self._stuck: str | None = None
 
     async def run(self) -> int:
-        """Runs until SIGTERM (0), or until the child has failed slowly, or too often, or can't be ended (1)."""
+        """Runs until SIGTERM or SIGINT (0), or until the child has failed slowly, or too often, or couldn't be ended in time (1)."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)

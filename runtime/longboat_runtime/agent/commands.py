@@ -1,4 +1,4 @@
-"""`longboat agent ROLE`: the first process of a role pod."""
+"""`longboat agent ROLE`: the first process of a role's container."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def trainer(
 def reward(
     head: Head,
     pool: Annotated[str, typer.Option(help="Reward pool that the pod belongs to.")],
-    slots: Slots = 1,
+    slots: Annotated[int, typer.Option(min=1, help="Grades that this pod runs at once.")] = 1,
     socket: Annotated[Path, typer.Option(help="Where the pod's graders listen.")] = Path("/run/longboat/graders.sock"),
     health_port: HealthPort = _HEALTH_PORT,
     grace_seconds: Grace = _GRACE,

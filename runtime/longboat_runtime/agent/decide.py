@@ -73,11 +73,12 @@ class Observation:
 def next_state(state: AgentState, observation: Observation, rules: Rules) -> tuple[AgentState, Action]:
     """Applies the rules, in order.
 
-    1. A child that ends although its head serves has failed. After a quick failure it is started again, after a wait that doubles
-       each time; after `quick_failures` of them, and after a slow one, the agent gives up, so that the kubelet restarts the
-       container, counts that and shows it: what fails slowly would otherwise fail for ever unnoticed.
+    1. A child that ends with code 0 is done, without `restart_on_success`. Any other that ends although its head serves has failed.
+       After a quick failure it is started again, after a wait that doubles each time, up to `max_backoff`. After `quick_failures` of
+       them in a row, and after a slow one, the agent gives up, so that the kubelet restarts the container, counts that and shows it:
+       what fails slowly would otherwise fail for ever unnoticed.
     2. A child that ends while its head is away, or is another, has not failed: it can't run without the one it joined.
-    3. A child whose head has another cluster id, or refuses for longer than `patience`, is ended; that is no failure of its own.
+    3. A child whose head has another cluster id, or refuses for `patience`, is ended; that is no failure of its own.
     4. A child is started once the head is settled and the wait is over.
     """
     if not observation.refused:

@@ -1,4 +1,4 @@
-"""Asking a Ray head for its identity: the id of the cluster that it serves."""
+"""Asks a Ray head for the id of the cluster that it serves, for its nodes, and whether a pod may leave."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _REQUEST_SECONDS = 5.0
 async def serve_health(port: int, missing: Missing, broken: Broken, host: str = "") -> asyncio.Server:
     """Listens on all addresses unless `host` names one.
 
-    /readyz is 503 with the reason while something is missing, /healthz while something is broken.
+    /healthz is 503 with the reason while something is broken, /readyz also while something is missing.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -31,8 +31,8 @@ _TAIL_LINES, _TAIL_SECONDS = 40, 1.0
 class Supervisor:
     """Runs at most one child at a time. Made inside the agent's event loop.
 
-    `exited` is set when the child has ended, until the next `start`. The child's standard error goes through the agent, which
-    keeps its last lines.
+    `exited` is set when the child has ended; the agent or the next `start` clears it. The child's standard error goes through the
+    agent, which keeps its last lines.
     """
 
     def __init__(self) -> None:

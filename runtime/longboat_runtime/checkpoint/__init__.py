@@ -1,1 +1,1 @@
-"""One transaction for everything a job needs to resume: written aside, made durable, renamed into place last."""
+"""One transaction for everything a job needs to resume: files are written and made durable, the manifest is renamed into place last."""

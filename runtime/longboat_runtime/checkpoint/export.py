@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +25,19 @@ def export(source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: P
     `bfloat16`. What was exported to `directory` before is replaced. Everybody may read the files. Raises OSError.
     """
     from huggingface_hub import save_torch_state_dict
+    from safetensors import SafetensorError
 
     make_directory(directory.parent)
     partial = directory.with_name(f".{directory.name}.partial")
     remove_tree(partial)
     partial.mkdir()
-    save_torch_state_dict(dict(tensors), partial, metadata={"format": "pt"})
+    try:
+        save_torch_state_dict(dict(tensors), partial, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # Its message ends like "No space left on device (os error 28)" if the system refused to write.
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(partial)) from error
+        raise
     config = json.loads((source / CONFIG).read_text())
     config.pop("torch_dtype", None)
     (partial / CONFIG).write_text(json.dumps(config | {"dtype": dtype}, indent=2))

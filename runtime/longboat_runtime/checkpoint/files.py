@@ -83,7 +83,7 @@ def describe(root: Path) -> tuple[FileEntry, ...]:
 
 
 def verify(root: Path, entries: tuple[FileEntry, ...]) -> None:
-    """Raises FilesDamaged unless every file of `entries` is there with its size and content."""
+    """Raises FilesDamaged unless every file of `entries` is there with its size and content, or OSError if one can't be read."""
     for entry in entries:
         path = root / entry.path
         if not path.is_file():

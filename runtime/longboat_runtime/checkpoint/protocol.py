@@ -12,7 +12,7 @@ from typing import Any, Protocol
 class Manifest:
     """Describes a complete checkpoint of one step boundary.
 
-    `directory` holds it; `state` is the driver's part, as JSON values (data cursor, ledger, log position, weight version).
+    `directory` holds it; `state` is the driver's part, as JSON values (`driver.run_state.StepBoundary.to_state`).
     """
 
     incarnation: int
@@ -37,16 +37,17 @@ class Checkpoints(Protocol):
     keep: int
 
     def newest(self) -> Manifest | None:
-        """Returns the checkpoint of the highest incarnation, and of these the highest step; None without one.
+        """Returns the undamaged checkpoint of the highest incarnation, and of these the highest step; None without any checkpoint.
 
-        So what a lost driver still writes never counts. Raises SpecProblem (CheckpointCorrupt) if all that exist are damaged.
+        So what a lost driver still writes doesn't count once a later one has saved. Raises SpecProblem (CheckpointCorrupt) if all that
+        exist are damaged.
         """
 
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
     ) -> Manifest:
-        """Writes a checkpoint in one transaction: `write_model(directory / "trainer")`, then files and directory, the manifest last.
+        """Writes a checkpoint in one transaction: state, `write_model(directory / "trainer")`, and the manifest last.
 
-        Then removes checkpoints beyond `keep`. Raises SpecProblem (CheckpointVolumeFull) or OSError, and leaves the earlier ones
-        untouched and no partial one.
+        Then removes checkpoints beyond `keep`. Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable), another OSError,
+        or what `write_model` raised, and leaves the earlier ones untouched. A partial one doesn't count.
         """

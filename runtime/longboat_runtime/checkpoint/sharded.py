@@ -39,7 +39,7 @@ def snapshot(
 def write(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGroup | None = None) -> None:
     """Writes all ranks' parts into `directory` and makes them durable. A collective of `group` (its tensors on the CPU).
 
-    Raises OSError, on all ranks, if any rank couldn't write.
+    If any rank couldn't write, raises OSError on all ranks, or RuntimeError if torch hides why (see `_no_space`).
     """
     try:
         dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(directory, sync_files=True), process_group=group)
@@ -51,7 +51,7 @@ def write(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGro
 def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGroup | None = None) -> None:
     """Fills `tensors` in place from `directory`. A collective.
 
-    Raises OSError if files can't be read, SpecProblem if they hold other tensors than these.
+    Raises OSError if files can't be read, SpecProblem if they lack one of these or have it in another shape.
     """
     try:
         dcp.load(dict(tensors), storage_reader=dcp.FileSystemReader(directory), process_group=group)

@@ -27,7 +27,7 @@ class CheckpointStore:
     """Checkpoints of all incarnations below `root`; new ones belong to `incarnation`. Implements `protocol.Checkpoints`.
 
     A checkpoint's files are written into its own directory and made durable, then its manifest is renamed into place. A
-    directory without manifest is one that was never finished.
+    directory without manifest is one that was never finished, or whose removal was not.
     """
 
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
@@ -39,7 +39,8 @@ class CheckpointStore:
 
         Highest incarnation first, then highest step. Reads every byte of the one it returns; newer ones that are not as they
         were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if there are some and
-        all are damaged: starting over silently would throw away training that may still be rescued.
+        all are damaged: starting over silently would throw away training that may still be rescued. Raises OSError if files can't be
+        read.
         """
         damaged: list[str] = []
         for position in sorted(self._complete(), reverse=True):
@@ -61,12 +62,13 @@ class CheckpointStore:
             raise SpecProblem(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", message)
         return None
 
-    def newest_state(self) -> Mapping[str, Any] | None:
-        """Returns the driver's state in the newest complete checkpoint, whose files may be damaged.
+    def newest_state(self, step: int | None = None) -> Mapping[str, Any] | None:
+        """Returns the driver's state in the newest complete checkpoint (of `step`, if given), whose files may be damaged.
 
         None if there is no such checkpoint, or its state can't be read.
         """
-        if (position := max(self._complete(), default=None)) is None:
+        of_step = [position for position in self._complete() if step in (None, position.step)]
+        if (position := max(of_step, default=None)) is None:
             return None
         try:
             state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
@@ -103,7 +105,7 @@ class CheckpointStore:
     def _begin(self, directory: Path, state: Mapping[str, Any]) -> None:
         files.remove_tree(directory)
         files.make_directory(directory)
-        # The incarnation's directory exists already: its log created it, without syncing that.
+        # The incarnation's directory exists already: its metrics or its log created it, without syncing that.
         files.fsync_directory(self.root / INCARNATIONS)
         files.fsync_directory(self.root)
         files.write_durably(directory / STATE, json.dumps(state).encode())
@@ -146,7 +148,7 @@ class CheckpointStore:
         return [position for position in self._positions() if not (self.root / position.path / manifest.NAME).exists()]
 
     def _incarnations(self) -> list[int]:
-        """Lists all incarnations that have come up: each has a directory from its start, for its log."""
+        """Lists all incarnations that have come up: each has a directory from its start, for its metrics and its log."""
         return [int(path.name) for path in (self.root / INCARNATIONS).iterdir() if path.name.isdecimal()]
 
     def _positions(self) -> list[Position]:

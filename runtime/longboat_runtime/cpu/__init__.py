@@ -1,6 +1,6 @@
 """Speeds up engines and trainers of small models on CPUs. Nothing here is imported on GPUs.
 
-vLLM gets these modules by name, since they can't be imported without it.
+vLLM gets its worker extensions by name, since all modules but `layers` can't be imported without it.
 """
 
 # The name of `cpu.norms` among vLLM's kernel providers.

@@ -158,7 +158,7 @@ def context_length(model: ModelSpec) -> int:
         raise SpecProblem(
             Reason.MODEL_NOT_FOUND,
             "spec.model.path",
-            f"{path} is not there. Give a Hugging Face directory that every role pod sees at the same path.",
+            f"{path} is not there. Give a Hugging Face directory that driver, rollout and trainer pods see at the same path.",
         )
     return longest_sequence(language_model(json.loads(path.read_text())), model.max_length, model.path)
 

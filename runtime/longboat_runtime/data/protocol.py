@@ -16,10 +16,13 @@ class PromptSource(Protocol):
 
     @property
     def skipped(self) -> int | None:
-        """The number of rows known to be too long, which are never drawn; None if such rows fail the job."""
+        """The number of rows that are too long, which are never drawn; of generated rows, those that draws have met.
+
+        None if such rows fail the job.
+        """
 
     def draw(self, count: int, domain: str = "") -> list[PromptId]:
-        """Draws the next prompts of a domain, or of all rows where the job has no quotas. Each epoch has its own permutation."""
+        """Draws the next prompts of a domain, or of all rows where the job has no quotas. Shuffled, each epoch has its own permutation."""
 
     def row(self, prompt: PromptId) -> Row:
         """Returns the row of a prompt. It is cached until `forget`, and can be read again after that."""

@@ -41,7 +41,8 @@ class TablePrompts:
 
     With `quotas`, rows are drawn by domain, and each domain has its own cursor. With `dataset.tooLongPrompts: Skip` the cursors
     pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `check` says whether a row
-    can be graded. `field` is the path of the table in the spec, for errors.
+    can be graded; it sees the rows checked at the start, of generated ones only the first. `field` is the path of the table in the spec,
+    for errors.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class TablePrompts:
 
     @property
     def skipped(self) -> int | None:
-        """The number of rows that are too long: all of them in files, of generated rows those met so far.
+        """The number of rows that are too long: all of them in files, of generated rows those that draws have met.
 
         None if such rows fail the job.
         """
@@ -132,7 +133,7 @@ class TablePrompts:
         return rows
 
     def _fits(self, prompt: PromptId) -> bool:
-        """Whether the prompt is used, not skipped. Raises SpecProblem if it can't be launched for another reason."""
+        """Whether the prompt is used, not skipped. Raises SpecProblem if it can't be launched and such rows aren't skipped."""
         if prompt.row not in self._too_long:
             try:
                 self.row(prompt)

@@ -92,11 +92,13 @@ class Parquet:
         self.path = path
         try:
             self._table = pq.read_table(path, memory_map=True)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise  # the system can't read the file
             raise SpecProblem(
                 Reason.DATASET_INVALID,
                 field,
-                f"{path} is not a Parquet file ({error}). Give a Parquet file, or set the file's "
+                f"{path} is not a Parquet file, or a damaged one ({error}). Copy it again, or set the file's "
                 "format (`spec.dataset.files.format: JSONL`).",
             ) from error
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 import structlog
@@ -67,6 +67,10 @@ class AdoptingStore(CheckpointStore):
                 f"The claim {self._resume.claim_name} doesn't hold {wanted}; name another claim or step.",
             )
         return adopted
+
+    def newest_state(self, step: int | None = None) -> Mapping[str, Any] | None:
+        """Returns the driver's state in the checkpoint that the job starts from; see `newest`."""
+        return super().newest_state(step) or self._adopted.newest_state(self._resume.step)
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ class Audits:
         self._source, self._reporter, self._happened = source, reporter, happened
 
     def resume(self, lengths: LengthHistory) -> None:
-        """Starts from this history, whose periods have been audited by an earlier driver."""
+        """Starts from this history; the periods that have ended in it aren't audited again."""
         self._lengths, self._audited = lengths, lengths.period
 
     async def run(self, step: int) -> None:

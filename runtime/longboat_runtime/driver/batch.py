@@ -19,7 +19,7 @@ from longboat_runtime.trainer.protocol import TrainReport, TrainSample
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples that are trained together, sorted by id, the order in which they are packed, with their `rewards` and `advantages`."""
+    """Samples that are trained together, sorted by id, with their `rewards` and `advantages`."""
 
     records: Mapping[SampleId, SampleRecord]
     rewards: Sequence[float]
@@ -51,8 +51,9 @@ def assemble(
 def skip_problem(report: TrainReport, skipped_steps: int, limit: int) -> SpecProblem | None:
     """Returns the problem to report if minibatches were skipped; None if none was.
 
-    `skipped_steps` is how many steps in a row before this one trained nothing. If this one also trained nothing, and there are now at
-    least `limit` (`trainer.maxSkippedSteps`) of them, the problem is fatal: the next step would start from the same weights.
+    `skipped_steps` is how many steps in a row before this one trained nothing of their batches. If this one also trained nothing, and
+    there are now at least `limit` (`trainer.maxSkippedSteps`) of them, the problem is fatal: the next step would start from the same
+    weights.
     """
     if not report.skipped:
         return None

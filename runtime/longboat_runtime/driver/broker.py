@@ -17,7 +17,7 @@ class Superseded(Exception):
 
 
 class Broker(Protocol):
-    """The driver's only channel to the outside."""
+    """The driver's only channel to whatever grants its resources and stores its status."""
 
     @property
     def previous(self) -> DriverStatus:
@@ -88,7 +88,7 @@ class LocalBroker:
         return RewardGrant()
 
     def suspend(self) -> None:
-        """Suspends the job at the next step boundary."""
+        """Has the driver suspend the job."""
         self._suspend.set()
 
     def publish(self, status: DriverStatus) -> None:

@@ -46,7 +46,7 @@ class EngineDeaths:
 
 
 class EngineWatch:
-    """Reports engines that don't serve, for as long as they don't, and ends the job if engines die too often.
+    """Reports engines that refused the weights, and that none serves, for as long as it is so. Ends the job if engines die too often.
 
     `limit` (failurePolicy.maxRolloutRestarts) may be edited while the job runs. `publish_again` is called if no engine serves
     because the weights can't be fetched: their data may have been lost with the trainer that held it, which nothing else would

@@ -1,4 +1,4 @@
-"""Held-out evaluation: responses to rows that are never trained, sampled greedily (or as the spec says) and graded."""
+"""Held-out evaluation: responses to rows of their own, sampled greedily (or as the spec says) and graded."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ def spec_changed(spec: RLJobSpec) -> SpecChanged:
 class Job:
     """One start of a driver.
 
-    `identity` goes into sample seeds: the RLJob's uid or, without Kubernetes, its name. `root` is the checkpoint directory,
-    `incarnation` the number of this start. `name` is the RLJob's, for people.
+    `identity` is the RLJob's uid or, without Kubernetes, its name. It goes into sample seeds, unless the training started as another job.
+    `root` is the checkpoint directory, `incarnation` the number of this start. `name` is the RLJob's, for people.
     """
 
     identity: str
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def home(self) -> Path:
-        """The directory that only this incarnation writes."""
+        """The directory to which only this incarnation adds files."""
         return self.root / "incarnations" / str(self.incarnation)
 
     @property

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 Granted = TypeVar("Granted", RolloutGrant, RewardGrant)
 
-# Waits between tries of a request that fails, in seconds: doubling from the first to the second.
+# The longest waits between tries of a request that fails, in seconds: doubling from the first to the second.
 BACKOFF = (0.5, 30.0)
 # Between two watches, in seconds, if the server ends them at once.
 _WATCH_PAUSE = 0.2
@@ -63,7 +63,7 @@ class KubernetesBroker:
         return DriverStatus.from_json(self._before)
 
     async def incarnation(self) -> int:
-        """See `Broker.incarnation`. An earlier start's status is left as it is until then: lower numbers are rejected."""
+        """See `Broker.incarnation`. An earlier start's progress and checkpoint stay as they are until then: lower numbers are rejected."""
         await self._persist(self._ask)
         await self._until(lambda: self._granted() is not None)
         self._number = self._granted()
@@ -202,7 +202,7 @@ class KubernetesBroker:
             self._notify()
 
     async def _ask(self) -> dict[str, Any]:
-        """Requests a number and keeps the status as it is now: another start may have written since this one read it."""
+        """Requests a number and keeps progress and checkpoint as they are now: another start may have written since this one read them."""
         self._before = self._job.get("status", {})
         status = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
         return await self._apply({**status, "demand": self._demand.to_json()})

@@ -45,7 +45,7 @@ class Loads:
         """Returns what engines felt in the round, which is over, and what it asked of them; None if it wasn't begun here or none answered.
 
         It waits about STOP_SECONDS at most for responses that engines were told to stop: how far they came is part of what was asked.
-        What was asked is left out if the sizes of engines differ, or no response has come back.
+        What was asked is left out if the sizes of engines differ, or no response has ended.
         """
         if self._round == number:
             await self._ask(number)

@@ -96,7 +96,10 @@ class Driver:
         self._generating = False
 
     async def run(self) -> RunOutcome:
-        """Runs the job. Raises SpecProblem, Superseded or whatever ended the run; the next start resumes from the newest checkpoint."""
+        """Runs the job. The next start resumes from the newest checkpoint.
+
+        Raises whatever ended the run, such as SpecProblem or Superseded, in an ExceptionGroup unless it was the export.
+        """
         async with asyncio.TaskGroup() as self._tasks:
             for work in (
                 self._watchdog.run(),
@@ -260,7 +263,7 @@ class Driver:
         self._steps.finish(self._boundary)
 
     def _discard_if_unwanted(self, body: events.Body) -> None:
-        """Discards late data of a sample that is no longer part of a live group."""
+        """Discards late data of a sample that is surplus, or no longer part of a live group."""
         if isinstance(body, events.Generated | events.Paused | events.Lost):
             record = self._view.sample(body.sample)
             if record is None or record.state is SampleState.SURPLUS:
@@ -285,7 +288,7 @@ class Driver:
         self._interrupt(RunOutcome.SUSPENDED)
 
     async def _edits(self) -> None:
-        """Follows edits of the spec: of rounds and checkpoints from the next step boundary on, of limits and pods immediately."""
+        """Follows edits of the spec: of rounds and checkpoints from the next step boundary on, of samples, limits and pods at once."""
         spec = self._job.spec
         while True:
             before, spec = spec, await self._broker.edited(spec)
@@ -297,7 +300,7 @@ class Driver:
                 self._inbox.put_nowait(spec_changed(spec))
 
     def _interrupt(self, outcome: RunOutcome) -> None:
-        """Ends the run with `outcome`: immediately while it starts, else at the step boundary."""
+        """Ends the run with `outcome`: immediately while it starts, else after `_wind_down`."""
         self._interrupted = outcome
         if self._starting is not None:
             self._starting.cancel()

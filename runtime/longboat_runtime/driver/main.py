@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from longboat_runtime.tracking.trackers import Trackers
 log = structlog.get_logger()
 
 RAY_NAMESPACE = "longboat"
+# How long storing what trackers said last may take, in seconds.
+TRACKED_SECONDS = 3.0
 
 
 class Ending(StrEnum):
@@ -49,9 +52,9 @@ async def drive(
     resume: Path = RESUME,
     secrets: Path | None = None,
 ) -> tuple[Ending, SpecProblem | None]:
-    """Runs the job until it ends or is suspended. On SIGTERM the job is saved and stopped.
+    """Runs the job until it ends or is suspended. On SIGTERM, once components are open, the job is saved and stopped.
 
-    The status is stored before this returns, unless another driver has superseded this one.
+    The status of this ending is stored before this returns, unless another driver has superseded this one.
 
     `sockets` and `resume` are those of `open_components`. `secrets` is the directory with the credentials of trackers, None for those
     of the user who runs this.
@@ -89,6 +92,10 @@ async def drive(
     finally:
         reports.close()
         await trackers.finish(ended)
+        if ended:
+            # The ending is stored already, so the job may be gone; what trackers said last isn't.
+            with suppress(Superseded, TimeoutError):
+                await asyncio.wait_for(broker.flush(), TRACKED_SECONDS)
 
 
 def _files(job: Job) -> list[Sink]:

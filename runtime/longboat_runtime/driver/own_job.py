@@ -24,7 +24,7 @@ _NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError)
 
 
 class NoAnswer(Exception):
-    """The API server could not be reached, or did not answer in time."""
+    """The API server could not be reached, or gave no readable answer in time."""
 
 
 class Rejected(Exception):
@@ -36,7 +36,7 @@ class Rejected(Exception):
 
 
 class OwnJob:
-    """One RLJob. Every method raises NoAnswer or Rejected."""
+    """One RLJob. Every method but `close` raises NoAnswer or Rejected."""
 
     def __init__(self, configuration: Configuration, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
@@ -49,7 +49,7 @@ class OwnJob:
         return await self._send("GET", f"{self._jobs}/{self.name}")
 
     async def watch(self, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yields changes after `resource_version` as (type, job), until the server ends the stream after some minutes.
+        """Yields changes after `resource_version`, and bookmarks, as (type, job), until the server ends the stream after some minutes.
 
         Raises Rejected with code 410 if that version is too old; get the job again.
         """

@@ -12,7 +12,7 @@ from longboat_runtime.rounds import events
 
 # How often the loads of pools are read, in seconds.
 LOOK_SECONDS = 0.5
-# The most points that the course of a round has: beyond that every other one is dropped, and points are taken half as often.
+# The most points that the course of a round has besides its end: beyond that every other one is dropped, and points are taken more seldom.
 MOST_POINTS = 64
 
 

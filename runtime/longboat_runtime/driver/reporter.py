@@ -91,7 +91,7 @@ class Problems:
 
 
 class Reporter:
-    """Publishes the status through the broker, also on every change of stage. `clock` is Unix time in seconds."""
+    """Publishes the status through the broker, also when the foremost stage changes. `clock` is Unix time in seconds."""
 
     def __init__(
         self, job: Job, broker: Broker, reports: Reports, stages: StageClock, clock: Callable[[], float]
@@ -126,7 +126,9 @@ class Reporter:
         # Rounds that the previous driver made after the checkpoint will be repeated.
         summaries = [summary for summary in self._rounds if summary.step <= view.step]
         self._rounds = deque(summaries, maxlen=RECENT_ROUNDS)
-        if saved:
+        newest = self._checkpoint
+        # What is known of it already, such as when it was completed, stays.
+        if saved and (newest is None or (newest.incarnation, newest.step) != (saved.incarnation, saved.step)):
             self.saved(saved)
         self.publish()
 
@@ -147,7 +149,7 @@ class Reporter:
         self.publish()
 
     def saved(self, manifest: Manifest) -> None:
-        """Reports a newer complete checkpoint."""
+        """Reports the newest complete checkpoint."""
         self._checkpoint = CheckpointStatus(
             incarnation=manifest.incarnation,
             step=manifest.step,

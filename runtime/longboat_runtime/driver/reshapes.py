@@ -1,4 +1,4 @@
-"""Has engines reshaped between rounds, as the plan of `rollout.parallelism` says."""
+"""Has engines reshaped, as the plan of `rollout.parallelism` says."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ log = structlog.get_logger()
 
 
 class Reshapes:
-    """Learns from every round, and reshapes engines while the trainer computes, if the plan calls for another shape.
+    """Learns from every measured round, and reshapes engines if the plan calls for another shape.
 
-    `happened` gets the event of a reshape.
+    A reshape begins while the trainer computes, or after the publication that it waits for. `happened` gets its event.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Reshapes:
         self._failed_among: frozenset[str] = frozenset()
 
     async def resume(self, snapshot: Mapping[str, Any] | None) -> None:
-        """Starts from the plan of a checkpoint, if there is one; engines have been started in its shape (`starting_shape`).
+        """Starts from the plan of a checkpoint, if there is one of the same profile; engines have been started already (`starting_shape`).
 
         Raises SpecProblem if the profile can't be used.
         """
@@ -129,7 +129,7 @@ class Reshapes:
             self._plan = self._plan.reshaped(body.tensor_parallel, sum(body.seconds.values()))
 
     async def settled(self) -> None:
-        """Waits until engines have their shape: a round begins in one shape."""
+        """Waits until no reshape is under way."""
         if self._working is not None:
             await asyncio.wait([self._working])
 
@@ -179,7 +179,7 @@ def bounds_of(job: Job) -> Bounds:
 def profile_of(job: Job, rollout: RolloutSpec, bounds: Bounds) -> Profile | None:
     """Returns the profile that rounds are priced by; None without one, or if shapes are fixed. Raises SpecProblem if it can't be used.
 
-    Its engines have the KV cache for which the spec gives memory, whatever was measured.
+    If the spec gives memory for the KV cache, its engines have that of it, whatever was measured.
     """
     wanted = rollout.parallelism
     if wanted.mode is ParallelismMode.FIXED or wanted.profile is None:
@@ -200,7 +200,8 @@ def check_profile(job: Job) -> None:
 def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
     """Chooses how many devices an engine has when a driver starts: as in the newest checkpoint, or the nearest within the bounds.
 
-    If shapes are fixed or there is no checkpoint, it is the spec's number. `newest_state` reads the checkpoint's state, None without one.
+    If shapes are fixed or `newest_state` returns None, it is the spec's number. `newest_state` reads the state in the checkpoint that the
+    job starts from.
     """
     bounds = job.spec.rollout.parallelism
     if bounds.mode is ParallelismMode.FIXED or (state := newest_state()) is None:

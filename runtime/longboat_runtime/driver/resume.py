@@ -44,7 +44,7 @@ class Restored:
 
 
 async def restore(job: Job, components: Components) -> Restored:
-    """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
+    """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem, alone or in an ExceptionGroup.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
     it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of

@@ -25,12 +25,14 @@ from longboat_runtime.samples import PromptId
 
 log = structlog.get_logger()
 
-# How often the loads of pools are read, and the least time between two demands, in seconds.
+# How often the driver looks whether to ask, and the least time between two demands, in seconds.
 LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
 
 
 class RewardPools:
-    """Asks for CPUs if the spec has `rewardCpu`, starting from what is granted. `happened` gets every demand and grant.
+    """Asks for CPUs if the spec has `rewardCpu`, starting from what is granted.
+
+    `happened` gets every demand, and every grant of other CPUs.
 
     Without a grant, which there is none of outside Kubernetes, it asks for nothing.
     """
@@ -71,7 +73,7 @@ class RewardPools:
         self._reporter.reports.add(step, self._cpu_metrics())
 
     async def run(self) -> None:
-        """Looks at pools, asks, and follows grants, forever. Raises Superseded."""
+        """Looks at pools, asks, and follows grants, forever. Raises Superseded in an ExceptionGroup."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._course.run())
             if self._spec.reward_cpu is not None:

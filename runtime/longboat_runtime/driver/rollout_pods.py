@@ -21,7 +21,10 @@ log = structlog.get_logger()
 
 
 class RolloutPods:
-    """Asks for as many as `rollout.replicas` says, as soon as it is edited. `happened` gets the event of every pod that has been drained."""
+    """Asks for as many as `rollout.replicas` says, as soon as it is edited.
+
+    `happened` gets the event of every pod that the grant takes back, once it is drained, if it is still there.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class RolloutPods:
         self._ask(self._demand.drained or () if self._demand else ())
 
     async def run(self) -> None:
-        """Asks, and follows grants, forever. Raises Superseded, and whatever the fleet fails with."""
+        """Asks, and follows grants, forever. Raises Superseded, or whatever the fleet fails with, in an ExceptionGroup."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_fleet())
             tasks.create_task(self._follow_grants())

@@ -27,10 +27,10 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class StepBoundary:
-    """The state between two steps, as JSON values: taken right after a commit, before anything else happens.
+    """The state between two steps, as JSON values: taken right after a commit, before anything else happens, or as a driver starts.
 
     `identity` belongs to the job that the training started as (it goes into seeds), `source` is the prompt source's state,
-    `lengths` the history of response lengths, `log` the position after the commit, `timeouts` what is known of grading times.
+    `lengths` the history of response lengths, `log` the position then, `timeouts` what is known of grading times.
     """
 
     identity: str

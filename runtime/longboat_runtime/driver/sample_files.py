@@ -140,7 +140,7 @@ class SampleFiles:
             await asyncio.wait(self._writing.values(), timeout=END_SECONDS)
 
     async def _write(self, request: SampleFileRequest) -> None:
-        """Has the file written, and then the data deleted, whatever came of it. No failure here ends or delays the job."""
+        """Has the file written, and then the data deleted, whatever came of it. No failure to write ends or delays the job."""
         try:
             async with self._turn:
                 await self._components.trainer.write_samples(request, self._job.root)

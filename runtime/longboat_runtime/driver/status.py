@@ -72,7 +72,7 @@ def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since
 
 
 def asks_anew(stored: DriverStatus | None, wanted: DriverStatus) -> bool:
-    """Whether `wanted` has another demand, for rollout pods or for CPUs of reward pools."""
+    """Whether `wanted` has a demand with another number, for rollout pods or for CPUs of reward pools, or nothing is stored yet."""
     return (stored and _numbers(stored)) != _numbers(wanted)
 
 

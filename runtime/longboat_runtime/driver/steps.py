@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# verl's names of the stages.
+# Names of stages in metrics: verl's where it has them.
 _TIMINGS = {
     Stage.GENERATE: "gen",
     Stage.STREAM: "stream",
@@ -132,7 +132,7 @@ class Steps:
     def finish(self, boundary: StepBoundary) -> None:
         """Queues what follows a commit: a checkpoint if one is due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
-        # Measured only now, since responses of the round come back until the commit; those that come later count for the next round.
+        # Measured only now, since responses of the round come back until the commit.
         self._reporter.reports.add(step, self._round())
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
@@ -141,7 +141,7 @@ class Steps:
     def report_start(self, boundary: StepBoundary) -> None:
         """Queues the record of what precedes this driver's first step: the first publication and evaluation.
 
-        If the job starts past its last step (from a checkpoint of another job that had made more steps), it is saved first.
+        If the job starts at or past its last step (from a checkpoint of another job), it is saved first.
         """
         step = boundary.step
         if step >= self._run_state.view.steps and self.saved is None:
@@ -185,7 +185,8 @@ class Steps:
 
         The gradient of streamed ones is there already; if it isn't, the step is started again without chunks. The weights stay the same if
         there is no sample to learn from or no minibatch has a finite gradient. The step counts all the same and its weights get its number;
-        in the second case its prompts are dropped.
+        in the second case its prompts are dropped. Raises SpecProblem if no sample could be graded, or too many steps in a row trained
+        nothing.
         """
         view, reports = self._run_state.view, self._reporter.reports
         measuring = self._spawn(self._measure(step, number))
@@ -310,8 +311,10 @@ class Steps:
     async def _publish(self, version: int) -> None:
         """Makes the commit durable, publishes the weights to the engines, and evaluates them if an evaluation is due.
 
+        If the volume is full, that is reported, and the commit becomes durable with a later one.
+
         The next round begins after the evaluation, which would take engines away from it, except under BoundedAsync: there rounds
-        wait for nothing, and nothing races. The next optimizer step waits for the evaluation in any case.
+        overlap steps anyway, and nothing races. The next optimizer step waits for the evaluation in any case.
         """
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
@@ -431,7 +434,7 @@ class Steps:
         return problem
 
     async def _report(self, step: int, *, timed: bool) -> None:
-        """Writes the step's record once all its work is done; `timed` if this driver made the step."""
+        """Writes the step's record, the last of its tasks; `timed` if this driver made the step."""
         seconds = self._stages.take()
         await self._audits.run(step)
         if timed:

@@ -23,24 +23,24 @@ STACKS_TIMEOUT = 10.0
 # The watchdog looks this often within one deadline, but at most once a second and at least every _LONGEST_PAUSE seconds.
 _LOOKS_PER_DEADLINE = 10
 _LONGEST_PAUSE = 30.0
-# `status.problem.message` has room for this much of each process's stacks: the innermost frames.
-_EXCERPT = 600
+# `status.problem.message` gets this much of the end of each stack, as far as it has room.
+_EXCERPT = 300
 _STANDARD_ERROR = 2
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """Says where a component's processes hang. Fleet, pool and trainer group implement it where they can."""
+    """Says where a component's processes hang. Fleet and trainer group implement it."""
 
     async def stacks(self) -> Mapping[str, str]:
-        """Returns `stacks.thread_stacks()` of every process of the component, by name (`engine-0`, `trainer-1`).
+        """Returns `stacks.thread_stacks()` of the component's processes that answer, by name (`trainer-1`; engines have their own names).
 
-        Actors answer in a separate concurrency group, so that an actor that is stuck in a call answers too.
+        Actors answer beside their other calls, so that one that is stuck in a call answers too.
         """
 
 
 class Watchdog:
-    """Reports a stage that has made no progress for `rounds.stageDeadlineSeconds`, with stacks, until it does again.
+    """Reports stages that have made no progress for `rounds.stageDeadlineSeconds`, with stacks, until none is stuck any more.
 
     Also reports reward pools that have no pod left to grade, until one joins.
     """
@@ -96,11 +96,8 @@ class Watchdog:
 
     async def _stacks(self) -> dict[str, str]:
         """Returns the stacks by process, the driver's own last. An Inspectable component that doesn't answer is listed with its error."""
-        components = {
-            "rollout": self._components.fleet,
-            "reward": self._components.rewards,
-            "trainer": self._components.trainer,
-        }
+        # Reward workers only wait for their graders, which are other processes.
+        components = {"rollout": self._components.fleet, "trainer": self._components.trainer}
         stacks: dict[str, str] = {}
         for name, component in components.items():
             if isinstance(component, Inspectable):
@@ -108,25 +105,32 @@ class Watchdog:
                     stacks |= await asyncio.wait_for(component.stacks(), STACKS_TIMEOUT)
                 except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is reported
                     stacks[name] = f"gave no stacks: {error!r}"
-        stacks["driver"] = thread_stacks() + "\n" + _waiting_tasks()
+        stacks["driver"] = thread_stacks() + "\n\n" + _waiting_tasks()
         return stacks
 
 
 def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
-    """Returns the message for the status: `stages`, `samples` (how many in each state), and the end of each process's stacks."""
+    """Returns the message for the status: `stages`, `samples` (how many in each state), and the end of each thread's stack.
+
+    Ends that are the same, such as those of idle threads, stand there once.
+    """
+    ends: dict[str, str] = {}
+    for process, text in stacks.items():
+        for stack in text.split("\n\n"):
+            ends.setdefault(stack[-_EXCERPT:], process)
     parts = [
         f"No progress for longer than stageDeadlineSeconds in stage {stages}. Samples: {samples}.",
         "Complete stacks are in the driver's log; their innermost frames:",
-        *(f"{process}: ...{text[-_EXCERPT:]}" for process, text in stacks.items()),
+        *(f"{process}: ...{end}" for end, process in ends.items()),
     ]
     return "\n".join(parts)
 
 
 def _waiting_tasks() -> str:
-    """Says where each of the driver's own tasks waits."""
+    """Says where each of the driver's own tasks waits, a paragraph each."""
     lines = []
     for task in asyncio.all_tasks():
         frames = task.get_stack(limit=1)
         place = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else "nowhere yet"
         lines.append(f"{getattr(task.get_coro(), '__qualname__', task.get_name())} waits at {place}")
-    return "\n".join(sorted(lines))
+    return "\n\n".join(sorted(lines))

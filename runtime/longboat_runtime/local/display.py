@@ -81,7 +81,7 @@ class Display:
         """Does nothing: there is nothing to release."""
 
     def summarise(self) -> None:
-        """Prints first, last and mean of every column."""
+        """Prints first, last and mean of every column that has values."""
         table = Table(box=None, header_style="bold")
         for title in ("", "first", "last", "mean"):
             table.add_column(title, justify="left" if not title else "right")

@@ -30,7 +30,7 @@ def local_graders(pools: Sequence[RewardPoolSpec], folder: Path, config_maps: Pa
 def _graders(processes: int, socket: Path, config_maps: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "longboat_runtime.cli", "graders", "--socket", str(socket)]
     command += ["--processes", str(processes), "--config-maps", str(config_maps), "--parent", str(os.getpid())]
-    # In a group of its own: Ctrl-C suspends the job, and the last grades are still needed for that.
+    # In a session of its own: Ctrl-C reaches the driver alone, which suspends the job.
     process = subprocess.Popen(command, start_new_session=True)
     try:
         yield

@@ -20,7 +20,10 @@ _FAILED = 1
 
 
 def profile_file(file: Path, output: Path, volumes: list[str]) -> int:
-    """Measures the engines of the job of `file`, and writes the profile to `output`; returns the exit status: 0 done, 1 failed."""
+    """Measures the engines of the job of `file`, and writes the profile to `output`; returns the exit status.
+
+    It is 0 if done, 1 if a person has to change something; other errors are raised.
+    """
     console = Console()
     try:
         job = load_job(file.read_text())
@@ -47,7 +50,7 @@ def profile_file(file: Path, output: Path, volumes: list[str]) -> int:
 
 
 def measure(spec: RLJobSpec, console: Console) -> ProfileFile:
-    """Starts an engine of each size that a rollout pod of the job can have, one after the other, on a Ray of its own.
+    """Measures an engine of each size within the bounds of rollout.parallelism, one after the other, on a Ray of its own.
 
     Raises SpecProblem for what a person has to change.
     """

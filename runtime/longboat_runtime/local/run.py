@@ -167,7 +167,10 @@ def _heed_signals(broker: LocalBroker, console: Console) -> None:
     assert run is not None
 
     def interrupted() -> None:
-        console.print("Suspending at the next step boundary; Ctrl-C again ends at once.", highlight=False)
+        console.print(
+            "Suspending: a step that is being trained is finished, and saved; Ctrl-C again ends at once.",
+            highlight=False,
+        )
         loop.add_signal_handler(signal.SIGINT, run.cancel)
         broker.suspend()
 
@@ -194,8 +197,8 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
 
 def named_directory(option: str, word: str) -> tuple[str, Path]:
     """Splits NAME=DIRECTORY into the name and the absolute path. Raises ValueError if it isn't that, or there is no such directory."""
-    name, equals, directory = word.partition("=")
-    if not (name and equals and Path(directory).is_dir()):
+    name, _, directory = word.partition("=")
+    if not (name and directory and Path(directory).is_dir()):
         raise ValueError(f"{option} {word}: write NAME=DIRECTORY with a directory that exists")
     return name, Path(directory).resolve()
 

@@ -1,1 +1,1 @@
-"""One record a step by verl's names, written as JSON lines, TensorBoard events and Prometheus gauges."""
+"""One record a step, by verl's names where it has the metric, written as JSON lines, TensorBoard events or Prometheus gauges."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 # A response passes if its reward is at least this: the full score for rewards between 0 and 1.
 FULL_SCORE = 1.0
-# This many domains have metrics of their own: those with the most groups in the batch.
+# This many domains have metrics of their own: those with the most groups, dropped ones included.
 MOST_DOMAINS = 64
 
 
@@ -22,7 +22,7 @@ class GroupOutcome:
 
     @property
     def flat(self) -> bool:
-        """All rewards are equal, so nothing can be learned from it."""
+        """Whether all rewards are equal."""
         return len(set(self.rewards)) == 1
 
 
@@ -32,8 +32,8 @@ def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) ->
     `dropped` counts, by domain, groups given up for equal rewards since the step before.
 
     `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over the batch. The
-    MOST_DOMAINS domains with most groups also have `critic/rewards/DOMAIN/mean`, `response_length/DOMAIN/mean` and
-    `critic/zero_variance/DOMAIN`.
+    MOST_DOMAINS domains with most groups, dropped ones included, also have `critic/zero_variance/DOMAIN` and, if they are in the batch,
+    `critic/rewards/DOMAIN/mean` and `response_length/DOMAIN/mean`.
     """
     metrics = {f"critic/{name}": value for name, value in pass_rates([group.rewards for group in groups]).items()}
     metrics |= _zero_variance("critic/zero_variance", groups, sum(dropped.values()))

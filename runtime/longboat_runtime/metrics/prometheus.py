@@ -20,7 +20,7 @@ def gauge_name(metric: str) -> str:
 
 
 class Prometheus:
-    """The last record's values as gauges, without labels: the scrape config knows the job. Port 0 takes a free one."""
+    """The last value of each metric as a gauge, without labels: the scrape config knows the job. Port 0 takes a free one."""
 
     def __init__(self, port: int) -> None:
         self._registry = CollectorRegistry()

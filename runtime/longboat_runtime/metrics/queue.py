@@ -1,4 +1,4 @@
-"""The prompts that wait for a later round, as metrics and as a line for people. Pure."""
+"""The prompts that wait for a launch, as metrics and as a line for people. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def queue_metrics(view: View, round_: int) -> dict[str, float]:
 
 
 def queue_line(metrics: Mapping[str, float]) -> str | None:
-    """Returns a line such as `24 prompts, the oldest for 3 rounds`; None where nothing waits."""
+    """Returns a line such as `24 prompts, the oldest for 3 rounds`; None if by these metrics nothing waits, or they don't say."""
     waiting, age = int(metrics.get("tail/queue_len", 0)), int(metrics.get("tail/queue_age/max", 0))
     if not waiting:
         return None

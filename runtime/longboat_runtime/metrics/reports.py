@@ -24,7 +24,7 @@ class Reports:
         self._parts.setdefault(step, {}).update(metrics)
 
     def finish(self, step: int, *, timed: bool, devices: int) -> Record:
-        """Writes the record of `step`; if `timed`, with the time since the record before and the tokens trained in it.
+        """Writes the record of `step`; if `timed`, with the time since the record before and the tokens trained per second of it.
 
         `perf/throughput` is verl's: tokens of prompts and responses per second and device, `devices` being those of engines and trainer.
         `perf/tokens_per_second` is ours: of the whole job.

@@ -15,9 +15,10 @@ MOST_DOMAINS = 64
 
 
 def timeout_metrics(timeouts: LearnedTimeouts) -> dict[str, float]:
-    """Returns `reward/timeouts/NAME/*` of each reward, over all grades so far that had a learned limit.
+    """Returns `reward/timeouts/NAME/*` of each reward, over the grades so far that had a learned limit.
 
-    The same is there of its `slowest` tenth of problems, and of the MOST_DOMAINS domains with most such grades; nothing without any.
+    Grades of groups that were given up don't count, unless it was for their equal rewards. The same is there of its `slowest` tenth of
+    problems, and of the MOST_DOMAINS domains with most such grades; nothing without any.
     """
     metrics: dict[str, float] = {}
     for name, reward_times in timeouts.rewards.items():

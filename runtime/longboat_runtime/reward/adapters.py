@@ -1,4 +1,4 @@
-"""Adapts reward functions of all kinds and signatures to one call: `Scorer`.
+"""Adapts reward functions of all signatures, and reasoning-gym's scorers, to one call: `Scorer`.
 
 Sources of the signatures: verl `compute_score(data_source, solution_str, ground_truth, extra_info)` (verl docs, "Implement reward
 function for dataset"); TRL `reward(prompts, completions, **columns) -> list` (TRL docs, "Using a custom reward function").
@@ -68,15 +68,16 @@ def _check_signature(function: Callable[..., Any], reward: RewardFunction, argum
     The columns of a row aren't known yet, so a TRL function may have more parameters than are bound here.
     """
     positional, named = arguments
-    signature = inspect.signature(function)
     try:
+        # Functions of extension modules may have none: ValueError.
+        signature = inspect.signature(function)
         if reward.signature is RewardSignature.TRL:
             accepted = _accepted(function)
             passed = {name: value for name, value in named.items() if accepted is None or name in accepted}
             signature.bind_partial(*positional, **{**passed, **reward.parameters})
         else:
             signature.bind(*positional, **{**named, **reward.parameters})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise SpecProblem(
             Reason.REWARD_FUNCTION_INVALID,
             field,

@@ -21,7 +21,7 @@ COVERED = 1.96
 # The prior of logarithms: the spread within a problem, that of problems in a domain, and the number of observations that each counts
 # for. Correct times of problems differ a hundredfold, which is four spreads of 1.15.
 _SPREAD, _OF_PROBLEMS, _COUNTS_AS = 0.5, 1.15, 2.0
-# How many observations of its own a problem's spread needs to weigh as much as its domain's.
+# How many degrees of freedom of its own a problem's spread needs to weigh as much as its domain's.
 _OWN_SPREAD = 8.0
 
 

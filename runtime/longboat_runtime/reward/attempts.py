@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
-# A function that fails on a sample is run this often in all, each time on another worker if there is one.
+# A function that fails on a sample is run in this many attempts that lose no graders, each on another worker if there is one.
 GRADE_ATTEMPTS = 2
 # A sample is given up once its graders have been lost this often while they graded it, or this often in all, waiting included.
 MOST_LOST_WHILE_GRADED, MOST_LOST = 3, 10

@@ -64,7 +64,7 @@ def own_seconds(rewards: Sequence[RewardSpec], limits: Mapping[str, TimeLimit] |
 def grade_times(outcomes: Mapping[str, FunctionOutcome], limits: Mapping[str, TimeLimit]) -> dict[str, GradeTime]:
     """Returns what the functions whose timeouts are learned took, by name.
 
-    Those that failed or don't apply are left out: their times are meaningless.
+    Left out are those that failed or don't apply, whose times are meaningless, and those without `own_seconds`.
     """
     nothing = (OutcomeKind.GRADER_ERROR, OutcomeKind.NOT_APPLICABLE)
     return {

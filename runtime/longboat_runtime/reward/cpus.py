@@ -26,8 +26,8 @@ _PRECISION_FACTOR = 1 + 1e-9
 class PoolLoad:
     """Measures what a reward pool has to do: `asked` are the grades without an answer, of which `at_once` at most run now.
 
-    The first one that no worker has been given yet waits there for `queue_seconds`; 0 if there is none. `arrived` and `graded` count the
-    grades asked for and answered since the driver started, `cpu_seconds` are those that graders used meanwhile.
+    The oldest one that no worker has was asked for `queue_seconds` ago; 0 if there is none. `arrived` and `graded` count the grades asked
+    for and answered since the driver started, `cpu_seconds` are those that graders used meanwhile.
     """
 
     asked: int = 0
@@ -94,7 +94,7 @@ class PoolNeed:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Says what each pool could use, and why, in a line for people; `reason` is that of the whole."""
+    """Says what each pool is to have, and why, in a line for people; `reason` is that of the whole."""
 
     pools: Mapping[str, int]
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
 
 
 def differs(first: Mapping[str, int], second: Mapping[str, int]) -> bool:
-    """Whether the two divisions differ by LEAST_MOVE for some pool."""
+    """Whether the two divisions differ by at least LEAST_MOVE for some pool."""
     return any(abs(first.get(name, 0) - second.get(name, 0)) >= LEAST_MOVE for name in {*first, *second})
 
 

@@ -11,7 +11,7 @@ from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, Iso
 
 
 class Grader(Protocol):
-    """Grades responses by rewards of one kind. `client.GraderClient`, for functions, hands them to children in a sandbox.
+    """Grades responses by rewards. `client.GraderClient` hands them to the graders of its pod.
 
     Calls run concurrently; a grader limits itself how many grades do.
     """
@@ -40,11 +40,12 @@ class Grader(Protocol):
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """Grades by the reward of this name. The outcome is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
+        """Grades by the reward of this name; random numbers follow from `seed` (31 bits).
 
-        It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`), which are given if its time is learned from. For a reward with
-        test cases both limit each case, and `verdict.score_of` says when the outcome is TIMEOUT. With `alone` this grader grades nothing
-        else meanwhile. If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
+        The outcome is TIMEOUT after `seconds`, in which waiting for a CPU doesn't count. It is TIMEOUT, too, after `own_seconds` (see
+        `FunctionOutcome`), which are given if its time is learned from. For a reward with test cases both limit each case, and
+        `verdict.score_of` says when the outcome is TIMEOUT. With `alone` this grader grades nothing else meanwhile. If the call is
+        cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
         """
 
     async def close(self) -> None:

@@ -18,7 +18,8 @@ def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSam
     """Makes a scorer that calls the task's `score_answer`.
 
     The one parameter, `tag`, names the tag around the answer (`answer` for `<answer>4</answer>`; the last one counts, a
-    response without it has the wrong form). Without a `tag` the whole response is the answer. Raises SpecProblem for any other parameter.
+    response without it has the wrong form). Without a `tag` the whole response is the answer. Raises SpecProblem for a `tag` that is no
+    text, and for any other parameter.
     """
     unknown = sorted(set(parameters) - {"tag"})
     if unknown:
@@ -28,6 +29,12 @@ def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSam
             f"The kind ReasoningGym has no parameter {unknown[0]!r}. It has `tag`.",
         )
     tag = parameters.get("tag")
+    if tag is not None and not isinstance(tag, str):
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_INVALID,
+            f"{field}.parameters.tag",
+            f"It is {tag!r}, not a text. Give the name of a tag, in quotes if it looks like something else.",
+        )
     pattern = re.compile(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", re.DOTALL) if tag else None
 
     def score(sample: RewardSample) -> RewardResult:

@@ -1,4 +1,4 @@
-"""A length penalty to use beside other rewards. Imports nothing large: every grade is a fork of the process that imports it."""
+"""A length penalty to use beside other rewards. Imports nothing large: graders are forks of the process that imports it."""
 
 from __future__ import annotations
 

@@ -30,15 +30,15 @@ from longboat_runtime.store.protocol import SampleStore
 
 log = structlog.get_logger()
 
-# How long a node whose worker couldn't be made ready is left alone, in seconds.
+# How long a node whose worker couldn't load the rewards is left alone, in seconds.
 _RETRY_SECONDS = 30.0
 
 
 @dataclass(slots=True)
 class _PendingGrade:
-    """A request that waits for a worker that isn't one of `tried`, or for its answer: outcomes by function, and the worker's node.
+    """A request that waits for a worker, or for its answer: outcomes by function, and the worker's node.
 
-    It was asked for at `since` (loop time).
+    It was asked for at `since` (loop time). A worker on a node that was `tried` gets it only if there is no other.
     """
 
     request: GradeRequest
@@ -76,7 +76,7 @@ class _Worker(Slots):
 
 
 class RewardPool:
-    """Keeps one worker on every node of the pool, as `follow` tells of them, and spreads grades over them.
+    """Keeps one worker on every node of the pool, which `follow` is told of, and spreads grades over them.
 
     `rewards` are those that it grades, by their places in `spec.rewards`; its workers load no others. `isolation` says how the grades of
     each are kept apart, by name, and is kept up to date. `socket` is where the pool's graders listen on each of its nodes.
@@ -245,7 +245,7 @@ class RewardPool:
             self._put(pending)
 
     def _ask(self, worker: _Worker, pending: _PendingGrade) -> None:
-        """Adds the request to the worker's share, which the next call takes along: at most one in GATHER_SECONDS."""
+        """Adds the request to the worker's share, which the next call takes along: at most one in GATHER_SECONDS, `flush` aside."""
         worker.running += 1
         del self._queued[pending.request.number]
         worker.requests[pending.request.number] = pending

@@ -14,7 +14,7 @@ class Urgency(NamedTuple):
     """Orders grades by what depends on them; pools grade the smallest first (`reward.queue`).
 
     `round` is the number of the sample's round, 0 for an evaluation, whose grades come first since the next optimizer step waits for
-    them. `missing` is the number of samples of its group without a grade, including this one.
+    them. `missing` is the number of grades that its group still lacks, including this one; 1 for an evaluation.
     """
 
     round: int = 0
@@ -29,7 +29,7 @@ class RewardScheduler(Protocol):
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
-        """The isolation in force between the grades of each reward, by its name."""
+        """The isolation in force between the grades of each reward that a worker has told of, by its name."""
 
     @property
     def loads(self) -> Mapping[str, PoolLoad]:
@@ -40,10 +40,10 @@ class RewardScheduler(Protocol):
     ) -> Grade:
         """Grades a stored sample, in all pools with a reward for it at once.
 
-        A grader error is returned only after a retry on another worker. Cancelling the call cancels the grade, queued or running. Raises
-        KeyError if the store has lost the sample.
+        A function that fails is run once more, on another worker if there is one. Cancelling the call cancels the grade, queued or running.
+        Raises KeyError if the store has lost the sample.
 
-        `limits` has the limits of rewards whose timeouts are learned, by name; the grade has `times` for these rewards.
+        `limits` has the limits of rewards whose timeouts are learned, by name; the grade has `times` for those of them that were timed.
         """
 
     def flush(self) -> None:

@@ -21,8 +21,8 @@ class Rank(NamedTuple):
 class Group:
     """The samples of one attempt at a prompt that are being graded: `under_way` of them, in any pool.
 
-    `number` is its place in the order in which groups came, `round` the number of its round, and `missing` how many of its samples
-    lack a grade (see `protocol.Urgency`).
+    `number` is its place in the order in which groups came, `round` the number of its round, and `missing` how many grades it still
+    lacks (see `protocol.Urgency`).
     """
 
     number: int
@@ -36,8 +36,8 @@ class Group:
 
         Rule: what decides something first is graded first. Rounds are trained in the order in which they were opened, so an older
         round's groups come before a newer one's. Within a round the group that lacks the fewest grades comes first: it is the next that
-        can be kept or, for equal rewards or a grader error, replaced, which takes the generation of another group; a grade for one whose
-        other responses are still being generated decides nothing yet. Groups that lack as many keep the order in which they came.
+        can be kept or, for equal rewards, replaced, which takes the generation of another group; a grade for one whose other responses
+        are still being generated decides nothing yet. Groups that lack as many keep the order in which they came.
         """
         return Rank(self.round, self.missing, self.number)
 
@@ -53,7 +53,7 @@ class _Waiting(Generic[Item]):
 class GradeQueue(Generic[Item]):
     """Requests in the order of `Group.rank`; those of one group by number, lowest first.
 
-    A change costs O(log of what waits).
+    Moving a group touches none of its requests.
     """
 
     def __init__(self) -> None:

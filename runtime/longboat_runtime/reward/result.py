@@ -70,7 +70,10 @@ def _number(value: Any) -> float:
 
 
 class OutcomeKind(StrEnum):
-    """`samples.GradeKind`, NOT_APPLICABLE for a function that has nothing to say about the sample, and LOST if the graders went away."""
+    """`samples.GradeKind`, NOT_APPLICABLE for a function that has nothing to say about the sample, and LOST.
+
+    LOST says that the graders went away, or that a program crashed while their container was short of memory.
+    """
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
@@ -84,13 +87,13 @@ class OutcomeKind(StrEnum):
 class FunctionOutcome:
     """The outcome of one function on one sample, as it travels between graders and driver.
 
-    `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the grade's wall time, `cpu_seconds` what its process used
-    (programs that it started aside, unless its time is learned from); both are taken by who supervises it. `begun` is of a LOST one:
-    whether it was being graded.
+    `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the grade's wall time, `cpu_seconds` what its processes used
+    (programs that a function starts may be missing, unless its time is learned from); both are taken by who supervises it. `begun` is of
+    a LOST one: whether it was being graded.
 
-    `own_seconds` is there if its time is learned from: the wall time without what it waited for a CPU, or `cpu_seconds` if that is more.
-    `limited` says that a learned limit ended it. Where there are test cases, `own_seconds` are of the one that took longest, and `limited`
-    says that one failed because of its limit: with partial credit such a grade may be SCORED.
+    `own_seconds` is there if its time is learned from and was measured: the wall time without what it waited for a CPU, or `cpu_seconds`
+    if that is more. `limited` says that a learned limit ended it. Where there are test cases, `own_seconds` are of the one that took
+    longest, and `limited` says that one failed because of its limit: with partial credit such a grade may be SCORED.
     """
 
     kind: OutcomeKind
@@ -146,7 +149,7 @@ class IsolationInForce:
 class GradersCapacity:
     """Says how many grades a pod's graders run at once now, and the CPU seconds that their container has used.
 
-    The latter is None if it has no CPU quota: then others may use the same CPUs.
+    The latter is None if it has no CPU quota: then others may use the same cgroup.
     """
 
     at_once: int

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again
-# (`worker.GATHER_SECONDS`, each way).
+# Work that waits beside a worker's graders, in seconds of grading: about what it takes to answer and to be asked again
+# (at most `worker.GATHER_SECONDS`, each way).
 AHEAD_SECONDS = 0.3
 # How many requests it has at most, for each grade that runs at once.
 MOST_AHEAD = 256

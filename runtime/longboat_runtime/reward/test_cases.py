@@ -295,7 +295,10 @@ def _json(text: Any, where: str) -> Any:
 
 
 def _loads(text: Any) -> Any:
-    """Parses JSON. A number too long for this process, but not for a case runner, becomes a float: its value doesn't matter here."""
+    """Parses JSON. If it has a number too long for this process, but not for a case runner, whole numbers become floats.
+
+    Their values don't matter here.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -172,13 +172,13 @@ class Tally:
 
     @property
     def saved(self) -> float:
-        """Estimated seconds that kills have saved: what audits went on for, as a share of the time that they had. 0 without such audits."""
+        """Estimated seconds that kills have saved: `kill_room` times `beyond` over `room`, at most 1. 0 without audits beyond the limit."""
         return self.kill_room * min(self.beyond / self.room, 1.0) if self.room else 0.0
 
 
 @dataclass(slots=True)
 class RewardTimes:
-    """Holds what has been learned for one reward. `slow` is the mean logarithm above which a problem is among the slowest tenth."""
+    """Holds what has been learned for one reward. `slow` is the mean logarithm from which on a problem is among the slowest tenth."""
 
     name: str
     rule: Rule

@@ -69,7 +69,7 @@ def score_of(results: Sequence[CaseResult], cases: int, *, fraction: bool) -> Sc
 def same_output(printed: str, expected: str) -> bool:
     """Whether the lines are the same, but for empty ones and for how much white space there is between words.
 
-    Words that are numbers with a fraction or an exponent may differ by TOLERANCE; whole numbers may not.
+    Two numbers may differ by TOLERANCE if either has a fraction or an exponent.
     """
     return all(
         mine is not None
@@ -109,8 +109,8 @@ def _close(actual: float, wanted: float) -> bool:
 def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
     """Whether a function returned what was expected, which came from JSON.
 
-    Tuples are lists, keys of objects may be the numbers that they spell, numbers with a fraction may differ by TOLERANCE. Where
-    `wrapped`, what is in the expected list of one is right as well.
+    Tuples are lists, keys of objects may be the numbers that they spell, and two numbers may differ by TOLERANCE if either is a float.
+    Where `wrapped`, what is in the expected list of one is right as well.
     """
     try:
         return _same(returned, expected) or (wrapped and _same(returned, expected[0]))

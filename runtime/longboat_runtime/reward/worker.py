@@ -73,7 +73,7 @@ class RewardWorker:
         self._cancelled: dict[int, None] = {}
         self._answers: list[GradeAnswer] = []
         self._isolation: dict[str, IsolationInForce] = {}
-        # Set while there is something to report (answers, another capacity), and while nothing is being graded.
+        # Set while there is something to report (answers, another capacity), and once nothing is being graded any more.
         self._answered, self._idle = asyncio.Event(), asyncio.Event()
 
     async def load(
@@ -101,7 +101,7 @@ class RewardWorker:
         return self._graders.capacity
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
-        """Begins these grades, but none that was cancelled before; `answers` has their outcomes, each as soon as it is there."""
+        """Begins these grades, but none that was cancelled before; `answers` returns their outcomes."""
         overtaken = self._cancelled.keys() & {request.number for request in requests}
         requests = [request for request in requests if request.number not in overtaken]
         for number in overtaken:

@@ -19,7 +19,7 @@ POLL_SECONDS = 30.0
 
 
 class EngineActor:
-    """Ray runs its methods on one event loop, in the order one caller made them; what takes time runs in threads.
+    """Ray runs its methods on one event loop; what takes time runs in threads. It may run a call before one that was made earlier.
 
     Nothing here imports torch or vLLM before `start` has set their environment.
     """
@@ -30,7 +30,6 @@ class EngineActor:
         self._store = store
         self._unstored: list[GeneratedSample] = []
         self._engine: Engine | None = None
-        self._turn = asyncio.Lock()
 
     async def start(self) -> None:
         """Starts the engine (seconds to minutes). Raises SpecProblem for what a person has to change."""
@@ -42,16 +41,14 @@ class EngineActor:
 
     async def submit(self, requests: Sequence[SampleRequest]) -> list[SampleId]:
         """Begins samples, or continues them from what the store has; returns those that the store has lost, which are not begun."""
-        async with self._turn:
-            begun = await self._begun([request for request in requests if request.begun])
-            lost = [request.id for request in requests if request.begun and request.id not in begun]
-            self._started.submit([request for request in requests if request.id not in lost], [*begun.values()])
-            return lost
+        begun = await self._begun([request for request in requests if request.begun])
+        lost = [request.id for request in requests if request.begun and request.id not in begun]
+        self._started.submit([request for request in requests if request.id not in lost], [*begun.values()])
+        return lost
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        """Aborts samples, after whatever was submitted before."""
-        async with self._turn:
-            self._started.abort(ids)
+        """Aborts samples whose `submit` has returned; others are passed over."""
+        self._started.abort(ids)
 
     async def _begun(self, requests: Sequence[SampleRequest]) -> dict[SampleId, GeneratedSample]:
         """Returns the first parts of samples to be continued, by id, as far as the store has exactly those."""

@@ -12,7 +12,7 @@ from longboat_runtime.rollout.engine import EngineConfig
 
 VLLM_VERSION = "0.32.0"
 
-# On CPU vLLM's own default is nine tenths of the node's memory, whatever the pod may use.
+# On CPU vLLM would otherwise claim most of the node's memory, whatever the pod may use.
 CPU_KV_CACHE_BYTES = 2**30
 
 # Names in `longboat_runtime.rollout.scheduler`, which can't be imported without vLLM.

@@ -26,7 +26,7 @@ GATHER_SECONDS = 0.05
 class BaseEngine:
     """State of an engine. `_running` holds the running samples' requests by name, which is the sample id as text.
 
-    `_begun` holds the first parts of those that continue a paused sample.
+    `_begun` holds the first parts of those that continue a sample.
     """
 
     _counters: EngineCounters
@@ -44,7 +44,7 @@ class BaseEngine:
         self._failed_update: UpdateFailed | None = None
 
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
-        """Raises EngineDead once vLLM has failed and nothing finished is left."""
+        """Raises EngineDead once vLLM has failed or was shut down, and nothing finished is left."""
         return self._outbox.take(timeout, lambda: bool(self._running))
 
     def take_load(self) -> Load:
@@ -56,7 +56,7 @@ class BaseEngine:
         return min(self._counters.running, len(self._running))
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
-        """Raises UpdateFailed if the engine serves nothing, ValueError for a request it can't take."""
+        """Raises UpdateFailed if the last update failed, ValueError for a request that the engine can't take."""
         if self._failed_update is not None:
             raise type(self._failed_update)(self._failed_update.reason)
         for request in requests:
@@ -96,7 +96,7 @@ class BaseEngine:
         self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer))
 
     def _check_probe(self, publication: WeightPublication) -> None:
-        """Refuses a publication whose probe the engine can't score, before anything is changed."""
+        """Refuses a publication whose probe the engine can't score, before any weights change."""
         ids = publication.probe_ids
         if not 2 <= len(ids) < self._arguments["max_model_len"] or not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise PublicationRefused(f"the probe of {len(ids)} tokens can't be scored")
@@ -174,7 +174,7 @@ class Outbox:
     def take(self, timeout: float, more: Callable[[], bool] = lambda: False) -> list[GeneratedSample]:
         """Waits up to `timeout` seconds for at least one sample; returns all there are, in the order they finished.
 
-        As long as there will be `more`, it waits for those that follow within GATHER_SECONDS of the first.
+        Once there is one, it waits up to GATHER_SECONDS for others as long as there will be `more`.
         """
         with self._changed:
             if self._changed.wait_for(lambda: self._ready or self._failure is not None, timeout):

@@ -40,7 +40,7 @@ class EngineCounters(PrometheusStatLogger):
         step_times = {}
         if iteration_stats is not None:
             preemptions, tokens = iteration_stats.num_preempted_reqs, iteration_stats.num_generation_tokens
-            # Each sequence of a step gets one token.
+            # A step gives a sequence at most one token.
             step_times = self.steps.step(time.perf_counter(), tokens, more=self._more_steps)
         self._add(
             preemptions=preemptions,

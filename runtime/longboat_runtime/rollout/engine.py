@@ -16,8 +16,7 @@ from longboat_runtime.problems import SpecProblem
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# One part in RESERVE of rollout.deviceMemory is kept for activations, captured graphs and libraries: as much of a GPU as vLLM keeps by
-# default for all but weights and KV cache.
+# One part in RESERVE of rollout.deviceMemory is kept for activations, captured graphs and libraries.
 RESERVE = 10
 
 # The weight version of an engine that has received no publication yet.
@@ -25,7 +24,7 @@ NO_VERSION = -1
 
 
 class EngineDead(Exception):
-    """The engine's vLLM has failed; it never recovers, and what ran in it is lost."""
+    """The engine's vLLM has failed or was shut down; it never recovers, and what ran in it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class EngineConfig:
     """One vLLM instance. `name` is unique among the job's engines; `dtype` is torch's name.
 
     It has `devices` of its pod, one for each rank. `max_length` None means the model's own limit. Bytes are those of one rank:
-    `kv_cache_bytes` of its KV cache, or else `device_memory` of all that it may use; None for both means the default of
-    `rollout.arguments`.
+    `kv_cache_bytes` of its KV cache, or else `device_memory` of all that it may use. None for both means vLLM's default on accelerators,
+    that of `rollout.arguments` on CPUs.
     """
 
     name: str

@@ -22,7 +22,7 @@ NO_BINDING = "nobind"
 class CpuShare:
     """`binding` is a value of VLLM_CPU_OMP_THREADS_BIND; `threads` of one worker; `cpus` of the engine (empty: not bound).
 
-    `crowded`: its workers can't all run at once, so none of them may spin while it waits for another.
+    `crowded`: it has several workers, and those of all engines of its pod can't run at once. So none may spin while it waits for another.
     """
 
     binding: str
@@ -50,7 +50,7 @@ def cpu_share(
     gets at least one. Then each device has an equal, contiguous part of them. Otherwise nothing is bound, since
     others may use the same CPUs, and each worker gets its part of the guaranteed CPUs as threads, at least one. A limit guarantees
     nothing: threads that wait for each other on CPUs that others use cost more than they bring (measured on two busy CPUs: with two
-    threads a round took almost four times as long as with one). For the same reason workers that can't all run at once are `crowded`.
+    threads a round took almost four times as long as with one). For the same reason an engine may be `crowded`.
     """
     cpus = sorted(affinity)
     exclusive = len(cpus) < node_cpus and (limit is None or limit >= len(cpus))

@@ -159,9 +159,9 @@ def _own_share(devices: Sequence[int], node_devices: int) -> CpuShare:
 
 
 def _load_model_classes(architectures: Sequence[str]) -> None:
-    """Imports the model's classes in this process, which is about to load one of them anyway.
+    """Imports the model's classes in this process, and registers them.
 
-    Otherwise vLLM inspects the class in another process first, so that no accelerator is touched before a fork. That process
+    Otherwise vLLM inspects the class in another process, so that no accelerator is touched before a fork. That process
     imports all of vLLM once more: on two cores this was half of an engine's start.
     """
     from vllm import ModelRegistry

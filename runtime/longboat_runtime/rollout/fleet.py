@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -30,30 +30,30 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
 )
-from longboat_runtime.store.client import StoreClient, StoreUnreachable
+from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.gate import UpdateFailed
 from longboat_runtime.weights.publication import WeightPublication
 
 log = logging.getLogger(__name__)
 
-# How long an engine may take to answer a call that only reads, or to end.
+# How long an engine may take to answer `loads` or `stacks`, or to end.
 CALL_SECONDS = 10.0
 
 
 class RayRolloutFleet:
-    """`RolloutFleet` on Ray. Everything runs on the driver's loop; looking for engines begins with the first call.
+    """`RolloutFleet` on Ray. Everything runs on the driver's loop.
 
     A sample is in one place: waiting here for an engine, running in one (the router knows), or reported. What ran in an engine
-    that died or refused a publication is reported lost. A sample moves in three steps: its engine, which gets nothing new, is told to
-    stop it (`_moving`); it comes back and waits here with its tokens in the store (`_moved`); another engine continues it.
+    that died or whose update failed is reported lost. A sample moves in three steps: its engine, which gets nothing new, is told to
+    stop it (`_moving`); it comes back and waits here with its tokens in the store (`_moved`); an engine continues it.
 
-    All calls that wait raise SpecProblem if engines can't start until a person changes something, and StoreUnreachable if the store is
-    gone.
+    Calls that wait for engines raise SpecProblem if those can't start until a person changes something, and StoreUnreachable if the
+    store is gone.
     """
 
     def __init__(self, spec: RLJobSpec, store: StoreClient, cluster: RayCluster | None = None) -> None:
-        self._store = store
-        self._keeper = EngineKeeper(spec, store, self, cluster or RayCluster())
+        self._cluster = cluster or RayCluster()
+        self._keeper = EngineKeeper(spec, store, self, self._cluster)
         self._router = Router()
         self._waiting: dict[SampleId, SampleRequest] = {}
         self._running: dict[SampleId, SampleRequest] = {}
@@ -135,8 +135,8 @@ class RayRolloutFleet:
     async def _reshape(self, nodes: Sequence[str], seconds: dict[ReshapePhase, float]) -> None:
         """Replaces the engines of these nodes; returns once the new ones serve, but for nodes that have gone meanwhile.
 
-        The old ones end before others start on their devices. Adds the seconds of each phase, and logs its beginning. Raises
-        ReshapeFailed.
+        The old ones end before others start on their devices. Adds the seconds of each phase that succeeds, and logs its beginning.
+        Raises ReshapeFailed.
         """
         engines = self._keeper.engines_of(nodes)
         pods = sorted({member.slot.node.pod for member in engines})
@@ -259,9 +259,9 @@ class RayRolloutFleet:
     # Samples
 
     def _dispatch(self) -> None:
-        """Sends what waits to engines, in one call for each: an engine starts what comes in one call in one batch.
+        """Sends what waits to engines, in one call for each, so that an engine can start all of it in one batch.
 
-        Not while engines load weights: the first one to finish would get everything.
+        Not during a publication: the first engine to load its weights would get everything.
         """
         if self._publishing or not self._waiting or not self._router.open:
             return
@@ -285,30 +285,35 @@ class RayRolloutFleet:
         task.add_done_callback(self._calls.discard)
 
     async def _submit_to(self, member: Member, requests: Sequence[SampleRequest]) -> None:
-        try:
-            lost = await member.actor.submit.remote(requests)
-        except ValueError as error:
-            self._keeper.fail(error)
-        except UpdateFailed as failed:
-            self._lose(member.name, [request.id for request in requests], failed.reason)
-        except (RayError, EngineDead) as error:
-            await self._lose_in_dead(member, [request.id for request in requests], error)
-        else:
-            self._lose(member.name, lost, "the store has lost its first tokens", with_begun=True)
+        async with self._in_turn(member):
+            try:
+                lost = await member.actor.submit.remote(requests)
+            except ValueError as error:
+                self._keeper.fail(error)
+            except UpdateFailed as failed:
+                self._lose(member.name, [request.id for request in requests], failed.reason)
+            else:
+                self._lose(member.name, lost, "the store has lost its first tokens", with_begun=True)
 
     async def _abort_in(self, member: Member, ids: Sequence[SampleId]) -> None:
-        try:
+        async with self._in_turn(member):
             await member.actor.abort.remote(ids)
-        except (RayError, EngineDead) as error:
-            await self._lose_in_dead(member, ids, error)
 
-    async def _lose_in_dead(self, member: Member, ids: Sequence[SampleId], error: BaseException) -> None:
-        """Has the store refuse what a dead engine may still send, then reports these samples of it as lost."""
-        try:
-            await self._store.refuse(member.name)
-        except StoreUnreachable as unreachable:
-            self._keeper.fail(unreachable)
-        self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
+    @asynccontextmanager
+    async def _in_turn(self, member: Member) -> AsyncIterator[None]:
+        """Lets the block make its call of an engine once earlier ones have returned, since Ray may run a later one first.
+
+        If it fails, the engine is dead, or is ended here; `ended` then reports what ran in it, and whether it died on its own.
+        """
+        async with member.calls:
+            try:
+                yield
+            except EngineDead:
+                pass  # `finished` raises it too
+            except RayError as error:
+                if member.name in self._keeper.members:
+                    log.warning("engine %s failed in a call: %s", member.name, last_line(error))
+                    self._cluster.kill(member.actor)
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
         """Takes a sample out of those that run in `engine` and returns its request; None for a late or duplicate report."""

@@ -39,7 +39,7 @@ PROBE = "probe"
 class InProcessEngine(BaseEngine):
     """Its thread alone touches vLLM: it applies commands (submit, abort, update) between steps and steps while samples run.
 
-    Commands that are waiting are all applied before the next step, so what is submitted in one call starts in one batch:
+    Commands that are waiting are all applied before the next step, so what is submitted in one call reaches vLLM before the same step:
     the same requests on the same weights give the same tokens and log-probs, bit for bit.
     """
 
@@ -58,7 +58,10 @@ class InProcessEngine(BaseEngine):
     # Called from other threads
 
     def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
-        """Raises ValueError for a request the engine can't take; then none is taken. A running sample's id is passed over."""
+        """Raises ValueError for a request that the engine can't take, UpdateFailed if the last update failed, and EngineDead.
+
+        Then no request is taken. A running sample's id is passed over.
+        """
         self._check_requests(requests)
         self._commands.give(partial(self._submit, tuple(requests), tuple(begun)))
 
@@ -66,7 +69,10 @@ class InProcessEngine(BaseEngine):
         self._commands.give(partial(self._abort, tuple(ids)))
 
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
-        """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds."""
+        """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds.
+
+        Any other error ends the engine.
+        """
         return self._commands.call(partial(self._update_weights, publication, calibrated), UpdateFailed)
 
     def shutdown(self) -> None:

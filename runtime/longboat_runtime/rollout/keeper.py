@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 # How often Ray is asked which nodes there are.
 WATCH_SECONDS = 1.0
-# Wait before an engine that has died is started again; doubles each time until one in that slot has served.
+# Wait before an engine that died while it served is started again; each one that dies otherwise doubles it for its slot.
 RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 60.0
-# How long an engine may take to shut down when it is restarted.
+# How long an engine may take to shut down when it is ended on purpose.
 SHUTDOWN_SECONDS = 10.0
 # How long after an engine's death its node is checked: when a pod ends, its engines end first.
 NODE_SECONDS = 2.0
@@ -82,7 +82,7 @@ class EngineKeeper:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Reasons why engines that are up refused the last publication, by name."""
+        """Reasons why engines that are up refused the last publication that they got, by name."""
         members = self.members.values()
         return {member.name: member.problem for member in members if member.state is MemberState.REFUSED}
 
@@ -109,7 +109,7 @@ class EngineKeeper:
         self.tell()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition that changes only with `tell`. Raises the failure, if there is one."""
+        """Waits for a condition that changes only with `tell`. Unless it holds, raises the failure, if there is one."""
         while not condition():
             if self._failure is not None:
                 raise self._failure
@@ -117,7 +117,7 @@ class EngineKeeper:
             await self._news.wait()
 
     async def update(self, member: Member, publication: WeightPublication) -> None:
-        """Has an engine load the publication and serve, again if it refuses. One that still doesn't serve is taken care of."""
+        """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of."""
         async with member.turn:
             if member.tried is not publication:
                 member.tried = publication
@@ -178,7 +178,7 @@ class EngineKeeper:
         self.tell()
 
     async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
-        """Tries again after a while, unless a newer publication has been sent to the engine meanwhile."""
+        """Tries again after a while, unless there is a newer publication by then, or the engine doesn't wait for this one any more."""
         member.fetches += 1
         await asyncio.sleep(min(RESTART_SECONDS * 2.0 ** min(member.fetches, 32), MAX_RESTART_SECONDS))
         if self.publication is publication and member.state is MemberState.STARTED:
@@ -186,7 +186,7 @@ class EngineKeeper:
             await self.update(member, publication)
 
     async def _restart(self, member: Member, wait: float) -> None:
-        """Ends an engine that refused, unless it serves a newer publication after `wait` seconds; its slot starts another."""
+        """Ends an engine that refused, unless it has left that state after `wait` seconds; its slot starts another."""
         await asyncio.sleep(wait)
         async with member.turn:
             if member.state is not MemberState.REFUSED:
@@ -202,7 +202,7 @@ class EngineKeeper:
 
     @property
     def nodes(self) -> list[str]:
-        """Ids of the rollout nodes that stay, in the order in which they came."""
+        """Ids of the rollout nodes that stay."""
         return [node_id for node_id, node in self._nodes.items() if node.pod not in self._leaving]
 
     def _engines_of_pod(self, pod: str) -> list[str]:
@@ -219,7 +219,7 @@ class EngineKeeper:
         return [member for member in self.members.values() if member.slot.node.node_id in nodes]
 
     async def end_engines(self, nodes: Collection[str]) -> None:
-        """Ends the engines of these nodes, which get no others; returns once they are gone."""
+        """Ends the engines of these nodes and gives up their slots; returns once they are gone."""
         self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id not in nodes}
         members = self.engines_of(nodes)
         await asyncio.gather(*(self._end(member) for member in members))

@@ -28,7 +28,7 @@ class LeavingPods:
     The first is final. The second is taken back when the grant no longer names the pod, whether the drain has ended or not: the
     pod's engines then serve as before. A pod that isn't there is drained: if it joins later, it gets no engine while it is named.
 
-    `engines_of` gives the names of a pod's engines, `spawn` runs work in the background, `changed` is called when a pod has been drained.
+    `engines_of` gives the names of a pod's engines, `spawn` runs work in the background, `changed` is called when a named pod's drain ends.
     """
 
     def __init__(

@@ -14,9 +14,9 @@ import numpy as np
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 
-# A cell is the median of this many decode steps.
+# A cell is the median of at most this many decode steps.
 STEPS = 9
-# Fewest tokens in context that are measured.
+# Fewest tokens in context that are measured, unless an engine holds fewer.
 LEAST_CONTEXT = 32
 
 

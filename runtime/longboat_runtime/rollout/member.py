@@ -58,7 +58,7 @@ class MemberState(StrEnum):
 
 @dataclass
 class Slot:
-    """The devices of a rollout node that one engine has. `refusals` counts publications that its engines refused in a row.
+    """The devices of a rollout node that one engine has. `refusals` counts how often in a row its engines refused publications.
 
     `trial` waits for the slot's first engine, if that is part of a reshape: it is done once the engine serves, or says why it doesn't.
     """
@@ -117,6 +117,7 @@ class Member:
 
     `problem` says why it doesn't serve, `refused` is the last publication that didn't pass its gate. `fetches` counts updates whose data
     could not be fetched since it last began to serve. `ended` says that its end is no death: it came on purpose, or on trial.
+    `calls` orders the calls that begin and abort samples.
     """
 
     config: EngineConfig
@@ -131,6 +132,7 @@ class Member:
     ended: bool = False
     fetches: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def name(self) -> str:

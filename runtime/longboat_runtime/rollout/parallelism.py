@@ -17,12 +17,12 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
 
 # Savings below this share of a round count as chance.
 EVIDENCE = 0.4
-# Rounds are similar if their devices and the mean lengths of their responses differ by no more than this factor.
+# Rounds of one kind are similar if their devices and the mean lengths of their responses differ by no more than this factor.
 SIMILAR = 1.25
 # Of similar rounds, the newest SIMILAR_ROUNDS count. At most REMEMBERED groups of them are kept.
 SIMILAR_ROUNDS, REMEMBERED = 8, 64
-# A trial follows TRIAL_ROUNDS rounds in a row with more preemptions than this share of their responses, or with none. Both of its changes
-# may cost at most this share of the rounds that are left.
+# A trial follows TRIAL_ROUNDS short rounds in a row with more preemptions than this share of their responses, or with none. Both of its
+# changes may cost at most this share of the rounds that are left.
 TRIAL_ROUNDS, TRIAL_PREEMPTIONS, TRIAL_COST = 2, 0.5, 0.05
 
 
@@ -142,7 +142,7 @@ class ParallelismPlan:
 
         What a round takes with a size is its price times the median ratio of seconds to price in similar rounds with that size. The
         price is the profile's (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had
-        gets the mean ratio of its other rounds, or else of similar rounds with other sizes. Without one, nothing is known of it.
+        gets the mean ratio of its other groups of rounds, or else of similar ones with other sizes. Without one, nothing is known of it.
 
         If no size has saved enough, one that no similar round has had may be tried, whatever the profile says. That is the next larger
         one after TRIAL_ROUNDS short rounds in a row with preemptions above TRIAL_PREEMPTIONS of their responses, or the next smaller one
@@ -211,7 +211,7 @@ class ParallelismPlan:
         return replace(self, costs={**self.costs, size: seconds})
 
     def bounded(self, bounds: Bounds) -> ParallelismPlan:
-        """Returns the plan after an edit of `rollout.parallelism`, which keeps only the costs of changes."""
+        """Returns the plan after an edit of `rollout.parallelism`: of what rounds have shown, it keeps only the costs of changes."""
         size = bounds.nearest(self.size)
         plan = self if size == self.size else self._changed(size, "rollout.parallelism was edited")
         return ParallelismPlan(plan.size, plan.reason, costs=self.costs)

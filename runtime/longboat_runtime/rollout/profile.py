@@ -47,7 +47,7 @@ class ProfiledEngine(_Part):
 
     @classmethod
     def from_model(cls, model: EngineModel, reshape_seconds: Mapping[ReshapePhase, float]) -> ProfiledEngine:
-        """Makes an engine whose `model` is this."""
+        """Makes an engine of this `model`, whose `block_tokens` aren't kept."""
         return cls(
             kv_tokens=model.kv_tokens,
             prefill_seconds=model.prefill_seconds,

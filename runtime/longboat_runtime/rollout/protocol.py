@@ -57,7 +57,7 @@ class ReshapePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReshapeReport:
-    """Reports a reshape, after which engines have `tensor_parallel` devices each. `seconds` are those of its phases.
+    """Reports a reshape, after which engines have `tensor_parallel` devices each. `seconds` are those of its phases that succeeded.
 
     `failure` says why engines have the size that they had before. If the new size isn't `unfit`, the failure has nothing to do with it.
     """
@@ -69,7 +69,7 @@ class ReshapeReport:
 
 
 class Engine(Protocol):
-    """Runs a vLLM instance of one tensor-parallel size, inside its actor's process. Only its own step loop calls vLLM."""
+    """Runs a vLLM instance of one tensor-parallel size for its actor. Only a thread of its own calls vLLM."""
 
     def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
         """Begins samples. A sample in `begun` continues from the tokens that it has, and is returned with all of them."""
@@ -83,8 +83,8 @@ class Engine(Protocol):
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
         """Loads weights, verifies their checksum, resets the prefix cache, and compares the probe. Returns the parity.
 
-        Raises and stops serving if the weights differ. `calibrated` is the parity of the first publication that an engine like this had
-        passed; None if none has.
+        Raises and stops serving if the weights differ or can't be fetched. `calibrated` is the parity that engines like this are calibrated
+        by (`weights.gate`); None if they aren't yet.
         """
 
     def take_load(self) -> Load:
@@ -109,7 +109,7 @@ class RolloutFleet(Protocol):
     async def drain(self, engines: Collection[str]) -> None:
         """Sends nothing new to these engines, by name, and moves what runs in them to others.
 
-        Returns once they are empty and the store holds all tokens that they drew.
+        Returns once they are empty and the store holds all tokens that they drew, but for samples that are reported as lost.
         """
 
     @property
@@ -130,14 +130,14 @@ class RolloutFleet(Protocol):
         """The devices of each engine."""
 
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
-        """Groups the devices of every rollout pod into engines of `tensor_parallel` devices each.
+        """Groups the devices of every rollout pod that stays into engines of `tensor_parallel` devices each.
 
         Running samples move; with `one_by_one`, pod after pod, so that the other pods continue. If an engine of the new shape doesn't
         serve, the old shape is started again.
         """
 
     async def loads(self) -> Mapping[str, Load]:
-        """Returns the load of each engine since the last call, by name."""
+        """Returns the load since the last call, by name, of each engine that is up and answers."""
 
     async def changed(self, previous: FleetState) -> FleetState:
         """Waits until the state differs from `previous`, and returns the new state."""

@@ -69,7 +69,7 @@ def _at_even_shares(values: Sequence[int], count: int) -> list[int]:
 def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Work) -> float:
     """Predicts the seconds of a round on equal engines, until `completed` responses have ended, on whichever engine.
 
-    Each engine gets as many responses as any other, at random as to their length. If there are more responses than COMPUTED, a part of
+    Engines get about equally many responses, at random as to their length. If there are more responses than COMPUTED, a part of
     the engines, with its part of the responses, stands for all.
     """
     each = max(1, ceil(work.samples / engines))
@@ -79,7 +79,7 @@ def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Wo
     if not needed or not work.lengths:
         return 0.0
     lengths = [max(1, work.lengths[number * len(work.lengths) // samples]) for number in range(samples)]
-    # All sizes of engines are priced with the same order.
+    # Sizes of engines are priced with the same order, unless COMPUTED leaves them different numbers of responses.
     shuffled = np.random.default_rng(0).permutation(lengths).tolist()
     ends = (
         _ends(model, max_sequences, ceil(work.prompt_tokens), shuffled[first::computed]) for first in range(computed)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from longboat_runtime.samples import PromptId, SampleId
 
-# Samples an engine may have more than the emptiest one and still get the rest of its prompts' groups.
+# An engine with this many samples more than the emptiest one no longer gets the rest of its prompts' groups.
 IMBALANCE = 16
 
 

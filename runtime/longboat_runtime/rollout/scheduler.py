@@ -1,4 +1,4 @@
-"""vLLM's schedulers, which preempt for want of KV cache only: what a publication does to running requests isn't counted as that."""
+"""vLLM's schedulers, which count preemptions for want of KV cache only: what a publication does to running requests isn't counted."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ class SpawnedEngine(BaseEngine):
     # Called from other threads
 
     def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
-        """Raises ValueError for a request the engine can't take; then none is taken. A running sample's id is passed over."""
+        """Raises ValueError for a request that the engine can't take, UpdateFailed if the last update failed, and EngineDead.
+
+        Then no request is taken. A running sample's id is passed over.
+        """
         self._check_alive()
         self._check_requests(requests)
         self._give(self._submit(tuple(requests), tuple(begun)))
@@ -69,7 +72,10 @@ class SpawnedEngine(BaseEngine):
         self._give(self._abort(tuple(ids)))
 
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
-        """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds."""
+        """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds.
+
+        Any other error ends the engine, and is raised as EngineDead.
+        """
         self._check_alive()
         return self._call(self._guard(self._update_weights(publication, calibrated)))
 
@@ -141,7 +147,7 @@ class SpawnedEngine(BaseEngine):
             output = await self._guard(_final_output(collector))
         except EngineDead:
             return  # the guard has notified the callers that wait for samples
-        # Another request of that name may run by now: this one was lost with a refused publication.
+        # Another request of that name may run by now: this one was lost with a failed update.
         if self._running.get(str(request.id)) is request:
             self._finish(str(request.id), output)
 

@@ -1,4 +1,4 @@
-"""Measures an engine's steps, by the number of sequences they work on. Pure."""
+"""Measures an engine's steps, by the number of sequences that they give a token. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from longboat_runtime.rounds.events import StepTimes
 
 
 def rounded(batch: int) -> int:
-    """Returns the nearest power of the square root of 2, in whole sequences; there are 19 of them from 1 to 512."""
+    """Returns the power of the square root of 2 nearest by logarithm, in whole sequences; that makes 18 numbers from 1 to 512."""
     return round(2 ** (round(2 * log2(batch)) / 2))
 
 
@@ -25,8 +25,8 @@ def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTim
 class StepClock:
     """Times the steps of one engine. `now` comes from a monotonic clock, in seconds.
 
-    A step lasts from the end of the one before to its own end, so that all steps together take as long as the engine was busy. After a
-    rest it lasts from `begin`. Steps that compute prompts count like others.
+    A step lasts from the end of the one before to its own end, so that what lies between two steps counts too. After a
+    rest it lasts from `begin`. Steps that compute prompts count like others, unless they give no sequence a token.
     """
 
     def __init__(self) -> None:

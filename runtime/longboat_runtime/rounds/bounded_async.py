@@ -24,7 +24,7 @@ class BoundedAsync:
     s - 1 - `max_staleness` serves. No token of a round is drawn before it opens and versions only increase, so no token is
     older than that at its step. Responses that run while weights are published continue with the new weights.
 
-    Nothing races: a round keeps the same prompts whatever the order in which samples finish.
+    Nothing races: unless dropped groups are replaced, a round keeps the same prompts whatever the order in which samples finish.
     """
 
     prompts_per_round: int

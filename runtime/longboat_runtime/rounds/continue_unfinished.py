@@ -33,8 +33,9 @@ class ContinueUnfinished:
     """A round has `prompt_overcommit` times `prompts_per_round` groups: first the groups carried from earlier rounds, then new ones.
 
     It trains the first `prompts_per_round` groups to be complete. The others are carried: their unfinished responses are paused
-    with their tokens, and resume in the next round under its weights. Nothing is discarded or drawn twice, and a response may have
-    tokens of several versions. No more groups are carried than the remaining rounds can take, so none is left at the end.
+    with their tokens, and resume in the next round under its weights. So nothing is discarded or drawn again for being slow, and a response
+    may have tokens of several versions. No more groups are carried than the remaining rounds can take. So none is left at the end, unless
+    an edit brings it forward.
 
     With `drop_zero_variance` the first complete groups with unequal rewards are kept. A group with a grader error is dropped
     and not replaced.

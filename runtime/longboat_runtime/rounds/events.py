@@ -28,9 +28,9 @@ class DropReason(StrEnum):
     """Says why a prompt is given up for this epoch."""
 
     ZERO_VARIANCE = "zero_variance"
-    """All rewards of the group are equal, so nothing can be learned from it (DAPO, arXiv:2503.14476, section 3.2)."""
+    """All rewards of the group are equal: with a baseline of its own it teaches nothing (DAPO, arXiv:2503.14476, section 3.2)."""
     GRADER_ERROR = "grader_error"
-    """Several workers failed to grade a sample."""
+    """A sample could not be graded."""
     ENGINE_DEATHS = "engine_deaths"
     """A sample ran in several engines that died: retried, it would kill the next one."""
     NOT_FINITE = "not_finite"
@@ -45,11 +45,11 @@ class DeferReason(StrEnum):
     """Says why a prompt goes back to the queue, to be launched again as a new attempt."""
 
     VERSION_GONE = "version_gone"
-    """A sample was lost, and the weights that began the group no longer serve."""
+    """A sample was lost and the weights that began the group no longer serve, or the group was begun by another job."""
     OFF_VERSION = "off_version"
-    """A sample has, or would get, tokens of weights other than its round's, which the policy doesn't allow."""
+    """A sample has tokens of weights other than its round's, which the policy doesn't allow."""
     TOO_LONG = "too_long"
-    """The round closed before the group was complete."""
+    """The round had enough groups before this one was complete, or kept if groups of equal rewards are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """The values, from this step boundary on, of the fields of the job's spec that may be edited while it runs.
+    """The values, from this step boundary on, of the fields of the job's spec whose edits wait for one.
 
     `steps` is the number of optimizer steps of the whole job.
     """
@@ -148,7 +148,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A running sample continues in engine `target` after the `tokens` response tokens that `source` drew and the store has.
+    """A running sample continues in engine `target` after its first `tokens` response tokens, which `source` returned and the store has.
 
     A move changes nothing about what the sample is: policies aren't asked about it.
     """
@@ -164,8 +164,8 @@ class Moved:
 class Responses:
     """Summarises `samples` responses, of which `completed` ended on their own or were stopped because their groups had enough.
 
-    The others were stopped with the round. `lengths` are the tokens of the completed ones, `stopped` those that the others had: ascending,
-    and quantiles at even shares if there are many.
+    The others were stopped when the round left out their groups. `lengths` are the tokens of the completed ones, `stopped` those that the
+    others had: ascending, and quantiles at even shares if there are many.
     """
 
     samples: int = 0
@@ -178,7 +178,7 @@ class Responses:
 class RoundWork:
     """Describes the work of a round's engines: `responses` to prompts of `prompt_tokens` tokens on average.
 
-    They took `seconds`, from the opening of the round until the last of them came back.
+    They took `seconds`, from the opening of the round until the last of those that are back came back.
     """
 
     seconds: float
@@ -202,10 +202,10 @@ class RoundMeasured:
     """Reports the load of `engines`, of at most `tensor_parallel` devices each, in a round of this `kind`.
 
     `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
-    `generated_tokens` are all tokens drawn, those of lost samples included. At most `running` sequences ran in one engine at a time,
-    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the engines' steps by the number
-    of sequences that they worked on, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, if any response came
-    back. Policies don't see this event, nor moves.
+    `generated_tokens` are all tokens known to be drawn, those of lost samples included. At most `running` sequences ran in one engine at a
+    time, `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the engines' steps by the
+    number of sequences that they gave a token, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, None if that
+    isn't known. Policies don't see this event, nor moves.
     """
 
     round: int
@@ -253,8 +253,9 @@ class PodDrained:
 class PoolGrading:
     """Reports what a reward pool did in a round.
 
-    `arrived` grades were asked for and `graded` made, which took `cpu_seconds` in all. At most `waiting` waited at a time, the longest for
-    `queue_seconds` at least. `asked` is its course: from so many seconds after the round was opened, so many grades had no answer yet.
+    `arrived` grades were asked for and `graded` made, which took `cpu_seconds` in all. Whenever the pool was looked at, at most `waiting`
+    waited, the longest for `queue_seconds` at least. `asked` is its course: from so many seconds after the round was opened, so many grades
+    had no answer yet.
     """
 
     arrived: int
@@ -334,7 +335,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class GroupKept:
-    """The group is part of its round's batch, for good."""
+    """The group is part of its round's batch, unless some of its data is lost."""
 
     prompt: PromptId
     attempt: int
@@ -350,7 +351,7 @@ class GroupCarried:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """An engine returned an unfinished sample of a carried group. The store keeps its `tokens` response tokens."""
+    """An engine returned an unfinished sample of a group that was carried. The store keeps its `tokens` response tokens."""
 
     sample: SampleId
     tokens: int
@@ -403,7 +404,7 @@ class RoundClosed:
 class ChunkStarted:
     """The trainer starts to accumulate the gradient of these kept groups, before the other groups of their step.
 
-    Chunks of a step are numbered from 1; no number is used again after `ChunksLost`.
+    Chunks of a step are numbered from 1; an incarnation uses no number again after `ChunksLost`.
     """
 
     step: int
@@ -437,7 +438,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The trainer could not read the batch and changed nothing. `Lost` events name the missing samples."""
+    """The trainer lacked samples, or the gradients of chunks, and changed nothing. `Lost` or `ChunksLost` events say so."""
 
     step: int
     round: int
@@ -449,8 +450,8 @@ class StepCommitted:
     """The optimizer step is done on all ranks. `version` is the weight version it made, `samples` the batch, sorted.
 
     `skipped` is how many of its minibatches all ranks skipped because their gradient was not finite. If all were skipped,
-    `dropped` says why the batch's prompts are given up for this epoch instead of trained; `version` then has the same weights as
-    the previous version.
+    `dropped` says why the batch's prompts are given up for this epoch instead of trained. In that case, and if the batch is empty,
+    `version` has the same weights as the previous version.
     """
 
     step: int
@@ -525,7 +526,10 @@ _BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for bo
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`seq` counts from 1 without gaps over the surviving incarnations; `time` is Unix time in seconds."""
+    """`seq` counts without gaps over the surviving incarnations, from 1 or on from the checkpoint of another job.
+
+    `time` is Unix time in seconds, or that of a simulation.
+    """
 
     seq: int
     incarnation: int

@@ -1,7 +1,7 @@
 """The ledger: one owner of every sample's state, a fold over events. Pure.
 
-Each event costs O(1), except events that name many samples (O(their number)) and `Started` (O(samples in flight)). An event that
-doesn't fit the state (late, duplicate, of a moved or aborted sample, of an older incarnation) has no effect at all.
+Each event costs O(1), except events that concern many samples or prompts (O(their number)) and `Started` (O(samples in flight)). An
+event that doesn't fit the state (late, duplicate, of another attempt, of an older incarnation) has no effect at all.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Ledger(LedgerState):
             return False
         self._counters(group).generated_tokens += body.tokens - record.begun_tokens
         record.begun, record.moved = body.spans, ()
-        record.finish_reason, record.engine = FinishReason.ABORT, body.engine
+        record.tokens, record.finish_reason, record.engine = body.tokens, FinishReason.ABORT, body.engine
         return True
 
     @_fold.register

@@ -48,7 +48,7 @@ class Host(Protocol):
 
 
 class RoundLoop:
-    """A ledger and the policy that is asked after every event. `incarnation` is the number its events carry.
+    """A ledger and the policy that is asked after events. `incarnation` is the number its events carry.
 
     While it is `halted` it folds events and decides nothing.
 

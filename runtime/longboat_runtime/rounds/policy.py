@@ -35,10 +35,10 @@ class PolicyError(Exception):
 class Policy(Protocol):
     """A rule without state of its own: everything it needs to know is in the view.
 
-    It is asked after every external event that had an effect (Started, SpecChanged, Generated, Lost, Stopped, Paused, Graded,
-    ChunkDone, ChunksLost, StepFailed, StepCommitted, Published). Its decisions become events in the order given, and it is asked
-    again with the same event and the new state until it decides nothing more. So a policy compares the actual state with the desired
-    one, and needn't remember its earlier decisions.
+    It is asked after every external event that had an effect (Started, SpecChanged, RacesSuspended, Generated, Lost, Stopped, Paused,
+    Graded, ChunkDone, ChunksLost, StepFailed, StepCommitted, Published), except a SpecChanged that waited for a commit. Its decisions
+    become events in the order given, and it is asked again with the same event and the new state until it decides nothing more. So a
+    policy compares the actual state with the desired one, and needn't remember its earlier decisions.
     """
 
     def decide(self, view: View, event: Event) -> Sequence[Decision]: ...

@@ -32,7 +32,7 @@ class SampleState(StrEnum):
 
     RUNNING = "running"
     PAUSED = "paused"
-    """Unfinished, in a carried group: it waits with its tokens, or its engine is about to return it."""
+    """Unfinished, in a group that was carried: it waits with its tokens, or its engine is about to return it."""
     GENERATED = "generated"
     """The store holds it, and it counts; it isn't graded yet."""
     REWARDED = "rewarded"
@@ -54,11 +54,11 @@ class RoundState(StrEnum):
 class SampleRecord:
     """One response.
 
-    `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; the grade
+    `seq` is the number of its first `Generated` event, `counts` whether that was among the group's first `groupSize`; the grade
     fields are set while it has a grade. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
-    continues after them; `moved` are those of the tokens that it had when it last moved to another engine. `engine_deaths` is the number
-    of engines that died while generating it. `kept_tokens` is the smallest number of tokens that the store had of it when it was lost,
-    None if it never was: those behind them are drawn again.
+    continues after them; `moved` are those that it had when it last moved to another engine, or that were left when it was lost.
+    `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the smallest number of tokens
+    that the store had of it when it was lost, None if it never was: those behind them are drawn again.
     """
 
     index: int
@@ -108,7 +108,7 @@ class SampleRecord:
 class GroupRecord:
     """One attempt at one prompt. `state` is RUNNING until it is decided, then KEPT. `round` is its current or last round.
 
-    `counted` are the indices of the first `groupSize` samples in the order of their `generated` events: they count, whatever
+    `counted` are the indices of the first `groupSize` samples in the order of their `Generated` events: they count, whatever
     happens later. `completed` is the number of the event that completed the group. `graded` counts its grades, `errors` those that
     are grader errors.
     """
@@ -164,7 +164,7 @@ class GroupRecord:
 
     @property
     def rewarded(self) -> bool:
-        """Whether every sample that counts has a grade."""
+        """Whether it is complete and every sample that counts has a grade."""
         return self.completed is not None and self.graded == len(self.counted)
 
     @property
@@ -188,12 +188,12 @@ class GivenUp:
     lengths: list[int | None]
 
     def awaits(self, index: int) -> bool:
-        """Whether the engine has yet to report the length of this sample."""
+        """Whether the length of this sample isn't known; its engine may still report it."""
         return 0 <= index < len(self.lengths) and self.lengths[index] is None
 
     @property
     def longest(self) -> int:
-        """The longest response seen, in tokens: a lower bound for the longest of the next attempt."""
+        """The longest response seen, in tokens: an estimate of the longest of the next attempt."""
         return max((length for length in self.lengths if length is not None), default=0)
 
 
@@ -210,7 +210,8 @@ class PartRecord:
     """The state of a round's prompts, or of the prompts of one domain in it.
 
     A `racing` round leaves out its slowest prompts. `groups` are the undecided and kept groups, `completed` the complete ones in
-    the order of completion. The counters cover the whole round, decided groups included: `dropped` and `deferred` by reason.
+    the order of completion or, if that came later, adoption. The counters cover the whole round, decided groups included: `dropped` and
+    `deferred` by reason.
     """
 
     number: int
@@ -228,7 +229,7 @@ class PartRecord:
         return len(self.groups) - len(self.kept)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """Returns a copy of the record, as after its batch is dropped for `reason`."""
+        """Returns a copy of the record in which its kept groups count as dropped for `reason`."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + len(self.kept)}
         return replace(self, kept={}, dropped=dropped)
 
@@ -266,7 +267,7 @@ class RoundRecord(PartRecord):
     grades: dict[GradeKind, int] = field(default_factory=dict)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """Returns a copy of the record, as after its batch is dropped for `reason`, in every domain."""
+        """Returns a copy of the record in which its kept groups count as dropped for `reason`, in every domain too."""
         parts = {domain: part.without_batch(reason) for domain, part in self.parts.items()}
         return replace(PartRecord.without_batch(self, reason), parts=parts)
 

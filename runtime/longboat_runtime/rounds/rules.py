@@ -16,8 +16,8 @@ from longboat_runtime.samples import PromptId, SampleId
 # With dropZeroVariance a round draws new prompts for dropped groups until it has drawn this many times `promptsPerRound`, and
 # then trains a smaller batch: DAPO's dynamic sampling with the bound of verl's recipe (`max_num_gen_batches: 10`).
 MAX_DRAWS_PER_ROUND = 10
-# A sample whose engine died is retried until this many engines have died with it. The same seed on the same weights draws the same
-# tokens, so a sample that kills one engine kills the next; three deaths are unlikely to be chance.
+# A sample whose engine died is retried until this many engines have died with it. Retried with its seed it draws the same or similar
+# tokens, so a sample that kills one engine is likely to kill the next; three deaths are unlikely to be chance.
 MOST_ENGINE_DEATHS = 3
 
 
@@ -232,9 +232,8 @@ def adopt(
 def recover(view: View) -> list[Decision]:
     """Relaunches lost samples, on-policy, if the weights of their round still serve; else defers their group.
 
-    A relaunch begins at the start, or after the tokens that the store has of a sample that was moved. The same seed on the same weights
-    gives the same tokens, so it doesn't change what is learned. On other weights it would mix versions within a group, so the prompt is
-    queued for a new attempt.
+    A relaunch begins at the start, or after the tokens that the store has of a sample that was moved. The same weights draw it, as they
+    drew the rest of its group. On other weights it would mix versions within a group, so the prompt is queued for a new attempt.
 
     Samples stay lost while no weights serve: between a driver's start and its first publication. So do those in a batch that is being
     trained, since the trainer may already have read them, and those of streamed groups. The group of a sample with which

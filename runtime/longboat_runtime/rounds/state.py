@@ -19,14 +19,14 @@ from longboat_runtime.samples import GradeKind, PromptId, SampleId, VersionSpan
 
 
 class LedgerState:
-    """Read through `view.View`; changed only by `Ledger.apply`.
+    """Read through `view.View`; changed only by `Ledger.apply` once it has been restored.
 
     `steps` is the number of optimizer steps of the whole job, `step` how many of them are committed.
     `queue` maps prompts that wait for a launch to the number of their next attempt, oldest first; `deferred_prompts` maps the
     prompts among them that have been launched before to the attempt that was given up. `domains` has the domain of each queued
     prompt and live group that was drawn from one; `waiting` is the queue by domain. `short_rounds` counts the short rounds opened
-    so far, `races` those that raced, `calm_rounds` future short rounds that must not race. `lost` are samples that no engine
-    generates any more. `carried` are groups that wait for a round, oldest first; `between` counts what happens to them after the
+    so far, `races` those that raced, `calm_rounds` future short rounds that must not race. `lost` are the samples of live groups that are
+    LOST. `carried` are groups that wait for a round, oldest first; `between` counts what happens to them after the
     round they were in is trained, and is added to the next round. `counts` counts samples of live groups by state. `skipped_steps`
     counts the last steps in a row whose batch was dropped since none of it could be trained.
     """
@@ -72,7 +72,7 @@ class LedgerState:
         return group is not None and prompt in self._counters(group).streamed
 
     def awaits(self, sample: SampleId) -> bool:
-        """Whether an engine was told to stop this sample and hasn't returned it yet."""
+        """Whether this sample was stopped or given up and its length isn't known; an engine may still return it."""
         if record := self.sample(sample):
             return record.state is SampleState.SURPLUS and record.finish_reason is None
         given_up = self.deferred_prompts.get(sample.prompt)
@@ -165,7 +165,7 @@ class LedgerState:
         return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None
 
     def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
-        """Removes and returns the group if it is undecided, or kept with missing data, and not being trained; else None."""
+        """Removes and returns the group if it is undecided, or kept with a grade missing or in error, and not being trained; else None."""
         group = self.groups.get(prompt)
         if (
             not group

@@ -35,13 +35,13 @@ class TailBatching(OneQuota):
 
     What a round keeps depends on the order in which responses are generated, never on when they are graded. With
     `drop_zero_variance` the first complete groups with unequal rewards are kept, and the race lasts until there are enough of
-    them. A group with a grader error is dropped and not replaced. All deferred prompts are trained before the end: no more are
-    deferred than the remaining rounds can take.
+    them. A group with a grader error is dropped and not replaced. No more prompts are deferred than the remaining rounds can take. So all
+    are launched again before the end, unless an edit brings it forward.
 
     Every `audit_every`-th short round is an audit round: it doesn't race, and so shows the lengths of responses when none is cut
     short. Short rounds don't race while races are suspended either: they are then like synchronous rounds and defer nothing.
 
-    With a `prompt_overcommit` of 1, long rounds contain only prompts deferred because their weights no longer serve.
+    With a `prompt_overcommit` of 1, prompts are deferred only because of their weights (VERSION_GONE, OFF_VERSION).
     """
 
     prompt_overcommit: float
@@ -101,7 +101,7 @@ class TailBatching(OneQuota):
         return self._launch(part, self._fresh_prompts(view, count), count)
 
     def _replacement(self, view: View, part: PartRecord, count: int) -> Launch:
-        """Replaces groups that were dropped, or given up with their weights. The last round takes deferred prompts."""
+        """Replaces groups that were dropped, or given up because of their weights. Long rounds and the last one take deferred prompts."""
         last = view.step + 1 >= view.steps
         queued = tuple(islice(view.deferred, count)) if part.kind is RoundKind.LONG or last else ()
         fresh = self._fresh_prompts(view, count - len(queued))

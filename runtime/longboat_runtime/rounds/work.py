@@ -27,7 +27,7 @@ class _OpenRound:
 class RoundWorks:
     """Folds events in the order of their numbers; a round is forgotten with its step.
 
-    Of a response that is continued, each round has the tokens drawn in it.
+    Of a response that is continued after a pause that was folded, each round has the tokens drawn in it.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class RoundWorks:
                 self._forget(number)
 
     def for_round(self, number: int) -> RoundWork | None:
-        """Returns what the round asked for; None if no response has come back.
+        """Returns what the round asked for; None if no response has ended.
 
         What was stopped and isn't back yet ran as long as any.
         """

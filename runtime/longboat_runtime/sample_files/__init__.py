@@ -1,1 +1,1 @@
-"""Files of responses for people to read, one Parquet file per step (`spec.samples`, `longboat samples`)."""
+"""Files of responses for people to read, at most one Parquet file per step (`spec.samples`, `longboat samples`)."""

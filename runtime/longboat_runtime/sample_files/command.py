@@ -92,7 +92,10 @@ class Options:
 
 
 def show(target: str, namespace: str | None, options: Options) -> int:
-    """Shows the samples; returns the exit status: 0 done, 1 failed. An existing directory comes before a job of that name."""
+    """Shows the samples; returns the exit status: 0 done, 1 failed, or that of the command in a job's driver pod.
+
+    An existing directory comes before a job of that name.
+    """
     root = Path(target)
     try:
         query = options.query

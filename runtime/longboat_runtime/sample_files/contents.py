@@ -20,10 +20,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """Everything about a finished sample except its texts, which only the store has.
+    """What a file says of a finished sample, except for prompt and response, which only the store has.
 
     `reason` says why its group was dropped or deferred. `score` is the reward it was trained with or, if it wasn't trained, the
-    weighted sum of its `parts`; None without a grade. `advantage` is None unless it was trained.
+    weighted sum of its `parts`; None without a grade or with a grader error. `advantage` is None unless it was trained.
     """
 
     id: SampleId
@@ -127,7 +127,7 @@ def _firsts(groups: Sequence[SampleGroup], count: int | None) -> list[SampleGrou
 
 
 def _extremes(groups: Sequence[SampleGroup]) -> list[SampleGroup]:
-    """Returns the first groups with the longest response, the best and the worst score, as far as there are any; one may come twice."""
+    """Returns the first groups with the longest response, the best and the worst score, if there are any; one may come more than once."""
     graded = [group for group in groups if group.scores]
     keys: list[tuple[Sequence[SampleGroup], Callable[[SampleGroup], float]]] = [
         (groups, lambda group: max(sample.tokens for sample in group.samples)),

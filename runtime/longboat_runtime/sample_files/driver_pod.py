@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 def run_there(job: str, namespace: str | None, options: Sequence[str]) -> int:
     """Runs the command there with these options and returns its exit status.
 
-    Raises ValueError, with a message for people, if there is no such pod.
+    Raises ValueError, with a message for people, if no such pod can be found.
     """
     if not _NAME.fullmatch(job):
         raise ValueError(

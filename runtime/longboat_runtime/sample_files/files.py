@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
         # kept, dropped or deferred, and why.
         ("fate", pa.string()),
         ("reason", pa.string()),
-        # Null without a grade. In `parts` a function that timed out has null.
+        # Null (`parts`: empty) without a grade. In `parts` a function that timed out has null.
         ("score", pa.float64()),
         ("parts", pa.map_(pa.string(), pa.float64())),
         ("grade", pa.string()),
@@ -121,8 +121,8 @@ def write(root: Path, request: SampleFileRequest, responses: Responses, prompts:
     name = Written(request.incarnation, request.step)
     path = name.path(root)
     aside = path.with_name(f".{path.name}{_PARTIAL}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         _write(aside, request, responses, prompts)
         aside.rename(path)
         fsync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Reads the files: which count, and the samples that somebody wants to see. Texts are read only of those."""
+"""Reads the files: which count, and the samples that somebody wants to see."""
 
 from __future__ import annotations
 

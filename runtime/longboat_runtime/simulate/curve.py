@@ -21,10 +21,10 @@ class StepCurve:
 
     @classmethod
     def from_observed(cls, observed: Mapping[int, StepTimes]) -> StepCurve:
-        """Fits the monotone curve nearest to what was observed at each batch size, in weighted squares.
+        """Makes a monotone curve of what was observed at each batch size.
 
-        Pool adjacent violators (Barlow et al. 1972, Statistical inference under order restrictions), weighted by steps, so
-        that the total time of all steps stays the same. Raises ValueError without a step.
+        Pool adjacent violators (Barlow et al. 1972, Statistical inference under order restrictions), weighted by steps; a pool is
+        put at its mean batch size. Raises ValueError without a step.
         """
         pools: list[tuple[int, StepTimes]] = []
         for batch, times in sorted(observed.items()):

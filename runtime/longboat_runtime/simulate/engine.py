@@ -60,7 +60,7 @@ class SimulatedEngine:
         self._admit()
 
     def stop(self, now: float, sample: SampleId) -> Response | None:
-        """Returns what there is of a sample so far; None if it has ended."""
+        """Takes out a sample and returns what there is of it so far; None if the engine doesn't have it."""
         self._advance(now)
         if self._waiting.pop(sample, None) is not None:
             return Response(sample, 0, ())

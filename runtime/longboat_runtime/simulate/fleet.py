@@ -14,9 +14,10 @@ from longboat_runtime.simulate.site import Site
 
 
 class SimulatedFleet:
-    """Engines of `site`; if it has shapes, there are none before `start`. `needs(sample)` are the tokens to draw of it, and its prompt's.
+    """Engines of `site`; if it has shapes, there are none before `start`.
 
-    While weights are published, or no engine is there, samples are held back.
+    `needs(sample)` are the tokens to draw of it, and those before them, its prompt's included. While weights are published, or no
+    engine is there, samples are held back.
     """
 
     def __init__(self, site: Site, needs: Callable[[SampleId], tuple[int, int]]) -> None:

@@ -12,8 +12,8 @@ class KvCache:
     """`total` blocks of `block_size` tokens.
 
     A full block stays in the prefix cache when nobody uses it any more, until it is taken for something else: blank blocks are taken
-    first, then those that were given back longest ago, of one sequence the last first. The samples of a prompt share the full blocks
-    of its first `shared` tokens. A sequence that is admitted again finds what is left of its blocks.
+    first, then those that were given back longest ago, of one sequence the last first. Samples of a prompt share the full blocks of all
+    but the last of its first `shared` tokens. A sequence that is admitted again finds what is left of its full blocks.
     """
 
     def __init__(self, total: int, block_size: int, shared: int) -> None:

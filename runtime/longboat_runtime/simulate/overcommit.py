@@ -24,7 +24,7 @@ from longboat_runtime.simulate.site import Site
 PERIODS = {1.0: 5, 1.125: 9, 1.25: 5, 1.5: 3}
 # How many windows are resampled from the recorded one.
 WINDOWS = 8
-# All simulated runs together train this many samples, or a period each if that is more. That takes some 8 s of one CPU.
+# All simulated runs together train at most this many samples, or a period each if that is more. That takes some 8 s of one CPU.
 SAMPLES = 64_000
 # At most this many rounds of each factor are simulated in each window.
 ROUNDS = 18

@@ -18,13 +18,13 @@ from longboat_runtime.simulate.step_series import StepLine, StepSeries
 
 # The most tokens that a step computes; the default is vLLM's.
 BATCHED_TOKENS = 2048
-# Times are sums of floats: differences up to this share of a step are rounding.
+# Times are sums of floats: differences up to this, in seconds, are rounding.
 _ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """`drawn` of its `tokens` response tokens had been drawn at the step `since`, in which it was admitted."""
+    """`drawn` of its `tokens` response tokens had been drawn at the step `since`: while it runs, the one in which it was admitted."""
 
     sample: SampleId
     prompt_tokens: int
@@ -70,12 +70,12 @@ class PagedEngine:
        the sequence that came last is preempted: it loses its blocks and waits, before all that came later.
     2. Unless the step preempted, waiting sequences are admitted in order, at most `limit` at a time, while there are blocks for all
        tokens that the next one has; the step computes those that aren't in the prefix cache, and draws a token of it too.
-    3. A step computes at most `batched_tokens` tokens; a longer sequence is admitted alone. (vLLM computes it in chunks, or takes no
-       request of that length.)
+    3. A step computes at most `batched_tokens` tokens. A sequence too long for what running ones leave of them is still admitted, alone.
+       (vLLM computes it in chunks, or takes no request of that length.)
 
-    A step takes `model.step_seconds` of its sequences and their tokens in context, and `model.prefill_seconds` for each prompt token, or
-    token of a preempted sequence, that it computes. vLLM keeps one block for itself. Samples of a prompt share the full blocks of
-    its first `prompt_tokens`. What comes in the middle of a step begins with the next one; what is stopped gets the token of the step.
+    A step takes `model.step_seconds` of its sequences and their tokens in context, and `model.prefill_seconds` for each token that it
+    computes of those it admits. vLLM keeps one block for itself. Samples of a prompt share the full blocks of all but the last of its
+    first `prompt_tokens`. What comes in the middle of a step begins with the next one; what is stopped gets the token of the step.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PagedEngine:
             self._end_soon(now)
 
     def stop(self, now: float, sample: SampleId) -> Response | None:
-        """Returns what there is of a sample after the step that is under way; None if it has ended, or does with that step."""
+        """Returns what there is of a sample after the step that is under way; None if it ended, ends with that step, or was stopped."""
         self._advance(now)
         if sequence := self._waiting.pop(sample, None):
             return self._response(sequence, sequence.drawn)

@@ -23,8 +23,8 @@ class Recording:
 
     `quotas` has the prompts of a step by domain, or all of them under "" if rounds have no quotas. Groups have `group_size` samples;
     no response has more than `longest` tokens; prompts have `prompt_tokens` on average. `flat` is the share of prompts that were
-    dropped for equal rewards, 0 for a job that drops none. `rounds` are the measured rounds whose engines have the most common size;
-    `others` counts the rest.
+    dropped for equal rewards, 0 for a job that drops none. `rounds` are the measured rounds whose engines have the most common size of
+    those with step times; `others` counts the rest.
     """
 
     prompts: Sequence[PromptLengths]
@@ -69,6 +69,8 @@ def fold(log: Iterable[events.Body]) -> Recording:
                 domains.update(dict.fromkeys(prompts, domain))
             case events.Generated(prompt_tokens=tokens):
                 prompt_tokens, responses, longest = prompt_tokens + tokens, responses + 1, max(longest, body.tokens)
+            case events.Stopped(tokens=tokens):
+                longest = max(longest, tokens)
             case events.GroupDropped(reason=DropReason.ZERO_VARIANCE):
                 dropped += 1
             case events.StepCommitted(samples=samples):

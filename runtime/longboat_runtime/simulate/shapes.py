@@ -74,7 +74,7 @@ class Shapes:
     """Divides the `devices` of each of `pods` into engines of the size that `planner` says.
 
     `throughput` has the model of engines by size. A pod's engines take `reshape_seconds[size]` to become engines of that size, 0 if it
-    isn't given. That begins at the end of a round, while it is being trained. A step computes at most `batched_tokens`. Raises ValueError
+    isn't given. That begins at the end of a round, while it is being trained. `batched_tokens` is as for `PagedEngine`. Raises ValueError
     for impossible values.
     """
 
@@ -93,7 +93,7 @@ class Shapes:
         self.model(self.planner.size)
 
     def model(self, size: int) -> EngineModel:
-        """Returns the model of engines of `size` devices. Raises ValueError if a pod can't have them."""
+        """Returns the model of engines of `size` devices. Raises ValueError if a pod can't have them, or there is no such model."""
         if size not in self.throughput or self.devices % size:
             raise ValueError(
                 f"a pod of {self.devices} devices can't have engines of {size}; there are models of {sorted(self.throughput)}"

@@ -33,7 +33,7 @@ class SimulatedStep:
 
     `rollout` are those in which samples ran, as the driver's stage `generate` counts them; `seconds` all of them. `trained` counts
     samples; tokens are of responses. `generated` are those that engines gave back since the step before, stopped ones included.
-    With shapes, engines had `tensor_parallel` devices each when the round began, and preempted so often for want of KV cache in it.
+    With shapes, engines had at most `tensor_parallel` devices each, and preempted so often, while the round was the newest.
     `streamed` are tokens trained in `chunks`, before the step; `overlap` are the seconds of chunks in which samples ran.
     """
 
@@ -55,8 +55,8 @@ class SimulatedStep:
 class SimulatedRun:
     """All steps of a run.
 
-    `tokens_most` is what the sequences of one engine by a curve, prompts included, amounted to at most at any time. Engines
-    were reshaped `reshapes` times.
+    `tokens_most` is what the sequences of one engine by a curve, prompts included, amounted to at most at any time. Reshapes of
+    engines began `reshapes` times.
     """
 
     steps: Sequence[SimulatedStep]
@@ -132,7 +132,7 @@ def simulate(
 
 
 class Simulation:
-    """One run. Things happen in the order of their times, at equal times in the order they were begun."""
+    """One run. Things happen in the order of their times; at equal times in the order they were begun, and the ends of responses last."""
 
     def __init__(
         self,
@@ -365,7 +365,10 @@ class Simulation:
     # Shapes
 
     def _measure(self, number: int) -> None:
-        """Measures a finished round as the driver does: the planner learns from it, and engines are reshaped if it wants another size."""
+        """Measures a finished round as the driver does, and the planner learns from it.
+
+        Begins a reshape if the planner wants another size, other rounds follow, and none is under way.
+        """
         load = self._loads.finish(number, self.fleet.take_load(self._time))
         if self._planner is None or load is None:
             return

@@ -19,7 +19,7 @@ RESOURCE = "longboat-store"
 
 
 class HeldSamples:
-    """A dictionary of samples. Putting a finished sample that is held, and deleting one that isn't, change nothing.
+    """A dictionary of samples. Putting a sample that is held finished, and deleting one that isn't held, change nothing.
 
     Nor does what an engine puts that is `refused`: a call that it sent before it died may arrive when its samples are made again.
     """

@@ -1,4 +1,4 @@
-"""Rounds over time: a bar for each sample, a span for each piece of the trainer's work, and the rounds chosen from them. Pure.
+"""Rounds over time: a bar for each try at a sample, a span for each piece of other work, and the rounds chosen from them. Pure.
 
 All times are Unix seconds, as recorded by the driver.
 """
@@ -28,12 +28,12 @@ class Fate(StrEnum):
     DEFERRED = "deferred"
     """Its group went back to the queue."""
     CARRIED = "carried"
-    """Its round ended before its group was complete; both continue in a later one, with the tokens made so far."""
+    """Its round went on without its group, which continues in a later one, with the tokens made so far."""
     MOVED = "moved"
     """Another engine continued it, after the tokens made so far."""
     DROPPED = "dropped"
     LOST = "lost"
-    """Its engine, or what the store had of it, is gone."""
+    """Its engine is gone or gave it up, or what the store had of it is gone."""
     OPEN = "still open"
     """It runs, or its group is undecided, where the log ends."""
 
@@ -42,8 +42,8 @@ class Fate(StrEnum):
 class Bar:
     """One try at one sample, from its launch (waiting in the engine included) to the event that ended it, or the log's end.
 
-    `engine` is None and `tokens` 0 if no engine gave it back: the log has them for finished, stopped and paused samples. A try
-    that continued a paused sample has the tokens that it added. `domain` is the one that its prompt was drawn from; empty if the
+    `engine` is None and `tokens` 0 if no engine gave it back: the log has them for finished, stopped, paused and moved samples. A try
+    that continued a sample has the tokens that it added. `domain` is the one that its prompt was drawn from; empty if the
     job has no quotas.
     """
 
@@ -77,12 +77,15 @@ class Round:
 
     @property
     def tokens(self) -> int:
-        """Response tokens of all finished and stopped samples, whatever became of them."""
+        """Response tokens of all bars, whatever became of the samples."""
         return sum(bar.tokens for bar in self.bars)
 
 
 class Work(StrEnum):
-    """Names the work that is done beside rounds and between them. A publication includes the evaluation of what it published."""
+    """Names the work that is done beside rounds and between them.
+
+    A publication includes the evaluation of what it published, except under BoundedAsync.
+    """
 
     STREAM = "stream"
     """A chunk of the step is trained while its round is open."""
@@ -95,7 +98,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work on a step (for a publication: on the weights that this step made; for a reshape and a drain: after it).
+    """Work on a step (for a publication: on the weights that this step made; a reshape and a drain have the newest step at their end).
 
     `done` is False if it failed or hasn't ended.
     """

@@ -77,7 +77,7 @@ class _Fold:
                     try_.fate, try_.end = Fate.SURPLUS, time
             case events.Stopped(sample=sample, engine=engine, tokens=tokens):
                 for try_ in (try_ for try_ in self._latest(sample) if try_.engine is None):
-                    try_.engine, try_.tokens = engine, tokens
+                    try_.engine, try_.tokens = engine, tokens - try_.begun
             case events.GroupKept(prompt=prompt, attempt=attempt):
                 if group := self._groups.get((prompt, attempt)):
                     group.fate = Fate.KEPT

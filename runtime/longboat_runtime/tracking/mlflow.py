@@ -19,7 +19,7 @@ _TABLES_TAG = "mlflow.loggedArtifacts"
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE, VALUE_LENGTH, NAME_LENGTH = 1000, 100, 500, 250
 # The most characters of an error of the client.
 MESSAGE_LENGTH = 500
-# The client itself never retries: it might log twice what the server has stored. The next process begins with what the server has.
+# By default the client itself doesn't retry: it might log twice what the server has stored. The next process begins with what that has.
 _LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 
@@ -59,7 +59,7 @@ class Mlflow:
         if entry.samples and self.lacking is None:
             self._log_table(record.step, entry.samples)
         time = round(record.time * 1000)
-        # The step itself comes last, in a request of its own if there are several: it says that the record is complete.
+        # The step itself comes last, in the last request if there are several: it says that the record is complete.
         values = sorted(finite(record).items(), key=lambda item: (item[0] == STEP, item[0]))
         metrics = [self._entities.Metric(metric_name(name), value, time, record.step) for name, value in values]
         for at in range(0, len(metrics), METRICS_AT_ONCE):
@@ -136,7 +136,7 @@ def _one_line(error: Exception) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Replaces `..`, empty parts, and all but ASCII letters, digits and `_-. :/` by `_`; cuts the name to NAME_LENGTH. Pure."""
+    """Replaces `..` by `__`, and by `_` empty parts and all but ASCII letters, digits and `_-. :/`; cuts the name to NAME_LENGTH. Pure."""
     allowed = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
     return "/".join(part.replace("..", "__") or "_" for part in allowed.split("/"))[:NAME_LENGTH]
 

@@ -1,7 +1,7 @@
 """The process of one tracker: logs what the job's files have and the tracker hasn't, until the job ends.
 
-It reads a TrackedJob from the first line of standard input and, when the job ends, how it ended from the second; the end of the
-input alone means that the job resumes later. To standard output it writes a line of JSON for everything that the driver should
+It reads a TrackedJob from the first line of standard input and, when the job ends, how it ended from the second. `null`, or the end of
+the input alone, means that the job resumes later. To standard output it writes a line of JSON for everything that the driver should
 know: `{"place"}`, `{"logged"}`, `{}` as a sign of life. `{"field", "message"}` alone is the problem that it ends with, beside
 `logged` one that only tables have.
 """
@@ -50,7 +50,7 @@ class Ending:
 
 
 def follow(tracker: Tracker, job: TrackedJob, ending: Ending, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Logs records until the job has ended and everything is logged. Raises TrackingProblem or what a client raises."""
+    """Logs records until the job has ended and everything is logged. Raises what `Feed.entries` or the tracker raises."""
     feed = Feed(Path(job.root), job.incarnation, tracker.position, job.spec)
     last_word, ended, caught_up = time.monotonic(), False, False
     while True:

@@ -16,7 +16,7 @@ STEP = "training/global_step"
 
 
 class TrackingProblem(Exception):
-    """Says why a tracker can't log now: `field` is the spec field to change, below `spec.tracking`; `message` has cause and cure."""
+    """Says why a tracker can't log now: `field` is the spec field to look at, below `spec.tracking`; `message` is for people."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)

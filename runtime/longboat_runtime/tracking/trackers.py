@@ -1,6 +1,6 @@
 """Starts the process of each tracker of a job, restarts it with growing pauses, and tells the status what it has said.
 
-A tracker costs the driver a line of text a step. It never waits for one, except at the job's end, for a bounded time.
+A tracker costs the driver a line of text a step. The driver never waits for one, except at its own end, for a bounded time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Trackers:
     async def finish(self, ending: str | None) -> None:
         """Lets trackers log what is left and ends them: within ENDED_SECONDS if the job has ended (`done` or `failed`).
 
-        Within PAUSED_SECONDS if it resumes later (None). A tracker that had a problem isn't waited for.
+        Within PAUSED_SECONDS if it resumes later (None). A tracker that pauses after a problem isn't waited for.
         """
         if not self._tasks:
             return
@@ -90,7 +90,7 @@ class Trackers:
                 log.error("a tracker failed", tracker=task.get_name(), exc_info=result)
 
     async def _keep(self, kind: str) -> None:
-        """Runs the tracker until it has ended well."""
+        """Runs the tracker until it has ended well, or the job ends while it pauses."""
         pause = FIRST_PAUSE
         with tempfile.TemporaryDirectory(prefix="longboat-tracker-", ignore_cleanup_errors=True) as scratch:
             while True:

@@ -27,7 +27,7 @@ CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
 
 
 class TrainerActor:
-    """One rank of a trainer group. All calls except `address` and `stacks` are collectives: the group makes them on all ranks.
+    """One rank of a trainer group. The group makes all calls on all ranks, except `address`, those about samples, and `alive`.
 
     Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """

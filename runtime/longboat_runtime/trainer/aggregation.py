@@ -22,12 +22,14 @@ def sample_weights(
     constant number N of samples of a full batch and `max_tokens` the longest response allowed. `mean_tokens` stands in for the mean of a
     step that has other samples too; the step's sum is then multiplied by `streamed_factor`.
 
-    Weights depend on the step alone, never on how the samples are split into micro-batches or ranks. Those of all tokens add up
-    to at most n / N if n samples are counted; tokens of the others have weight 0. Raises ValueError if there are more than N samples.
+    Weights depend on the step alone, never on how the samples are split into micro-batches or ranks. Without `mean_tokens`, those of
+    all tokens add up to at most n / N if n samples are counted. Tokens of the others have weight 0. Raises ValueError if there are more
+    than N samples.
 
     * SequenceMean, GRPO (arXiv 2402.03300 eq. 3): 1 / (N * tokens of the sample).
     * SequenceSum, Dr. GRPO (arXiv 2503.20783 §3.2): 1 / (N * max_tokens), the same for long and short samples.
-    * TokenMean, DAPO (arXiv 2503.14476 §3.3): (n / N) / T, where the n samples counted have T tokens; 1 / (N * mean_tokens) if that is given.
+    * TokenMean, DAPO (arXiv 2503.14476 §3.3): (n / N) / T, where the n samples counted have T tokens; 1 / (N * mean_tokens) if that is
+      given.
     """
     if denominator < len(tokens):
         raise ValueError(f"{len(tokens)} samples, but the denominator of a full batch is {denominator}")

@@ -92,7 +92,7 @@ def flash_attends(capability: tuple[int, int], dtype: torch.dtype, head_size: in
 
     In half precision, since Ampere; the largest heads' gradients only where a multiprocessor has the shared memory of an A100.
     """
-    largest = 256 if capability in ((8, 0), (9, 0), (10, 0)) else 192
+    largest = 256 if capability in ((8, 0), (9, 0), (10, 0), (10, 3)) else 192
     half = dtype in (torch.bfloat16, torch.float16)
     return half and capability >= (8, 0) and head_size <= largest and head_size % 8 == 0
 

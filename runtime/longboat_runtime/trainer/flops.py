@@ -90,4 +90,4 @@ def peak_flops(device: str) -> float | None:
 
 
 def _words(name: str) -> set[str]:
-    return set(re.split(r"[\s-]+", name))
+    return set(re.split(r"[\s-]+", name.upper()))

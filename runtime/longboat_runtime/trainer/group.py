@@ -26,7 +26,7 @@ log = structlog.get_logger()
 RESOURCE = "longboat-trainer"
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
-# Errors that leave a rank's state as it was: settings, samples that are gone, files, chunks that aren't held.
+# Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
 HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, NotStreamed)
 # How often Ray is asked for the trainer's nodes, in seconds.
 NODES_SECONDS = 0.5
@@ -37,8 +37,8 @@ PROBE_TOKENS = 32
 class RayTrainerGroup:
     """One actor for each rank, on nodes with the resource `longboat-trainer`.
 
-    Any method raises TrainerLost once a rank is gone, or failed in a way that leaves its state in doubt: all ranks are then
-    ended, and `load` starts new ones, as soon as Ray has nodes for them.
+    Methods that call all ranks, except `stacks`, raise TrainerLost if one is gone, or failed in a way that leaves its state in doubt.
+    All ranks are then ended, and `load` starts new ones, as soon as Ray has nodes for them. A rank's SpecProblem is raised instead.
     """
 
     def __init__(self, spec: RLJobSpec, store: SampleStore) -> None:
@@ -111,7 +111,7 @@ class RayTrainerGroup:
             await asyncio.wait([self._writing])
 
     async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
-        """See protocol.TrainerGroup. The first rank writes; a failure says nothing about its state."""
+        """See protocol.TrainerGroup. The first rank writes; a failure says nothing about its state. Raises RayActorError if it is gone."""
         if not self._actors:
             raise TrainerLost("the trainer is not loaded")
         await _result(self._actors[0].write_samples.remote(request, root))
@@ -139,10 +139,10 @@ class RayTrainerGroup:
         return await self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
     async def _gather(self, answers: Sequence[Any]) -> list[Any]:
-        """Raises TrainerLost for every failure except those that all ranks have answered and that leave their state alone.
+        """Returns what the ranks answered, or raises the first failure if all have answered and each failure is HARMLESS.
 
-        Ranks are ended once a write that is under way has ended too: its copy of the state may be the one that the job
-        resumes from. If one of its ranks is gone, it fails at once.
+        Otherwise ends the ranks, and raises a rank's SpecProblem if there is one, else TrainerLost. Ranks are ended once a write that is
+        under way has ended too: its copy of the state may be the one that the job resumes from. If one of its ranks is gone, it fails too.
         """
         if not answers:
             raise TrainerLost("the trainer is not loaded")

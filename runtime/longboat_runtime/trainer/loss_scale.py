@@ -21,7 +21,7 @@ GOOD_UPDATES = 200
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al., arXiv:1710.03740, section 3.2) with bounds; only Float16 `adapts`.
 
-    `good_updates` are the updates in a row that were made at `value`.
+    `good_updates` are the updates in a row that were made at `value`, counted from 0 again after GOOD_UPDATES.
     """
 
     value: float

@@ -12,8 +12,7 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0
 
 # The T*KL (tokens of a response times the KL divergence per token) at which half of all responses pass `sequence_mask` with bounds
-# 1/2 and 2: the x at which Phi((log 2 + x) / sqrt(2x)) - Phi((x - log 2) / sqrt(2x)) is a half. Above it the mask is never a
-# default.
+# 1/2 and 2: the x at which Phi((log 2 + x) / sqrt(2x)) - Phi((x - log 2) / sqrt(2x)) is a half.
 SEQUENCE_MASK_HALF = 0.43
 
 
@@ -54,7 +53,8 @@ def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Estimates KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
 
-    Never negative, and unbiased but for the clamp of log r (http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300 eq. 4).
+    Never negative but for rounding, and unbiased but for the clamp of log r (http://joschu.net/blog/kl-approx.html; GRPO, arXiv
+    2402.03300 eq. 4).
     """
     log_ratio = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio.exp() - 1.0 - log_ratio

@@ -1,4 +1,4 @@
-"""Turns sums over tokens into metrics under verl's names. Pure."""
+"""Turns sums over tokens into metrics, under verl's names where verl has them. Pure."""
 
 from __future__ import annotations
 

@@ -33,8 +33,19 @@ def read_config(path: Path) -> Any:
         raise SpecProblem(
             Reason.MODEL_INVALID, FIELD, f"{path} holds a {config.model_type}, which is no causal language model"
         )
-    # Log-probs must depend on the weights alone: the same in every pass, and the same as the engines'.
-    for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"):
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
+    _disable_dropout(config)
     return config
+
+
+def _disable_dropout(config: Any) -> None:
+    """Sets all probabilities of dropout in `config`, and in the configs inside it, to 0.
+
+    Log-probs must depend on the weights alone: the same in every pass, and the same as the engines'.
+    """
+    from transformers import PretrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _disable_dropout(value)
+        elif isinstance(value, float) and "drop" in name:  # `residual_dropout`, `attn_pdrop`, `layerdrop` and so on
+            setattr(config, name, 0.0)

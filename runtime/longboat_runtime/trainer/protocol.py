@@ -56,7 +56,7 @@ class TrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """Reports the metrics of one optimizer step under verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
+    """Reports the metrics of one optimizer step, under verl's names where verl has them (`actor/pg_loss`, `actor/grad_norm`, ...).
 
     `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones. `seconds` is what forward and
     backward passes and the optimizer took, without fetching samples and the log-probs of other weights.

@@ -1,4 +1,4 @@
-"""The model, sharded over the trainer's ranks by FSDP2 where there is something to shard."""
+"""The model, sharded over the trainer's ranks by FSDP2 where that has anything to do."""
 
 from __future__ import annotations
 

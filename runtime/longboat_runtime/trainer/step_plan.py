@@ -59,7 +59,7 @@ def plan_step(
 ) -> StepPlan:
     """Cuts the samples into minibatches (see `cut`) and packs (or else pads) each for all ranks; `groups[i]` is that of sample i.
 
-    Weights are those of the whole step times the number of minibatches, so that every optimizer update is one of a full
+    Weights are those of the whole step times `minibatches`, even if there are fewer, so that every optimizer update is one of a full
     batch's size. `mean_tokens`: see `sample_weights`. Raises packing.SampleTooLong.
     """
     tokens = [size.response_tokens for size in sizes]

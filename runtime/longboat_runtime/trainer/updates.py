@@ -37,8 +37,8 @@ class Update:
 class Streamed:
     """What is known of the `chunks` of a step whose gradients are in the shards.
 
-    Their `samples` in the loss have so many response `tokens`; `sums` are each batch's sums for metrics. Weights of all chunks were computed
-    with the `mean_tokens` of the first, so that the gradient has about the size of the step's.
+    Their `samples` in the loss have so many response `tokens`; `sums` are each batch's sums for metrics. Weights of all chunks were
+    computed with the `mean_tokens` of the first, so that the gradient has about the size of the step's.
     """
 
     step: int
@@ -64,22 +64,21 @@ class Updates:
         self.streamed: Streamed | None = None
 
     def discard(self) -> None:
-        """Zeroes the gradients."""
+        """Drops the gradients, and with them the chunks."""
         self.streamed = None
         self.optimizer.zero_grad()
 
     def stream(self, step: int, plan: StepPlan, batches: Sequence[SampleBatch]) -> float:
-        """Adds a chunk to the chunks of `step`; returns the seconds from the starting model's log-probs on.
+        """Adds a chunk to the chunks of `step`; returns the seconds after the starting model's log-probs.
 
         If it fails half-way there are no chunks any more.
         """
         mean_tokens = plan.tokens / plan.samples if plan.samples else float(self.spec.rollout.sampling.max_tokens)
         before, self.streamed = self.streamed or Streamed(step, mean_tokens), None
         reference = self._current_logprobs(self.reference, [batches])[0] if self.reference else None
-        started = time.monotonic()
+        started = _time_done()
         sums = self.accumulate(batches, None, reference)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        seconds = _time_done() - started
         self.streamed = Streamed(
             step,
             before.mean_tokens,
@@ -88,15 +87,16 @@ class Updates:
             before.tokens + plan.tokens,
             (*before.sums, *sums),
         )
-        return time.monotonic() - started
+        return seconds
 
     def run(
         self, step: int, steps: int, plan: StepPlan, minibatches: Sequence[Sequence[SampleBatch]]
     ) -> tuple[dict[str, float], int, float]:
         """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite.
 
-        If there are chunks, their gradient is part of the only one. Returns metrics, how many minibatches were skipped, and the seconds of the updates. Every rank must pass the same number of batches in each minibatch. All
-        ranks skip the same minibatches: the norm that decides is that of the whole gradient, the same number on all ranks.
+        If there are chunks, their gradient is part of the only one. Returns metrics, how many minibatches were skipped, and the seconds
+        of the updates. Every rank must pass the same number of batches in each minibatch. All ranks skip the same minibatches: the norm
+        that decides is that of the whole gradient, the same number on all ranks.
         """
         streamed, self.streamed = self.streamed, None
         factor = 1.0
@@ -111,7 +111,7 @@ class Updates:
         # With the round's weights, before any update. A single minibatch needs none: see `accumulate`.
         old = self._current_logprobs(self.model, minibatches) if len(minibatches) > 1 else None
         reference = self._current_logprobs(self.reference, minibatches) if self.reference else None
-        prepared = time.monotonic()
+        prepared = _time_done()
         rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
         attempted = [
@@ -157,7 +157,8 @@ class Updates:
     ) -> Update | None:
         """Makes one optimizer update of the gradient times `factor`.
 
-        Returns None, with the weights unchanged, if it isn't finite at any scale. Raises NotStreamed if it isn't finite at the one scale at which there are chunks.
+        Returns None, with the weights unchanged, if it isn't finite at any scale. In Float16 raises NotStreamed if it isn't finite at the
+        one scale at which there are chunks.
         """
         before = self.loss_scale
         for scale in before.attempts():
@@ -190,6 +191,13 @@ class Updates:
         """Computes the log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
         return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
+
+
+def _time_done() -> float:
+    """Returns the time once the device has done what it was given: a GPU computes after the calls have returned."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.monotonic()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

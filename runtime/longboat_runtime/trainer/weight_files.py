@@ -30,7 +30,7 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 class _Source:
     """Says where a weight comes from: tensors of the files, and how transformers converts them, if it does.
 
-    `tensors` are safetensors' slices, not yet read, by the pattern of the converter that their names match.
+    `tensors` are safetensors' slices, not yet read, by the pattern of the converter that their names match, or `target` without one.
     """
 
     target: str
@@ -82,7 +82,7 @@ def _file_names(path: Path) -> list[str]:
     if (path / INDEX).is_file():
         try:
             return sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _problem(f"{INDEX} of {path} can't be read: {error}; copy the model again") from error
     others = sorted(file.name for file in path.glob("*.bin"))
     cure = f"convert {others[0]} by transformers: from_pretrained, then save_pretrained" if others else "add them"

@@ -42,7 +42,7 @@ class BucketInit(WeightTransferInitInfo):
 
 @dataclass
 class BucketUpdate(WeightTransferUpdateInfo):
-    """One bucket: its entries, and its bytes either at hand (worker in this process) or in a file (worker elsewhere)."""
+    """One bucket: its entries, and its bytes either at hand (only if the worker is in this process) or in a file."""
 
     entries: list[Any]
     data: ByteArray | None = None

@@ -1,6 +1,6 @@
 """Flat buckets of tensors, so that a publication moves in a few large pieces instead of thousands of small ones.
 
-Drivers hand publications on and have no torch: only what makes tensors or reads them imports it.
+Drivers hand publications on without torch: only what makes tensors or reads them imports it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Bucket:
 def buckets(named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:
     """Fills buckets of at most `limit` bytes with the tensors in their order; one larger tensor gets a bucket of its own.
 
-    Tensors may be on any device; each is copied and released before the next is requested.
+    Tensors may be on any device; each is copied before the next is requested.
     """
     import torch
 

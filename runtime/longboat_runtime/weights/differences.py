@@ -35,8 +35,8 @@ class WeightDifferences:
     def compare(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, float]]:
         """Computes relative differences by name, of those tensors that can be compared.
 
-        0 is equal but for rounding; 1 or more is unrelated to what was published. An expert has one name, once all its
-        tensors have come.
+        Rounding gives small ones, and weights that are unrelated to what was published about 1 or more. An expert has one name, once all
+        its tensors have come.
         """
         return [
             (name, _relative(actual, expected))
@@ -106,7 +106,9 @@ def _slice(module: Any, tensor: Tensor, rows: int, rank: int) -> Tensor | None:
     if tensor.shape == (rows, columns):
         return tensor
     if tensor.shape[1] == columns and tensor.shape[0] % rows == 0:
-        return tensor[rank * rows : (rank + 1) * rows] if (rank + 1) * rows <= tensor.shape[0] else None
+        # If there are fewer heads of keys and values than workers, neighbours have the same head.
+        first = rank * tensor.shape[0] // (module.tp_size * rows) * rows
+        return tensor[first : first + rows] if first + rows <= tensor.shape[0] else None
     if tensor.shape[0] == rows and tensor.shape[1] % columns == 0:
         return tensor[:, rank * columns : (rank + 1) * columns] if (rank + 1) * columns <= tensor.shape[1] else None
     return None

@@ -40,14 +40,17 @@ class UpdateFailed(Exception):
 
 
 class PublicationRefused(UpdateFailed):
-    """An engine has received a publication, but its weights are not the published ones."""
+    """An engine has received a publication, but its weights are not the published ones; or it can't score the probe."""
 
 
 class ParityExceeded(PublicationRefused):
     """An engine has received all bytes, but its log-probs are not the trainer's."""
 
     def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
-        """Returns a copy of this error that also names the tensors that differ most (relatively), or says that none compared does."""
+        """Returns a copy of this error that also names the tensors that differ most (relatively), or says that none compared does.
+
+        Without `differences` it adds nothing.
+        """
         differing = [difference for difference in differences if not difference[1] <= TENSOR_BOUND[dtype]]
         differing.sort(key=lambda difference: math.inf if math.isnan(difference[1]) else difference[1], reverse=True)
         worst = ", ".join(f"{name} ({d:.2g})" for name, d in differing[:WORST_TENSORS])

@@ -33,11 +33,14 @@ def handed_over(bucket: Bucket) -> Iterator[str]:
 
 
 def sweep() -> list[Path]:
-    """Removes files that dead processes of this machine left behind, and returns them."""
-    remaining = []
+    """Removes the files of processes whose numbers are not in use here, and returns them. For use before the first is handed over.
+
+    A file with this process's own number is of one before: numbers recur when a container restarts, and shared memory stays.
+    """
+    own, remaining = str(os.getpid()), []
     for path in itertools.chain(*(directory.glob(f"{PREFIX}*") for directory in _directories())):
         process = path.name.removeprefix(PREFIX).split("-")[0]
-        if not Path("/proc", process).exists():
+        if process == own or not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
             remaining.append(path)
     return remaining

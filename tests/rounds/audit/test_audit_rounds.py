@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from longboat_runtime.rounds.audit.audit_rounds import compare
 from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS
 from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.audit.paired import DRAWS
 from tests.rounds.audit.racing import GROUP_SIZE, LONGEST, Racing, lengths, play, true_bias
 
 RUNS = 100
@@ -44,6 +47,18 @@ def test_a_large_bias_is_found() -> None:
     found = compare(audited(rng, 500), play(Racing(1.25, deferred_lost=1.0), 40, rng).prompts(), LONGEST)
     assert found.mean_ratio.high < 1
     assert found.ks.low > 0
+
+
+def test_few_draws_have_their_functions_in_memory_at_a_time() -> None:
+    groups = [tuple(range(100 * number + 1, 100 * number + 101)) for number in range(MIN_PROMPTS)]
+    window, lengths = [PromptLengths("math", group, (), (), group) for group in groups], 100 * MIN_PROMPTS
+    tracemalloc.start()
+    try:
+        compare(window, window, lengths)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < DRAWS * lengths * np.dtype(float).itemsize
 
 
 def test_too_few_prompts_on_either_side_are_unresolved() -> None:

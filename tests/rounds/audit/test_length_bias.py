@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS, audit
 from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.audit.paired import DRAWS
 from tests.rounds.audit.windows import LONGEST, windows
 from tests.support.examples import examples
 
@@ -51,6 +55,18 @@ def test_a_constant_change_is_found_as_it_is() -> None:
     assert bias.ks.value == pytest.approx(0.5)
     assert bias.mean_ratio.value == pytest.approx(2 / 3)
     assert bias.mean_ratio.low == pytest.approx(bias.mean_ratio.high)
+
+
+def test_few_draws_have_their_functions_in_memory_at_a_time() -> None:
+    groups = [tuple(range(100 * number + 1, 100 * number + 101)) for number in range(MIN_PROMPTS)]
+    window, lengths = [prompt(trained=group, finished=group) for group in groups], 100 * MIN_PROMPTS
+    tracemalloc.start()
+    try:
+        audit(window, lengths)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < DRAWS * lengths * np.dtype(float).itemsize
 
 
 def test_a_deferred_prompt_counts_once() -> None:

@@ -4,13 +4,13 @@
                                    server --socket pair--> zygote (one a function) --fork--> children
 
 The server speaks the protocol, keeps the time, and never runs a user's code. A zygote has imported one reward function and forks children;
-no sample passes through it. A child confines itself (`sandbox`), grades and answers. It stays for further grades if the reward's
-isolation allows it, nothing but installed code has run in it (`watch`) and the grade has left nothing behind (`leftovers`); otherwise
-it is killed with its whole process group, in time or not.
+no sample passes through it. A child confines itself (`sandbox`), grades and answers. It stays for further grades, `child.MAX_GRADES` at
+most, if the reward's isolation allows it and the grade has left nothing behind (`leftovers`). With Auto it also ends before code that came
+with a sample runs in it (`watch`). When a child ends, its whole process group is killed, in time or not.
 
 A program in a response is graded by a case runner (`case_runner`), a child like any other:
 
-    case runner --fork--> launcher --fork--> program (one for each test case)
+    case runner --fork--> launcher --fork--> program (one for each test case, file of tests or compilation)
 
 A launcher is forked before its case runner has read the sample, so only the case runner has the expected results.
 """

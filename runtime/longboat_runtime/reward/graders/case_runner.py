@@ -90,7 +90,7 @@ class CaseRunner:
 
     @property
     def limits(self) -> Limits:
-        """Limits of the processes that programs are forks of: a program's own are no higher."""
+        """Limits for `limit_all` of the processes that programs are forks of: a program's own file size is no higher."""
         most = max(self._settings.file_size, self._settings.output_size + 1, MAX_FRAME_BYTES)
         return Limits(memory=None, file_size=most)
 
@@ -100,7 +100,7 @@ class CaseRunner:
 
     @property
     def launcher_fd(self) -> int:
-        """The file descriptor of the connection to its launcher, -1 without one. The process may move it to LAUNCHER_FD."""
+        """The file descriptor of the connection to its launcher, -1 without one. The process moves it to LAUNCHER_FD before it grades."""
         return -1 if self._launcher is None else self._launcher.fileno()
 
     def outcome(self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,7 +161,7 @@ class _OutOfMemoryError(Exception):
 
 
 class _Grade:
-    """The programs of one response. `error` is what the first one that failed said of it; `cpu_seconds` are those of all so far.
+    """The programs of one response. `error` is what the first one that crashed said of it; `cpu_seconds` are those of all so far.
 
     With a learned limit, `own_seconds` are the most that a case has taken so far, and `limited` says whether one was ended by it.
     """
@@ -275,7 +275,7 @@ class _Grade:
             returned = peer.call(MODULE, case.function, case.arguments, {})
             return CaseResult.PASSED if same_value(returned, case.expected, wrapped=case.wrapped) else CaseResult.WRONG
 
-        return self._served(code, ask, objects=False)
+        return self._served(code, ask)
 
     def _checked(self, source: str, tests: CheckFunction) -> CaseResult:
         scope: dict[str, Any] = {"__name__": "tests"}
@@ -290,7 +290,7 @@ class _Grade:
             return CaseResult.PASSED
 
         code = completed(tests.prompt, tests.function, source)
-        return self._served(code.encode(errors="replace"), ask, objects=False)
+        return self._served(code.encode(errors="replace"), ask)
 
     def _tested(self, source: str, tests: PytestFile) -> tuple[list[CaseResult], int]:
         from longboat_runtime.reward.graders.pytest_file import Report, run_file
@@ -308,24 +308,24 @@ class _Grade:
             )
             return CaseResult.PASSED if report.results and all(report.results) else CaseResult.WRONG
 
-        ended = self._served(source.encode(errors="replace"), ask, objects=True)
+        ended = self._served(source.encode(errors="replace"), ask)
         if report.empty and ended is CaseResult.WRONG:
             raise CasesError("its column `test` has no test that pytest finds")
         results = [CaseResult.PASSED if passed else CaseResult.WRONG for passed in report.results]
         if ended not in (CaseResult.PASSED, CaseResult.WRONG):
-            # The first test that failed, or that there was no more time for, is the one that was under way when the program was ended.
+            # The first test that failed, or that there was no more time for, stands for the one that was under way when the program ended.
             first = results.index(CaseResult.WRONG) if CaseResult.WRONG in results else len(results)
             results[first : first + 1] = [ended]
         return results, max(report.cases, len(results))
 
-    def _served(self, code: bytes, ask: Callable[[CaseRunnerPeer], CaseResult], *, objects: bool) -> CaseResult:
+    def _served(self, code: bytes, ask: Callable[[CaseRunnerPeer], CaseResult]) -> CaseResult:
         """Returns the result of `ask`, which calls functions of the program until it is done."""
         own_end, program_end = socket.socketpair()
         run = Run(programs.SERVED, self._seconds, self._seed, own=self._own)
         with own_end, _Files(run_directory(self._launcher.directory), source=code, stdin=b"") as files:
             with program_end:
                 self._start(run, {**files.numbers, "peer": program_end.fileno()})
-            peer = CaseRunnerPeer(own_end, self._settings.output_size + 1024, objects=objects)
+            peer = CaseRunnerPeer(own_end, self._settings.output_size + 1024)
             raised: ProgramGone | None = None
             result = CaseResult.CRASHED
             try:

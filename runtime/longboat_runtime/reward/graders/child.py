@@ -1,8 +1,8 @@
 """A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
 
-Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says what the
-grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}. A case runner's
-request has also `seconds`, the limit of each test case, and `own`, their CaseLimit. `case_runner` says what else its outcome has.
+Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says why the
+process must go, such as for what the grade left behind; or {refused}, with which it ends. An outcome is {kind, score, message}. A case
+runner's request has also `seconds`, the limit of each test case, and `own`, their CaseLimit. `case_runner` says what else its outcome has.
 
 What is called here for every grade touches memory that until then a child shares with its zygote, a page at a time: so it calls little.
 """
@@ -105,7 +105,7 @@ def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
 
 
 class _Output:
-    """Keeps what a grade prints until the next one, for the message of a process that ends."""
+    """The file that takes what a grade prints, for the message of a process that ends. It is emptied after each grade."""
 
     def __init__(self) -> None:
         self._fstat, self._truncate, self._seek = os.fstat, os.ftruncate, os.lseek
@@ -137,7 +137,7 @@ def _sample(body: bytes) -> RewardSample:
 
 
 def _seed(seed: int) -> None:
-    """Gives all global random number generators that are there the sample's own state."""
+    """Gives the global random number generators of Python, numpy, torch (CPU) and sympy, if they are there, the sample's own state."""
     modules = sys.modules
     random.seed(seed)
     if "numpy.random" in modules:
@@ -149,7 +149,10 @@ def _seed(seed: int) -> None:
 
 
 def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
-    """Starts the launcher before `_locked_in`, so that the case runner's own limits don't bind programs. Returns an error as an answer."""
+    """Starts the launcher before `_locked_in`, so that the case runner's own limits don't bind programs.
+
+    Returns the error's outcome if that can't be done, else None.
+    """
     try:
         os.setpgid(0, 0)
         case_runner.start(sandbox.directory, protected)

@@ -1,7 +1,7 @@
 """Starts programs for a case runner, one after the other, and ends each with all the processes that it has started.
 
-A case runner forks its launcher before it reads its sample, and passes only open files. So the sample is never in the memory of the
-launcher or of the programs, which are its forks.
+A case runner forks its launcher before it reads its sample, and passes it only Runs and open files. So expected results are never in the
+memory of the launcher or of the programs, which are its forks.
 
 Requests are lines of JSON: a Run, with the files of `FILES`, is answered by an Ended once nothing of it is left; `{"stop": true}` ends a
 program early. A launcher dies with its case runner, and its programs with it.
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Says how a program ended: `limit` is what it was killed for, `status` its exit code (negative: signal), else None.
+    """Says how a program ended: `limit` is the one that it exceeded, if any, and `status` its exit code (negative: signal), if known.
 
     `seconds` are of the wall clock, `cpu_seconds` those of all its processes. `own_seconds` are there if their limit is learned; `limited`
     says that this limit ended it, `starved` that it was ended since it hardly got a CPU.

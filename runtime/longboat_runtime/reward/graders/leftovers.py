@@ -1,6 +1,6 @@
-"""Finds what a grade leaves behind: directories, and changes to a process that stays for the next grade.
+"""Finds changes that a grade leaves in a process that stays for the next one, and removes directories that grades leave.
 
-A process in which anything has changed grades no more; another one takes its place. Nothing here asks what a change is good for: a
+A process in which a change is found grades no more; another one takes its place. Nothing here asks what a change is good for: a
 function that counts or caches across grades would score differently in another order.
 """
 
@@ -159,7 +159,7 @@ class _Bindings:
             return False
         scope, names = self._scope, self._names
         as_many = len(scope) == len(names) or (self._grows and len(scope) > len(names))
-        if as_many and all(map(is_, scope.values(), self._values)):
+        if as_many and all(map(is_, scope.values(), self._values)) and all(map(is_, scope, names)):
             self._version = version
             return False
         return True

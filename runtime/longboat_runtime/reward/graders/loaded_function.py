@@ -43,8 +43,9 @@ _STARTS_A_PROCESS = "it starts a process or a program"
 class LoadedFunction:
     """Starts a zygote for `function` (JSON of a RewardFunction) when it is first needed, and again if it has died.
 
-    It has up to `processes` children that grade and one in reserve. `isolation` is what is in force; where Auto falls back to PerGrade,
-    `reason` says why, and `fell_back` is called. `zygotes` holds the process ids of running zygotes and is kept up to date.
+    It has up to `processes` children that grade and one in reserve, or up to _FORKED_AHEAD where each grades once. `isolation` is what is
+    in force; where Auto falls back to PerGrade, `reason` says why, and `fell_back` is called. `zygotes` holds the process ids of running
+    zygotes and is kept up to date.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class LoadedFunction:
         if count <= 0:
             return
         assert self._zygote is not None
-        numbers, child_ends = [], []
+        numbers, child_ends, watched = [], [], stays and self.isolation is RewardIsolation.AUTO
         for _ in range(min(count, MOST_AT_ONCE)):
             self._numbers += 1
             own_end, child_end = socket.socketpair()
@@ -197,13 +198,12 @@ class LoadedFunction:
                 self._read,
                 self._slowdown,
                 self._waiting_counted,
+                watched=watched,
             )
             self._children[child.number] = child
             numbers.append(child.number)
             child_ends.append(child_end)
-        self._zygote.tell(
-            {"fork": numbers, "stays": stays, "watched": self.isolation is RewardIsolation.AUTO}, child_ends
-        )
+        self._zygote.tell({"fork": numbers, "stays": stays, "watched": watched}, child_ends)
         for child_end in child_ends:
             child_end.close()
         self._watch_at(child.requested_at + STUCK_SECONDS, child.requested_at)

@@ -23,7 +23,7 @@ _MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
 # What a socket may have sent that nobody has read: the kernel takes no more once it holds this much, and half as much again at once. It
 # is the kernel's default, and programs can't ask for more.
 _SOCKET_BYTES = 3 * 212_992 // 2
-# More entries in a directory than this count as too much, whatever they hold.
+# More entries below a directory than this count as too much, whatever they hold.
 _MOST_ENTRIES = 10_000
 
 

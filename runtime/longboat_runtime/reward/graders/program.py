@@ -1,6 +1,6 @@
 """Turns a forked process into a response's program: confines it, for good, and runs the program.
 
-It holds nothing but the standard library and this package; how its grade is found out is no business of this process.
+How its grade is found out is no business of this process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Started:
 class Confinement:
     """Holds the limits of every process of the program, its Landlock rules (None without Landlock) and filter, and the launcher's pid.
 
-    `questions` carries the kernel's questions about new processes to the launcher; it is None where the kernel can't ask.
+    `questions` carries to the launcher the descriptor by which the kernel asks about new processes; None where the kernel can't ask.
     """
 
     settings: SandboxSettings
@@ -125,7 +125,7 @@ def _arrange_files(files: Mapping[str, int]) -> None:
 
 
 def _confine(confinement: Confinement) -> None:
-    """Raises OSError if the kernel refuses anything: then nothing is run."""
+    """Confines this process, for good. If the kernel refuses anything, raises an error or ends the process: then nothing is run."""
     settings = confinement.settings
     os.setpgid(0, 0)
     call, arguments = prctl.dying_with_parent()
@@ -220,7 +220,7 @@ def _be_called(source: bytes) -> None:
     module = _module("solution")
     vars(module).update(_assumed())
     exec(compile(source, "solution.py", "exec", dont_inherit=True), vars(module))  # noqa: S102 - what this process is for
-    connection = Peer(socket.socket(fileno=_PEER), MAX_FRAME_BYTES, objects=True)
+    connection = Peer(socket.socket(fileno=_PEER), MAX_FRAME_BYTES)
     connection.export(_Functions(module))
     connection.send({"ready": True})
     try:
@@ -254,7 +254,7 @@ def _assumed() -> dict[str, Any]:
 
 
 def _exit_code(run: Callable[[], None]) -> int:
-    """Does what the interpreter does around a program: shows its error, ends its threads, flushes its output."""
+    """Does what the interpreter does around a program: shows its error, waits for its threads, flushes its output."""
     import atexit
     import threading
     import traceback

@@ -21,10 +21,10 @@ _MODULES = ("solution", "main")
 
 @dataclass(slots=True)
 class Report:
-    """Says whether each test that was run passed, in their order, of `cases` that there are: the first `most` of the file.
+    """Says whether each test that was run passed, in their order. `cases` counts the first `most` of the file, less those skipped.
 
-    `empty` says that pytest found no test in a file that it could read to its end. A file that can't be imported isn't that: in
-    general its program lacks what it imports, or raises something then.
+    `empty` says that pytest found no test in the file, and no error. A file whose import fails isn't that: in general its program
+    lacks what it imports, or raises something then.
     """
 
     most: int

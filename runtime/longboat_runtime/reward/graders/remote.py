@@ -3,8 +3,8 @@
 Both ends speak frames over a socket. A request is {call, method, arguments, named} or {get, name}, an answer {value, changed} or {raised}.
 Requests nest: a program may call what the case runner has passed to it as an argument, while the case runner waits for its answer.
 
-What a program returns can't run code in the case runner. Numbers, texts and containers travel by value; anything else stays where it is
-and the case runner gets a `Remote` that stands for it, or, with `objects` off, an error.
+What a program returns can't run code in the case runner. Numbers, texts and containers, numpy's included, travel by value. Anything else
+stays where it is, and the case runner gets a `Remote` that stands for it; for an exception class it makes one of its own.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ProgramGone(BaseException):
 
 
 class Peer:
-    """One end. `objects` says whether objects may be referred to. `gone` says that ProgramGone was raised, which may have been caught."""
+    """One end. `gone` says that ProgramGone was raised; it may have been caught."""
 
-    def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
-        self._connection, self._objects_allowed = connection, objects
+    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
+        self._connection = connection
         self._buffer = FrameBuffer(most_bytes)
         self._messages: list[tuple[dict[str, Any], bytes]] = []
         self.gone = False
@@ -128,7 +128,7 @@ class Peer:
         if isinstance(value, dict):
             return {"dict": [[self.pack(key), self.pack(item)] for key, item in value.items()]}
         if isinstance(value, (bytes, bytearray)):
-            return {kind.__name__: value.decode("latin-1")}
+            return {"bytes" if isinstance(value, bytes) else "bytearray": value.decode("latin-1")}
         if kind is complex:
             return {"complex": [value.real, value.imag]}
         for base in _PLAIN:
@@ -157,9 +157,7 @@ class Peer:
         return self._referred(kind, content)
 
     def _reference(self, value: Any) -> Any:
-        if not self._objects_allowed:
-            raise TypeError(f"a {type(value).__name__} can't be passed on")
-        return {"object": [self.export(value), isinstance(value, type), _exceptions(self, value)]}
+        return {"object": [self.export(value), isinstance(value, type), self._exceptions(value)]}
 
     def _referred(self, kind: str, content: Any) -> Any:
         if kind == "yours":
@@ -207,13 +205,27 @@ class Peer:
     def _raised(self, error: BaseException) -> dict[str, Any]:
         kind = type(error)
         raised = {
-            "kind": next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+            "kind": next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base),
+            "classes": self._exceptions(kind),
         }
-        classes = _exceptions(self, kind) if self._objects_allowed else []
         try:
-            return {**raised, "classes": classes, "arguments": [self.pack(value) for value in error.args]}
+            return {**raised, "arguments": [self.pack(value) for value in error.args]}
         except (TypeError, RecursionError):
-            return {**raised, "classes": classes, "arguments": [str(type(error))]}
+            return {**raised, "arguments": [str(type(error))]}
+
+    def _exceptions(self, value: Any) -> list[Any]:
+        """Lists [number, name] of an exception class and each base before the first builtin one, whose name alone comes last.
+
+        Empty for anything that is no exception class.
+        """
+        if not (isinstance(value, type) and issubclass(value, BaseException)):
+            return []
+        classes: list[Any] = []
+        for base in value.__mro__:
+            if getattr(builtins, base.__name__, None) is base:
+                return [*classes, base.__name__]
+            classes.append([self.export(base), base.__name__])
+        return classes
 
     def _error(self, raised: Any) -> BaseException:
         return _builtin_error(raised["kind"])(*map(self.unpack, raised["arguments"]))
@@ -222,21 +234,6 @@ class Peer:
 _PLAIN: tuple[Any, ...] = (int, float, str, tuple, list, set, frozenset)
 _CONTAINERS: Mapping[Any, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 _MADE_OF: Mapping[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-
-
-def _exceptions(peer: Peer, value: Any) -> list[Any]:
-    """Lists [number, name] of an exception class and each base before the first builtin one, whose name alone comes last.
-
-    Empty for anything that is no exception class.
-    """
-    if not (isinstance(value, type) and issubclass(value, BaseException)):
-        return []
-    classes: list[Any] = []
-    for base in value.__mro__:
-        if getattr(builtins, base.__name__, None) is base:
-            return [*classes, base.__name__]
-        classes.append([peer.export(base), base.__name__])
-    return classes
 
 
 def _builtin_error(name: Any) -> type[BaseException]:
@@ -262,12 +259,12 @@ def _change(argument: Any, value: Any) -> None:
 class CaseRunnerPeer(Peer):
     """The case runner's end: the program's objects are `Remote`, and the program may call only callables that it was given."""
 
-    def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
-        super().__init__(connection, most_bytes, objects=objects)
+    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
+        super().__init__(connection, most_bytes)
         self._classes: dict[int, type[BaseException]] = {}
 
     def _do(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if request.get("method") != "__call__":
+        if "get" in request or request.get("method") != "__call__":
             raise self._is_gone("it asks for something that no program may ask for")
         return super()._do(request)
 
@@ -288,6 +285,10 @@ class CaseRunnerPeer(Peer):
             return self._exception(exceptions)
         return Remote(self, int(number), is_class=bool(is_class), made=False)
 
+    def _exceptions(self, value: Any) -> list[Any]:
+        """Lists none: the program could call them."""
+        return []
+
     def _exception(self, classes: list[Any]) -> type[BaseException]:
         """Returns the case runner's own class for an exception class of the program."""
         kind = _builtin_error(classes[-1])
@@ -307,10 +308,10 @@ class CaseRunnerPeer(Peer):
 
 
 class Remote:
-    """Stands in a test for an object of the program: attributes are read and methods called there, values come back as data.
+    """Stands in a test for an object of the program: attributes are read and set, and methods called, there.
 
-    It equals no data, whatever its class says, or a program could return an object that equals every answer. Operators are handed on
-    only for objects that the test has made by calling a class of the program.
+    It equals no data, whatever its class says, or a program could return an object that equals every answer. Comparisons with other
+    objects of the program are handed on; other operators only for objects that the test has made by calling a class of the program.
     """
 
     def __init__(self, peer: CaseRunnerPeer, number: int, *, is_class: bool, made: bool) -> None:

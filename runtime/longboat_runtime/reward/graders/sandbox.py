@@ -50,8 +50,8 @@ def cpu_limit(timeout: float) -> int:
 class Sandbox:
     """Bounds one child at a time: rlimits, Landlock, seccomp. Made and prepared in the zygote, entered in the forked child.
 
-    `directory`, which is made, is the only place the grade may write to, and its working directory. What it prints goes to the file
-    `output`. Raises OSError if the kernel refuses anything: then nothing may be graded.
+    `directory`, which is made, is the grade's working directory and, with Landlock, the only one that it may write to. What it prints goes
+    to the file `output`. Raises OSError if the kernel refuses anything: then nothing may be graded.
     """
 
     def __init__(self, directory: str, limits: Limits) -> None:
@@ -98,7 +98,7 @@ class Sandbox:
         return os.pread(self.output, most, max(size - most, 0)).decode(errors="replace").strip()
 
     def clean(self) -> bool:
-        """Makes it ready for another child; False if too much is left in it. No process may be left in it."""
+        """Makes it ready for another child; False if it can't be, or anything is left in it. No process may be left in it."""
         try:
             os.chmod(self.directory, 0o700)
             if os.listdir(self.directory):

@@ -1,11 +1,11 @@
 """The system calls a grade may not make: seccomp filters in classic BPF, built here and installed through ctypes.
 
-There are two, since installing a long one costs as much as a third of a fork: what a zygote can do without is denied to itself, and so to
-its children; a child denies itself the rest.
+A grade is under two, since installing a long one costs as much as a third of a fork: what a zygote can do without is denied to itself, and
+so to its children; a child denies itself the rest, and so does a response's program.
 
-One kind of call only seems to be made: what would take a file's owner the right to read, write or enter it (`_RIGHTS`).
+One kind of call only seems to be made: what wouldn't leave a file's owner all rights (`_RIGHTS`).
 
-What it doesn't deny is still subject to the pod's own filter (RuntimeDefault), which allows only known calls. It denies
+What they don't deny is still subject to the pod's own filter (RuntimeDefault), which allows only known calls. They deny
 the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to the processes that watch it.
 A process that stays for further grades is killed when it starts another or a program: an error could be caught, and pass for a zero.
 Constants: linux/filter.h, linux/seccomp.h, linux/audit.h, linux/sched.h.
@@ -93,8 +93,8 @@ Instruction = tuple[int, int, int, int]
 def shared_program(machine: str) -> list[Instruction]:
     """Builds the zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
 
-    A denied call fails with EPERM, clone3 with ENOSYS; a call through another ABI kills the process. Calls that would take rights from a
-    file's owner report success and do nothing (`_RIGHTS`).
+    A denied call fails with EPERM, clone3 with ENOSYS; a call through another ABI kills the process. Calls that wouldn't leave a file's
+    owner all rights report success and do nothing (`_RIGHTS`).
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [
@@ -170,9 +170,9 @@ def own_program(
 def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks: bool) -> list[Instruction]:
     """Builds the filter of a response's program, beside the zygote's: like a grade's own one, but stricter.
 
-    It also denies having the kernel signal others, memory that nobody counts, and setting socket buffers. With `asks` the kernel asks
-    before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's own
-    processes. Without that it may signal only its first process and its group as a whole, since a filter can't tell one process of the
+    It also denies having the kernel signal others, memory that nobody counts, and setting the send buffers of sockets. With `asks` the
+    kernel asks before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's
+    own processes. Without that it may signal only its first process and its group as a whole, since a filter can't tell one process of the
     group from another sample's.
     """
     deny = _ERROR | errno.EPERM
@@ -272,18 +272,23 @@ def let_start(listener: int) -> None:
 
 @cache
 def can_ask() -> bool:
-    """Whether the kernel asks a process about another's calls (5.5), and no container runtime does so already: tried in a fork."""
+    """Whether the kernel asks a process about another's calls and lets them go on (5.5), and no container runtime asks already.
+
+    Tried in a fork.
+    """
     machine = os.uname().machine
     pid = os.fork()
     if pid == 0:
         try:
             prctl.gain_no_privileges()
-            Filter(
+            listener = Filter(
                 [(_LOAD, 0, 0, _NUMBER_OFFSET), *_answer("acct", machine, _ASK), (_RETURN, 0, 0, _ALLOW)]
             ).install_asking(0)
-        except OSError:
-            os._exit(1)
-        os._exit(0)
+            fcntl.ioctl(listener, _SEND, bytearray(_ANSWER.pack(0, 0, 0, _CONTINUE)))
+        except OSError as error:
+            # A kernel that can let calls go on finds that nobody has asked (ENOENT). Others don't know the answer (EINVAL).
+            os._exit(error.errno != errno.ENOENT)
+        os._exit(1)
     return os.waitpid(pid, 0)[1] == 0
 
 

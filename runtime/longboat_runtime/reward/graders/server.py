@@ -1,7 +1,8 @@
 """The graders' Unix socket: what a reward worker asks, and how many grades run at once.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}, capacity
+    load  {function, field, isolation, reason}    -> {problem: null, isolation, reason, footprint}, capacity,
+                                                     or {problem: [reason, field, message, fatal]}
     grade {reward: name, timeout, seed, own} + sample  -> {outcome}; `own` is a learned limit of own seconds, or isn't there
     state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}, capacity
 A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
@@ -274,7 +275,7 @@ def blamed(outcome: FunctionOutcome, *, alone: bool) -> FunctionOutcome:
 
 
 class _Connection:
-    """A reward worker that is connected, and the grades that it waits for, by the ids of their requests."""
+    """A client that is connected, and the grades that it waits for, by the ids of their requests."""
 
     def __init__(self, server: GraderServer) -> None:
         self._server = server
@@ -380,7 +381,7 @@ async def _run(path: Path, processes: int, config_maps: Path, cgroup: Path | Non
 
 
 def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT) -> None:
-    """Runs until SIGTERM: `longboat graders --socket PATH --processes N`.
+    """Runs until SIGTERM or SIGINT: `longboat graders --socket PATH --processes N`.
 
     `cgroup` is where the container's quota is read; None if the cgroup isn't the graders' own.
     """

@@ -68,6 +68,8 @@ class Supervised:
     slowdown: Slowdown
     waiting_counted: bool
     pid: int = 0
+    # Whether it may refuse to go on; of any other, only graded code says so.
+    watched: bool = False
     # Time of the monotonic clock when it was asked for.
     requested_at: float = field(default_factory=time.monotonic)
     grading: Grading | None = None
@@ -128,7 +130,7 @@ class Supervised:
             raise FrameError("more than one answer")
         [(message, _)] = messages
         try:
-            if "refused" in message:
+            if self.watched and "refused" in message:
                 return Answer(refused=str(message["refused"])[:MESSAGE_CHARACTERS])
             if message["token"] != self._token:
                 raise FrameError("not an answer to what was asked")
@@ -187,7 +189,7 @@ class Supervised:
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGXCPU:
             return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = f"was ended by {_SIGNALS.get(-code, f'signal {-code}')}" if code < 0 else f"exited with code {code}"
         printed = f"; its last output: {output}" if output else ""
         return self.outcome(OutcomeKind.GRADER_ERROR, f"the grade's process {how} before it answered{printed}")
 
@@ -261,3 +263,5 @@ _LOOK_SECONDS = 0.05
 _CLOSE_LOOK_SECONDS = 0.01
 # A grade that is over within this share of its limit isn't measured for it.
 _QUICK = 0.05
+# Most real-time signals have no name.
+_SIGNALS = {number.value: number.name for number in signal.Signals}

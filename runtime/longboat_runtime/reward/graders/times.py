@@ -28,12 +28,12 @@ _OF_CHILDREN = slice(13, 15)
 _HALF_SECONDS = 0.5
 _CPUS = len(os.sched_getaffinity(0))
 # The share of its limit at which a grade is measured first, to see how many threads it has; and how often after that, as a share too,
-# if it has several processes: the time that they wait is known only while they exist.
+# if it has several threads: the time that they wait is known only while they exist.
 _FIRST_LOOK, _TREE_LOOK = 0.25, 0.05
-# A time that is only estimated has passed its limit once it is this many times as long.
+# A time that is only estimated has passed its limit once it is this many times as long as the hard one.
 _ESTIMATED = 2
 # A grade is given up after this many times its limit of wall time, however little of that was its own: it hardly gets a CPU. With the
-# 100m that a pod keeps at least, a grade that computes takes ten times as long.
+# 100m that a pod keeps by default, a grade that computes takes ten times as long.
 WALL_LIMIT_FACTOR = 20
 
 
@@ -121,7 +121,7 @@ class Processes:
         return cpu + ended, ended
 
     def may_wait(self) -> bool:
-        """Returns whether a thread is runnable. If it waits, the kernel adds that wait only once it runs."""
+        """Whether a thread is runnable; False if waits aren't counted. If it waits, the kernel adds that wait only once it runs."""
         return self.counted and any(_stat(f"{path}/stat")[:1] == [b"R"] for path in self._paths())
 
     def _threads(self) -> dict[int, tuple[int, int]]:
@@ -207,7 +207,7 @@ class OwnTime:
         return max(likely, self.certain)
 
     def settled_since(self) -> bool:
-        """Looks again; whether no thread waited at the look before, which is settled then.
+        """Looks again, unless a thread is runnable; whether no thread waited at the look before, which is settled then.
 
         None could run now, and none has run in between: one that waited would have to, and the kernel adds a wait only once it is over.
         What threads had waited by then doesn't excuse anything that comes after it. Threads that wait for each other, all at once,
@@ -285,7 +285,7 @@ class OwnLimit:
         return self._seconds * _FIRST_LOOK
 
     def remaining(self) -> float:
-        """Returns the seconds from the last look until it could pass at the earliest."""
+        """Returns after how many seconds from the last look to look again."""
         remaining = self._seconds - self._taken
         return remaining if self.own.tasks == 1 else min(remaining / _CPUS, self._seconds * _TREE_LOOK)
 

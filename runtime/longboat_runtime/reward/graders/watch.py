@@ -182,7 +182,7 @@ class Origins:
         return self._known[file]
 
     def installed_module(self, module: ModuleType) -> bool:
-        """Whether the module is built in or comes from an installed file."""
+        """Whether the module comes from an installed file, or from none, as built-in ones do."""
         file = getattr(module, "__file__", None)
         return not isinstance(file, str) or self.origin_of(file) is not None
 
@@ -195,7 +195,7 @@ class Origins:
 
 
 class Watch:
-    """An audit hook, which can't be removed. `refuse` is called with the reason, as an object of "a grade", and must not return.
+    """An audit hook, which can't be removed. `refuse` is called with the reason, as a predicate of "a grade", and must not return.
 
     `bottom` is the code of the function that all grades are run by.
     """

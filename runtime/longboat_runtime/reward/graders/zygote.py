@@ -63,7 +63,7 @@ class Child:
         self.pidfd = -1
 
     def kill(self) -> None:
-        """Ends every process of the grade at once; none can leave its group, and what is being forked is included."""
+        """Ends every process of its group at once, what is being forked included. A case runner's programs lead groups of their own."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -98,7 +98,7 @@ class Zygote:
         self._poll.register(control.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Follows commands until the server closes its end; then everything is killed."""
+        """Follows commands until the server closes its end; then kills its children."""
         try:
             while self._turn():
                 continue

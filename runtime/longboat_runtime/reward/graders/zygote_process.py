@@ -27,7 +27,10 @@ MOST_AT_ONCE = 16
 
 
 class ZygoteProcess:
-    """A running zygote and its end of the pair of sockets. `heard` gets its messages, `lost` is called when it has ended."""
+    """A running zygote and the server's end of the pair of sockets.
+
+    `heard` gets its messages but the first (see `loaded`), `lost` is called when it has ended or is closed.
+    """
 
     def __init__(
         self,

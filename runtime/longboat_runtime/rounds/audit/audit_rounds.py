@@ -1,7 +1,7 @@
-"""Compares trained lengths with those of audit rounds, where nothing is cut short but the prompts are others. Pure.
+"""Compares trained lengths with those of audit rounds, where nothing races but the prompts are others. Pure.
 
-An audit round is a short round that doesn't race. None of its lengths has to be estimated, so it checks the estimate of
-`length_bias`; but its prompts differ from those they are compared with, so intervals are wide. Prompts are resampled, not samples,
+An audit round is a short round that doesn't race. Its lengths needn't be estimated, unless an engine was lost, so it checks the estimate of
+`length_bias`. But its prompts differ from those they are compared with, so intervals are wide. Prompts are resampled, not samples,
 since responses to one prompt are alike. Both sides are resampled independently.
 """
 
@@ -121,12 +121,12 @@ def ks_distance(first: Distribution, second: Distribution) -> Estimate:
         return first.functions(grid, draws[0][rows]) - second.functions(grid, draws[1][rows])
 
     data = difference(slice(0, 1))
-    resampled = [difference(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
-    chance = np.concatenate([np.abs(each).max(1) for each in resampled]).mean()
-    band = np.quantile(np.concatenate([np.abs(each - data).max(1) for each in resampled]), CONFIDENCE)
+    chunks = (difference(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK))
+    distances, deviations = np.concatenate([[np.abs(each).max(1), np.abs(each - data).max(1)] for each in chunks], 1)
+    band = np.quantile(deviations, CONFIDENCE)
     distance = float(np.abs(data).max())
     low, high = max(0.0, distance - band), min(1.0, distance + band)
-    return Estimate(float(np.clip(2 * distance - chance, low, high)), float(low), float(high))
+    return Estimate(float(np.clip(2 * distance - distances.mean(), low, high)), float(low), float(high))
 
 
 def mean_ratio(first: Distribution, second: Distribution) -> Estimate:

@@ -10,8 +10,9 @@ the longest prompts; only a prompt of which more than half was cut, and which th
 responses count in both distributions (product limit).
 
 Near: the shorter of the likely end and that of an exponential distribution: the response ends at the rate at which its prompt's
-responses ended between level and cut. In a long tail the rate falls, so the true end would be later. This restrains the likely answer
-when the sample effects of some prompts are wider than those of others: it uses the widest for all, since they are seen the farthest.
+responses ended between level and cut. If none did, it ends at the cut. In a long tail the rate falls, so the true end would be later. This
+restrains the likely answer when the sample effects of some prompts are wider than those of others: it uses the widest for all, since they
+are seen the farthest.
 
 Far: like likely, but the part beyond the longest response seen ends at the longest possible response.
 """
@@ -35,7 +36,7 @@ class FirstLaunches:
     """Atoms [n] of the distribution: the numbers of their `prompts` and their `masses`, which add up to 1 for each prompt.
 
     An atom is at `near` tokens at least, at `far` tokens at most and probably at `likely` tokens. The three differ only if the atom
-    is `modelled`: no attempt of the same prompt shows where it ends.
+    is `modelled`: no later attempt of the same prompt shows where it ends.
     """
 
     prompts: npt.NDArray[np.intp]

@@ -1,4 +1,4 @@
-"""Response lengths of the prompts of the last complete periods, folded from events. Pure."""
+"""Response lengths of the prompts of the last periods, folded from events. Pure."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class LengthHistory:
         return [history for history in self._prompts.values() if history.period < self.period]
 
     def newest(self, count: int) -> list[PromptHistory]:
-        """Returns the `count` prompts that were launched most recently, without those whose first responses still run."""
+        """Returns the last `count` prompts by launch that were trained, have a stopped first response, or finished all first responses."""
         complete = [
             history
             for history in self._prompts.values()

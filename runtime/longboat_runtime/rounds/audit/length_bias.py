@@ -19,10 +19,10 @@ MIN_PROMPTS = 40
 class LengthBias:
     """Says how far the distribution of trained lengths is from that of first launches.
 
-    `prompts` were drawn, and `trained` of them were in a step. `relaunched` is the share of prompts of which a later attempt finished, `censored`
-    the share of first-launch responses that were cut, `modelled` the share of the first launches' distribution that no later attempt
-    of the same prompt completes. `ks` is in [0, 1], `mean_ratio` is the trained mean divided by the launched mean; both are None
-    if `prompts` or `trained` is below MIN_PROMPTS.
+    `prompts` were drawn, and `trained` of them were in a step. `relaunched` is the share of prompts of which a response of a later attempt
+    ended, `censored` the share of first-launch responses that were cut. `modelled` is the share of the first launches' distribution that no
+    later attempt of the same prompt completes. `ks` is in [0, 1], `mean_ratio` is the trained mean divided by the launched mean; both are
+    None if `prompts` or `trained` is below MIN_PROMPTS.
     """
 
     prompts: int

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class PromptLengths:
     """Response lengths of one prompt over an audited window, in tokens, in any order.
 
-    `finished` and `cut` are its first launch: responses that ended on their own (at a stop or the length limit), and responses
-    aborted after this many tokens, where they are censored. `later` are responses that ended in later attempts. `trained` are the
+    `finished` and `cut` are its first launch: responses that ended on their own (also at the length limit), and responses
+    known only up to this many tokens, where they are censored. `later` are responses that ended in later attempts. `trained` are the
     samples that a step was made of, whatever their attempt; empty for a prompt that was dropped.
 
     Raises ValueError if the first launch has no response, a finished response no tokens, a cut response a negative length, or if a

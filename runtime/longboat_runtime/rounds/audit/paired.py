@@ -110,9 +110,9 @@ def _resampled(pair: PairedDistributions, draws: Floats) -> tuple[Floats, Floats
         return np.cumsum((rise / samples[rows] - fall) * draws[rows][:, prompts], axis=1)[:, ends]
 
     data = functions(slice(0, 1))
-    resampled = [functions(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
-    distances = np.concatenate([np.abs(each).max(1) for each in resampled])
-    return distances, np.concatenate([np.abs(each - data).max(1) for each in resampled])
+    chunks = (functions(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK))
+    distances, deviations = np.concatenate([[np.abs(each).max(1), np.abs(each - data).max(1)] for each in chunks], 1)
+    return distances, deviations
 
 
 def mean_ratio(pair: PairedDistributions, draws: Floats) -> Estimate:
