@@ -54,10 +54,11 @@ def table(lines: list[Line]) -> str:
     """Returns the page, as Markdown."""
     runs = [line for line in lines if line["kind"] == "run"]
     faults = sum(line["kind"] == "fault" for line in lines)
-    machine = runs[0]["machine"]
+    machines = [run["machine"] for run in runs]
+    processors = " and ".join(dict.fromkeys(f"{machine['processor']}, {machine['cpus']} CPUs" for machine in machines))
     origins = ", ".join(f"{run['commit']} (seed {run['settings']['seed']})" for run in runs)
     about = (
-        f"{faults} faults in {len(runs)} runs, {machine['processor']}, {machine['cpus']} CPUs; commits {origins}. A fault of the "
+        f"{faults} faults in {len(runs)} runs; {processors}; commits {origins}. A fault of the "
         "cluster hits every job that runs. A job has recovered when it has made three more steps than when the fault was over."
     )
     text = [
