@@ -84,7 +84,7 @@ class CheckpointStore:
         One at a time: the next begins when this has returned. One that this incarnation has already completed is verified and kept
         (ManifestInvalid, FilesDamaged or ValueError if it is damaged).
         Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable), another OSError, or what `write_model` raised;
-        earlier checkpoints are then untouched, and this one is removed as far as possible.
+        earlier checkpoints are then untouched, and this one is removed as far as possible, unless it was complete already.
         """
         position = Position(self.incarnation, step)
         directory = self.root / position.path

@@ -20,7 +20,7 @@ STOP_SECONDS, STOP_POLL_SECONDS = 1.0, 0.01
 
 
 class Loads:
-    """Asks engines for their loads, and adds them up by round; what lies between two rounds belongs to the one before."""
+    """Asks engines for their loads, and adds them up by round: a load belongs to the newest round, and to none once that is finished."""
 
     def __init__(self, fleet: RolloutFleet) -> None:
         self._fleet = fleet

@@ -261,7 +261,7 @@ class RayRolloutFleet:
     def _dispatch(self) -> None:
         """Sends what waits to engines, in one call for each, so that an engine can start all of it in one batch.
 
-        Not during a publication: the first engine to load its weights would get everything.
+        Not during a publication: where none served before, the first engine to load its weights would get everything.
         """
         if self._publishing or not self._waiting or not self._router.open:
             return

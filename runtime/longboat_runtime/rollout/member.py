@@ -60,7 +60,8 @@ class MemberState(StrEnum):
 class Slot:
     """The devices of a rollout node that one engine has. `refusals` counts how often in a row its engines refused publications.
 
-    `trial` waits for the slot's first engine, if that is part of a reshape: it is done once the engine serves, or says why it doesn't.
+    `trial` waits for the slot's first engine, if that is part of a reshape: it is done once the engine serves, says why it doesn't, or
+    its node is gone.
     """
 
     node: RolloutNode

@@ -62,7 +62,7 @@ _ERROR_BYTES = 300
 class CaseRunner:
     """Loads what case runners need; forked children `start` and then grade one response.
 
-    Raises SpecProblem for `field`, the reward's path.
+    Raises SpecProblem for a part of `field`, the reward's path.
     """
 
     def __init__(self, function: RewardFunction, field: str, config_maps: str) -> None:

@@ -139,8 +139,8 @@ def own_program(
 ) -> list[Instruction]:
     """Builds a child's filter beside the zygote's, for what the zygote itself has to do: signals, process groups and starting processes.
 
-    `group` is the number of the grade's process group, and so of its leader. It may be signalled as a whole, but no other group, nor
-    any of the `protected` processes. `alone` is for a process that stays: it may signal itself only, and starting another process or
+    `group` is the number of the grade's process group, and so of its leader. It may be signalled as a whole, but no other group, nor,
+    by their ids, the `protected` processes; only Landlock guards the ids of their other threads. `alone` is for a process that stays: it may signal itself only, and starting another process or
     program kills it.
     """
     deny = _ERROR | errno.EPERM
