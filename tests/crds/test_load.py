@@ -1,6 +1,7 @@
 """What a person writes becomes a job, or one line for each fault: field, what is wrong, cure."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,6 @@ def test_every_fault_is_told_at_once() -> None:
         ("a: 1\na: 2", "field a is given twice"),
         ("[a]: 1", "must be a string"),
         ("a: b\nc: !!int x", r"can't be read as int\n.*line 2"),
-        pytest.param("a: " + 5000 * "1", "can't be read as int", id="digits"),
         ("a: !!bool x", "can't be read as bool"),
         ("a: !!map x", "expected a mapping node"),
         ("a: !!timestamp x", "timestamp"),
@@ -119,6 +119,16 @@ def test_every_fault_is_told_at_once() -> None:
 def test_text_that_holds_no_object_is_refused(text: str, words: str) -> None:
     with pytest.raises(ApiError, match=words):
         load_job(text)
+
+
+def test_a_number_of_too_many_digits_is_refused() -> None:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(4300)  # Python's own; libraries such as sympy lift it
+    try:
+        with pytest.raises(ApiError, match="can't be read as int"):
+            load("a: " + 5000 * "1")
+    finally:
+        sys.set_int_max_str_digits(limit)
 
 
 def test_a_runtime_is_no_job() -> None:
