@@ -140,8 +140,8 @@ def own_program(
     """Builds a child's filter beside the zygote's, for what the zygote itself has to do: signals, process groups and starting processes.
 
     `group` is the number of the grade's process group, and so of its leader. It may be signalled as a whole, but no other group, nor,
-    by their ids, the `protected` processes; only Landlock guards the ids of their other threads. `alone` is for a process that stays: it may signal itself only, and starting another process or
-    program kills it.
+    by their ids, the `protected` processes; only Landlock guards the ids of their other threads. `alone` is for a process that stays: it
+    may signal itself only, and starting another process or program kills it.
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET), *_answer("setpgid", machine, deny)]
