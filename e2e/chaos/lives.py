@@ -31,7 +31,7 @@ CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpoli
 
 @dataclass
 class Life:
-    """One job under a policy. Times are on the monotonic clock: `step` was seen at `looked_at`. `failed` says why it won't go on, if it won't."""
+    """One job under a policy. `step` was seen at `looked_at`; times are on the monotonic clock. `failed` is empty, or says why it won't go on."""
 
     job: Job
     policy: RoundPolicyName

@@ -202,7 +202,7 @@ class KubernetesBroker:
             self._notify()
 
     async def _ask(self) -> dict[str, Any]:
-        """Requests a number; keeps progress and checkpoint as the watch last showed them, since another start may have written meanwhile."""
+        """Requests a number; keeps progress and checkpoint as the watch last showed them: another start may have written meanwhile."""
         self._before = self._job.get("status", {})
         status = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
         return await self._apply({**status, "demand": self._demand.to_json()})

@@ -66,7 +66,7 @@ def cpu_share(
 
 @dataclass(frozen=True, slots=True)
 class NodeDevices:
-    """Counts the `devices` that a rollout node has for engines, and the `accelerators` that Ray finds there, which engines on CPUs ignore."""
+    """Counts the `devices` that a rollout node has for engines, and the `accelerators` that Ray finds; engines on CPUs ignore those."""
 
     devices: int
     accelerators: int = 0
