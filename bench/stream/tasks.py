@@ -38,8 +38,8 @@ TASKS = {
         Task(
             "device",
             f"Lengths are drawn, the model has 4 million parameters. A step takes an engine at least {1000 * DeviceActor.step_seconds:g} ms, as a "
-            "device would, in which CPUs are free for the trainer.",
-            prompts=24,
+            "device would, in which CPUs are free for the trainer. Prompts are as many as give the trainer about a third of a rollout's time.",
+            prompts=56,
             group_size=4,
             steps=5,
             learns=False,
