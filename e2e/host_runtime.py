@@ -68,14 +68,19 @@ def claims(namespace: str, data: Path) -> list[dict[str, Any]]:
     ]
 
 
-def template(image: str, name: str = "host") -> dict[str, Any]:
-    """Returns a ClusterRLRuntime for pods of this image."""
+def template(image: str, name: str = "host", graders_image: str = "") -> dict[str, Any]:
+    """Returns a ClusterRLRuntime for pods of this image. A `graders_image` has an environment of its own, and sees only the data."""
     roles = {role: {"template": {"spec": _pod_spec(role)}} for role in CONTAINERS}
+    images = {"image": image}
+    if graders_image:
+        images["gradersImage"] = graders_image
+        (graders,) = (each for each in roles["reward"]["template"]["spec"]["containers"] if each["name"] == "graders")
+        graders["volumeMounts"] = [mount for mount in graders["volumeMounts"] if mount["mountPath"] == DATA]
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "ClusterRLRuntime",
         "metadata": {"name": name},
-        "spec": {"image": image, "command": [str(ENVIRONMENT / "bin" / "longboat")], "roles": roles},
+        "spec": {**images, "command": [str(ENVIRONMENT / "bin" / "longboat")], "roles": roles},
     }
 
 

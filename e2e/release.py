@@ -70,7 +70,9 @@ def main() -> int:
             raise ClusterError("the checkout has changes: commit or revert them")
         try:
             write(REPOSITORY, options.version)
-            made = build(options.version, ("operator", *(("runtime", "runtime-gpu") if options.images else ())))
+            made = build(
+                options.version, ("operator", "graders", *(("runtime", "runtime-gpu") if options.images else ()))
+            )
         except ClusterError as error:
             run(["git", "-C", REPOSITORY, "reset", "--hard"])
             raise ClusterError(f"{error}; the version and the changelog are as before") from error

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from longboat_graders.messages import IsolationInForce
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver.components import Components
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import Urgency
-from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport
 from longboat_runtime.sample_files.contents import SampleFileRequest

@@ -21,12 +21,12 @@ from typing import Any
 
 from bench.grading.responses import QUICKSTART, responses
 from longboat_crds.reward_kinds import RewardKind, RewardSignature
-from longboat_runtime import prctl
-from longboat_runtime.reward.adapters import Scorer, load_scorer
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.sandbox import Limits, Sandbox, limit_all
-from longboat_runtime.reward.graders.seccomp import Filter, own_program, shared_program
-from longboat_runtime.reward.result import RewardSample
+from longboat_graders import prctl
+from longboat_graders.adapters import Scorer, load_scorer
+from longboat_graders.messages import RewardFunction
+from longboat_graders.result import RewardSample
+from longboat_graders.sandbox import Limits, Sandbox, limit_all
+from longboat_graders.seccomp import Filter, own_program, shared_program
 
 FORKS = 200
 

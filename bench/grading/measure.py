@@ -32,9 +32,9 @@ from bench.step.cases import CASES
 from bench.step.longboat_step import Setting, job
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import DEFAULT_POOL
+from longboat_graders.result import RewardSample
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.slots import resource
 from longboat_runtime.samples import (

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-from longboat_runtime.reward.result import RewardSample
+from longboat_graders.result import RewardSample
 
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart/base"
 # How many of each are recorded: math-verify takes longest.

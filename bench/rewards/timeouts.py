@@ -24,10 +24,10 @@ from bench.record import Recorder
 from bench.rewards.mix import HARD_LIMIT, Contention, Fate, Mix, Response
 from bench.rewards.simulated import SimulatedGrading
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.result import RewardSample
 from longboat_runtime.metrics.timeouts import interval
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.combine import combine, grade_times, own_seconds
-from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind

@@ -205,7 +205,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.COMMAND_NOT_FOUND: _configuration(
         "The graders' container has no command that rewards[].sandbox runs.",
-        "Install it in the image of the runtime's graders container, or correct rewards[].sandbox.compileCommand or runCommand.",
+        "Install it in the graders' image (`gradersImage` of the runtime template), or correct rewards[].sandbox.compileCommand or runCommand.",
     ),
     Reason.TEST_CASES_INVALID: _configuration(
         "A row that a reward of kind Sandbox grades has no test cases, or none in the format that the reward reads; the message names "

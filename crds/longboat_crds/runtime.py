@@ -66,6 +66,13 @@ class RLRuntimeSpec(ApiModel):
     image: str = Field(
         min_length=1, max_length=1024, description="Runtime image of every container that doesn't name its own."
     )
+    graders_image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Image of the reward pods' `graders` containers, in which rewards and programs run; `longboat` starts it. "
+        "It needs the extra `graders` and what rewards import. Default: image, started by command.",
+    )
     command: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=lambda: ["longboat"],
         min_length=1,

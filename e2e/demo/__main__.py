@@ -39,11 +39,12 @@ def main() -> int:
     """Run the demo; returns the exit status."""
     options = _options()
     platform: Platform = TestCluster()
-    if options.operator_image or options.runtime_image:
-        if not (options.operator_image and options.runtime_image):
-            print("give both --operator-image and --runtime-image, or neither", file=sys.stderr)
+    images = (options.operator_image, options.graders_image, options.runtime_image)
+    if any(images):
+        if not all(images):
+            print("give --operator-image, --graders-image and --runtime-image, or none of them", file=sys.stderr)
             return 2
-        platform = OwnCluster(options.operator_image, options.runtime_image, options.access_mode)
+        platform = OwnCluster(*images, options.access_mode)
     seconds: dict[str, float] = {}
     try:
         print("This will\n" + "\n".join(f"  - {line}" for line in platform.intentions()), flush=True)
@@ -156,6 +157,7 @@ def _options() -> argparse.Namespace:
     )
     own = parser.add_argument_group("a cluster that you have (the current kubeconfig context)")
     own.add_argument("--operator-image", metavar="NAME:TAG", help="operator image the cluster can pull")
+    own.add_argument("--graders-image", metavar="NAME:TAG", help="graders' image the cluster can pull")
     own.add_argument("--runtime-image", metavar="NAME:TAG", help="runtime image the cluster can pull")
     own.add_argument("--access-mode", default="ReadWriteMany", choices=["ReadWriteMany", "ReadWriteOnce"])
     return parser.parse_args()

@@ -67,15 +67,15 @@ class TestCluster:
     def prepare(self) -> None:
         """See Platform."""
         self.cluster = Cluster.find(CLUSTER) or Cluster.up(CLUSTER)
-        operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
+        operator, graders, host = (catalogue.find(name).build() for name in ("operator", "graders", "runtime-host"))
         self.image = host.ref
-        for image in (operator, host):
+        for image in (operator, graders, host):
             self.cluster.load(image.archive)
         volumes.provide(self.cluster)
         installation.install(self.cluster.kubeconfig, operator.ref, "image.pullPolicy=Never")
         data = self.cluster.layout.root / "data" / NAMESPACE
-        objects = [_namespace(), *host_runtime.claims(NAMESPACE, data), host_runtime.template(host.ref, RUNTIME)]
-        volumes.apply(self.cluster, objects)
+        template = host_runtime.template(host.ref, RUNTIME, graders.ref)
+        volumes.apply(self.cluster, [_namespace(), *host_runtime.claims(NAMESPACE, data), template])
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
         """See Platform."""
@@ -111,6 +111,7 @@ class OwnCluster:
     """The cluster of the current kubeconfig context, with images from a registry that it can reach."""
 
     operator_image: str
+    graders_image: str
     runtime_image: str
     access_mode: str = "ReadWriteMany"
 
@@ -122,15 +123,16 @@ class OwnCluster:
             f"install or upgrade the Helm release {installation.RELEASE} in namespace {installation.NAMESPACE}",
             f"with it CRDs, cluster roles and an admission policy; operator image {self.operator_image}",
             f"make the namespace {NAMESPACE} with a claim of 5Gi ({self.access_mode}, default storage class)",
-            f"make the ClusterRLRuntime {RUNTIME} with image {self.runtime_image}, and one RLJob of four pods there",
+            f"make the ClusterRLRuntime {RUNTIME} with images {self.runtime_image} and {self.graders_image}, and one RLJob of four pods there",
             "leave all of that there when it is done",
         ]
 
     def prepare(self) -> None:
         """See Platform."""
         kubeconfig = Path(os.environ.get("KUBECONFIG", Path.home() / ".kube" / "config"))
-        image = f"runtimes.{RUNTIME}.image={self.runtime_image}"
-        installation.install(kubeconfig, self.operator_image, image, values=EXAMPLE / "values.yaml")
+        images = {"image": self.runtime_image, "gradersImage": self.graders_image}
+        named = [f"runtimes.{RUNTIME}.{field}={image}" for field, image in images.items()]
+        installation.install(kubeconfig, self.operator_image, *named, values=EXAMPLE / "values.yaml")
         _run(["kubectl", "apply", "--server-side", "-f", "-"], stdin=json.dumps(_namespace()))
         claim = _example("claim.yaml")
         claim["spec"]["accessModes"] = [self.access_mode]

@@ -22,7 +22,7 @@ EXPORT = REPOSITORY / "build" / "countdown"
 
 
 def environment(cluster: Cluster, address: str, folder: Path) -> dict[str, str]:
-    """Returns what a reader's shell has: kubectl, Helm, a registry, and a buildah that builds the operator on this machine's base."""
+    """Returns what a reader's shell has: kubectl, Helm, a registry, and a buildah that builds operator and graders on this machine's base."""
     for name in ("kubectl", "helm"):
         (folder / name).write_text(f'#!/bin/sh\nexec {KUBEBOX.path} {name} "$@"\n')
         (folder / name).chmod(0o755)
@@ -35,7 +35,7 @@ def environment(cluster: Cluster, address: str, folder: Path) -> dict[str, str]:
         "PATH": f"{folder}:{os.environ['PATH']}",
         "REGISTRY": address,
         "BUILD": "buildah",
-        "IMAGE": "longboat-operator",
+        "IMAGE": "longboat-operator longboat-graders",
         "ARGS": " ".join([*builder.options(), f"--build-arg=BASE_IMAGE={base.ref}"]),
     }
     return {name: value for name, value in made.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")}
@@ -73,5 +73,6 @@ def test_pages_lead_to_a_trained_model_and_back_to_an_empty_cluster(tmp_path: Pa
             for page in ("charts/longboat/README.md", "docs/images.md", "README.md"):
                 pages.follow(page, shell, tmp_path / "page.log")
         finally:
-            builder.remove(f"{address}/longboat-operator:{version}")
+            for image in ("operator", "graders"):
+                builder.remove(f"{address}/longboat-{image}:{version}")
         assert "countdown" in cluster.kubectl("get", "rljobs")

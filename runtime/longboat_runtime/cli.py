@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from longboat_graders.commands import graders
 from longboat_runtime.agent.commands import app as agent
-from longboat_runtime.reward.graders.commands import graders
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,7 +40,7 @@ def driver(
     import asyncio
     import traceback
 
-    from longboat_runtime import prctl
+    from longboat_graders import prctl
     from longboat_runtime.driver.main import Ending, cause_of
     from longboat_runtime.driver.pod import drive_in_pod
     from longboat_runtime.logs import configure

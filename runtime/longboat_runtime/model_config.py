@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.imports import without_module
-from longboat_runtime.problems import SpecProblem
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from bench.sandbox.summary import missed, table, write
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.result import RewardSample
 from tests.reward.containment import tried
 from tests.reward.hostile_responses import RESPONSES, SAMPLE, Harm
 

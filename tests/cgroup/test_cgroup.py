@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.cgroup import cpu_limit, cpu_seconds, runnable
+from longboat_graders.cgroup import cpu_limit, cpu_seconds, runnable
 
 
 @pytest.mark.parametrize(("text", "expected"), [("150000 100000\n", 1.5), ("max 100000\n", None)])

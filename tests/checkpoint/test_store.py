@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.problems import SpecProblem
 
 SCRIPT = "tests.checkpoint.crash_points"
 

@@ -12,13 +12,13 @@ import pytest
 from longboat_crds.base import Role
 from longboat_crds.fixed import FREE
 from longboat_crds.job import RLJobSpec
+from longboat_crds.problems import spec_problem_in
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.samples import SamplesSpec
 from longboat_crds.status import Phase
 from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
-from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import FleetState

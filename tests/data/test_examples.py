@@ -8,10 +8,10 @@ import pytest
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load, load_job
 from longboat_crds.model import DType, ModelSpec
+from longboat_graders.adapters import load_scorer
+from longboat_graders.messages import RewardFunction
+from longboat_graders.result import RewardResult, RewardSample
 from longboat_runtime.data.source import open_evaluation, open_source
-from longboat_runtime.reward.adapters import load_scorer
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.result import RewardResult, RewardSample
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.samples import Row
 from tests.support.tiny_model import build_tiny_model

@@ -2,8 +2,8 @@
 
 import pytest
 
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.data.prompts import column
-from longboat_runtime.problems import SpecProblem
 
 
 def test_nested_values_are_found_by_path() -> None:

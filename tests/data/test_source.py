@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data import source as sources
 from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.samples import PromptId, Row
 from tests.support.tiny_model import build_tiny_model

@@ -19,6 +19,7 @@ import numpy as np
 from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import RewardGrant, RolloutGrant
+from longboat_graders.messages import IsolationInForce
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -32,7 +33,6 @@ from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import Urgency
-from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rounds.policies import open_policy

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_crds.problems import spec_problem_in
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.engines import EngineDeaths
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
-from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason

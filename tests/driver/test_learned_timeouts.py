@@ -8,10 +8,10 @@ import pytest
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import IsolationInForce
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.metrics.record import read_records
-from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import SampleId, TimeLimit

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from longboat_crds.problems import spec_problem_in
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
-from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.problems import spec_problem_in
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.eventlog import LogPosition
 from longboat_runtime.metrics.record import Record
-from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.snapshot import to_snapshot

@@ -39,7 +39,7 @@ def test_a_draw_always_falls_on_an_option(options: list[int], draw: float) -> No
         (["ray::IDLE"], "ray::IDLE"),
         (["/env/lib/ray/core/src/ray/raylet/raylet", "--raylet_socket_name=/tmp/s"], "raylet"),
         (["/env/bin/python", "/env/bin/longboat", "agent", "rollout", "--head", "h:1"], "longboat agent rollout"),
-        (["python", "-m", "longboat_runtime.reward.graders.zygote", "9"], "longboat_runtime.reward.graders.zygote"),
+        (["python", "-m", "longboat_graders.zygote", "9"], "longboat_graders.zygote"),
         (["/env/bin/python", "-u", "/env/ray/dashboard/agent.py", "--node-ip-address=1"], "dashboard/agent.py"),
         ([], ""),
     ],

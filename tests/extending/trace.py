@@ -33,7 +33,8 @@ import torch
 import longboat_runtime
 from longboat_runtime.samples import PromptId, SampleId
 
-PACKAGE = Path(longboat_runtime.__file__).parent
+SOURCES = Path(longboat_runtime.__file__).parents[1]
+PACKAGES = ("longboat_runtime/", "longboat_graders/")
 
 # How far is looked into what a function is handed, and at how many items of each part.
 DEPTH = 5
@@ -45,7 +46,7 @@ _NAMELESS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A function of the runtime: its file below `longboat_runtime`, and its name there."""
+    """A function of the runtime or of the graders: its file as docs/extending.md shortens it, and its name there."""
 
     file: str
     name: str
@@ -94,7 +95,7 @@ class Trace:
                 found[self._stands[code.co_qualname]] = None
             else:
                 name = code.co_qualname.replace("<locals>.", "") + (f"({body})" if body else "")
-                found[Hop(str(Path(code.co_filename).relative_to(PACKAGE)), name)] = None
+                found[Hop(_shortened(code.co_filename), name)] = None
         return list(found)
 
     @contextmanager
@@ -172,7 +173,7 @@ def counts(way: Sequence[Hop | str]) -> tuple[int, int, int]:
 
 
 def _ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(f"{PACKAGE}/")
+    return frame.f_code.co_filename.startswith(tuple(f"{SOURCES}/{package}" for package in PACKAGES))
 
 
 def _named(frame: FrameType) -> FrameType:
@@ -203,8 +204,16 @@ def _arguments(frame: FrameType) -> list[Any]:
     return [frame.f_locals[name] for name in names if name in frame.f_locals]
 
 
+def _shortened(file: str) -> str:
+    return str(Path(file).relative_to(SOURCES)).removeprefix("longboat_runtime/").removeprefix("longboat_")
+
+
 def _is_record(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("longboat_runtime")
+    return (
+        is_dataclass(value)
+        and not isinstance(value, type)
+        and type(value).__module__.startswith(("longboat_runtime", "longboat_graders"))
+    )
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -15,6 +15,10 @@ from itertools import groupby
 from pathlib import Path
 
 from longboat_crds.job import RLJobSpec
+from longboat_graders.adapters import load_scorer
+from longboat_graders.messages import FunctionOutcome, OutcomeKind, RewardFunction
+from longboat_graders.result import RewardSample
+from longboat_graders.zygote import _graded
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_source
 from longboat_runtime.driver.broker import LocalBroker
@@ -24,12 +28,8 @@ from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.reports import Reports
-from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.combine import applicable, combine
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.child import _graded
 from longboat_runtime.reward.protocol import Urgency
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import (

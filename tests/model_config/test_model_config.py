@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from transformers import Gemma3Config, GPT2Config, MambaConfig, PreTrainedConfig
 
 from longboat_crds.model import ModelSpec
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.prompts import context_length
 from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.factory import start_engine

@@ -98,6 +98,15 @@ def test_graded_code_has_no_token_and_shares_only_the_socket_with_ray() -> None:
     assert not pod["spec"]["automountServiceAccountToken"]
 
 
+def test_graders_have_the_runtimes_image_and_command_unless_the_template_names_an_image_for_them() -> None:
+    runtime = {"image": "runtime:1", "command": ["/bin/longboat"]}
+    expected = {"graders": ("runtime:1", "/bin/longboat"), "reward": ("runtime:1", "/bin/longboat")}
+    for named, graders in (({}, expected["graders"]), ({"gradersImage": "graders:1"}, ("graders:1", "longboat"))):
+        pod = built(Role.REWARD, runtime=runtime | named)
+        starts = {name: (each["image"], *each["command"]) for name, each in containers(pod).items()}
+        assert starts == expected | {"graders": graders}
+
+
 def test_only_the_driver_container_has_an_api_token() -> None:
     for role in Role:
         pod = built(role)

@@ -7,6 +7,7 @@ import pytest
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.job import RLJobSpec
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import PodView
@@ -19,7 +20,7 @@ SPEC = RLJobSpec.model_validate(spec_of(rollout={"replicas": 3}, rewardPools=POO
 
 
 def containers(role: Role) -> list[dict[str, Any]]:
-    spec = ROLES[role].pod_spec(JOB, SPEC, ["longboat"], ROLES[role].places(SPEC)[0].pool)
+    spec = ROLES[role].pod_spec(JOB, SPEC, RLRuntimeSpec(image="runtime:1"), ROLES[role].places(SPEC)[0].pool)
     return [*spec["containers"], *spec.get("initContainers", [])]
 
 

@@ -9,7 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OVERRIDES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
-SOURCES = {"longboat_crds": "crds", "longboat_operator": "operator", "longboat_runtime": "runtime", "e2e": "."}
+SOURCES = {
+    "longboat_crds": "crds",
+    "longboat_graders": "runtime",
+    "longboat_operator": "operator",
+    "longboat_runtime": "runtime",
+    "e2e": ".",
+}
 
 
 @pytest.mark.parametrize(

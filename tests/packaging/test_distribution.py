@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_licence_and_marks_of_types(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
-    for package in ("longboat_crds", "longboat_operator", "longboat_runtime"):
+    for package in ("longboat_crds", "longboat_graders", "longboat_operator", "longboat_runtime"):
         assert f"{package}/py.typed" in names
 
 

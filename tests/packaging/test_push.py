@@ -27,12 +27,16 @@ def push(folder: Path, tool: str | None = PRINTS, **variables: str) -> subproces
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_operator_and_runtime_are_built_and_pushed_by_docker(tmp_path: Path) -> None:
-    operator, runtime = (f"r.example/team/longboat-{name}:{VERSION}" for name in ("operator", "runtime"))
+def test_all_images_without_gpus_are_built_and_pushed_by_docker(tmp_path: Path) -> None:
+    operator, graders, runtime = (
+        f"r.example/team/longboat-{name}:{VERSION}" for name in ("operator", "graders", "runtime")
+    )
     assert push(tmp_path, REGISTRY="r.example/team").stdout.splitlines() == [
         f"docker build --target operator --tag {operator} .",
+        f"docker build --target graders --tag {graders} .",
         f"docker build --target runtime --tag {runtime} .",
         f"docker push {operator}",
+        f"docker push {graders}",
         f"docker push {runtime}",
     ]
 
@@ -72,7 +76,7 @@ def test_a_missing_tool_is_named(tmp_path: Path) -> None:
 def test_after_a_failed_build_nothing_is_pushed(tmp_path: Path) -> None:
     failed = push(tmp_path, f'{PRINTS}[ "$3" != runtime ]\n', REGISTRY="r.example")
     assert failed.returncode != 0
-    assert [line.split()[1] for line in failed.stdout.splitlines()] == ["build", "build"]
+    assert [line.split()[1] for line in failed.stdout.splitlines()] == ["build", "build", "build"]
 
 
 def test_a_refused_push_fails(tmp_path: Path) -> None:

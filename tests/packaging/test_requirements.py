@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-OWN = {"longboat_crds", "longboat_operator", "longboat_runtime"}
+OWN = {"longboat_crds", "longboat_graders", "longboat_operator", "longboat_runtime"}
 
 
 def imported(folder: Path) -> set[str]:
@@ -41,6 +41,7 @@ def normal(name: str) -> str:
     ("folders", "extras"),
     [
         (("crds/longboat_crds", "operator/longboat_operator"), ("operator",)),
+        (("crds/longboat_crds", "runtime/longboat_graders"), ("graders",)),
         (("crds/longboat_crds", "runtime/longboat_runtime"), ("runtime", "tracking", "cpu")),
     ],
 )

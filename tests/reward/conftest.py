@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from longboat_graders.messages import FunctionOutcome
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import FunctionOutcome, RewardSample
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 GRADERS_UID = 10002
@@ -19,9 +20,9 @@ LONG = 600.0
 _PROGRAM = f"""
 import sys
 from pathlib import Path
-from longboat_runtime.reward.graders import loaded_function, server, supervised, zygote_process
-loaded_function.STUCK_SECONDS = zygote_process.LOAD_SECONDS = {DEADLINE_SECONDS}
-supervised.WALL_LIMIT_FACTOR = 1e6
+from longboat_graders import server, supervisor
+supervisor.STUCK_SECONDS = supervisor.LOAD_SECONDS = {DEADLINE_SECONDS}
+supervisor.WALL_LIMIT_FACTOR = 1e6
 socket, processes, config_maps, cgroup = sys.argv[1:]
 server.main(Path(socket), int(processes), Path(config_maps), Path(cgroup) if cgroup else None)
 """

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.conftest import LONG, as_graders_user, graded, process_state
 from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import LIMITS, Harm, Response, Way, columns

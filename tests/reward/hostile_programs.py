@@ -118,7 +118,7 @@ STAYS = {
     ),
     "the grader's own functions replaced": Program(
         "import sys\nfor name, module in list(sys.modules.items()):\n"
-        "  if name.endswith(('graders.child', 'reward.adapters', 'naive')):\n"
+        "  if name.endswith(('graders.adapters', 'naive', '__main__')):\n"
         "    module.as_result = module._graded = module.graded = lambda *_: 1 / 0"
     ),
     "the environment": Program("import os; os.environ['HARM'] = '1'"),

@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode, to_json
-from longboat_runtime.reward.result import RewardSample
+from longboat_graders.frames import FrameBuffer, FrameError, encode, to_json
+from longboat_graders.result import RewardSample
 from tests.reward.hostile_programs import LEFT, PROBE, PROGRAMS, SEED, TRUSTING, Program
 
 # How many seconds to wait for the answer of a program that hangs; none will come.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from longboat_runtime.reward.graders.times import OwnLimit, OwnTime, Processes, Reading, Slowdown
+from longboat_graders.times import OwnLimit, OwnTime, Processes, Reading, Slowdown
 
 _TICKS_PER_SECOND = 100
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from longboat_crds.dataset import ReasoningGymSource
+from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.adapters import load_scorer
+from longboat_graders.messages import RewardFunction
+from longboat_graders.result import RewardResult, RewardSample
 from longboat_runtime.data.gym import GymTable
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.adapters import load_scorer
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.result import RewardResult, RewardSample
 
 Score = Callable[..., RewardResult | None]
 
@@ -40,7 +40,7 @@ def scored(path: str, sample: RewardSample, signature: str = "Longboat", **param
 def test_the_longboat_signature_takes_a_sample_and_parameters(write: Callable[[str], str]) -> None:
     path = write(
         """
-        from longboat_runtime.reward.result import RewardResult
+        from longboat_graders.result import RewardResult
         def f(sample, bonus=0.0):
             if not sample.text:
                 return RewardResult(0.0, format_ok=False)
@@ -161,6 +161,15 @@ def test_functions_that_cannot_be_had_are_named_with_the_cure(
     assert caught.value.reason == reason
     assert caught.value.field is not None
     assert caught.value.field.startswith("spec.rewards[2]")
+
+
+@pytest.mark.parametrize("function", ["no_such_module:reward", "FILE:reward"])
+def test_a_module_that_the_image_lacks_is_named_with_the_field_of_the_image(
+    write: Callable[[str], str], function: str
+) -> None:
+    target = function.replace("FILE", write("import no_such_module"))
+    with pytest.raises(SpecProblem, match=r"no_such_module.* Install it in the image of the graders \(`gradersImage`"):
+        load_scorer(RewardFunction.from_spec(RewardSpec(name="r", function=target)), "spec.rewards[2]")
 
 
 def test_functions_come_from_config_maps(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
 from longboat_runtime.reward.attempts import GRADE_ATTEMPTS, MOST_LOST, MOST_LOST_WHILE_GRADED, Attempts, settled
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 RIGHT = FunctionOutcome(OutcomeKind.SCORED, 1.0)
 FAILED = FunctionOutcome(OutcomeKind.GRADER_ERROR, message="it raised")

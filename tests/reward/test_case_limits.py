@@ -20,16 +20,15 @@ import pytest
 import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec, SandboxSpec
+from longboat_graders.case_runner import CaseRunner
+from longboat_graders.messages import FunctionOutcome, OutcomeKind, RewardFunction, SandboxSettings
+from longboat_graders.process_tree import children
+from longboat_graders.program import COMMAND, FILES, CaseLimit, Ended, Launcher, Run
+from longboat_graders.result import RewardSample
+from longboat_graders.seccomp import can_ask, let_start
+from longboat_graders.times import Processes, Reading
+from longboat_graders.verdict import CaseResult
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.function import RewardFunction, SandboxSettings
-from longboat_runtime.reward.graders.case_runner import CaseRunner
-from longboat_runtime.reward.graders.launcher import FILES, CaseLimit, Ended, Launcher, Run
-from longboat_runtime.reward.graders.process_tree import children
-from longboat_runtime.reward.graders.program import COMMAND
-from longboat_runtime.reward.graders.seccomp import can_ask, let_start
-from longboat_runtime.reward.graders.times import Processes, Reading
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from longboat_runtime.reward.verdict import CaseResult
 from tests.reward.conftest import LONG, graded
 
 # Programs that go on for ever: they compute, sleep, sleep with clocks that they have set, and start others that sleep.
@@ -84,7 +83,7 @@ STARVED = Ended(limit=None, status=-9, seconds=9.0, cpu_seconds=0.5, own_seconds
 
 def outcome_of(directory: Path, *ends: Ended, **sandbox: Any) -> Mapping[str, Any]:
     """Returns what a case runner says of a program whose cases end like this under a limit of 1 s."""
-    case_runner = CaseRunner(RewardFunction.from_spec(spec("code", **sandbox)), "spec.rewards[0]", "/nowhere")
+    case_runner = CaseRunner(RewardFunction.from_spec(spec("code", **sandbox)), "spec.rewards[0]", ["/nowhere"])
     case_runner._launcher = Ends(directory, ends)  # type: ignore[assignment]
     row = printed(*(str(number) for number in range(len(ends))))
     return case_runner.outcome(RewardSample(ECHO, "", columns=row), LONG, 0, {"seconds": 1.0})
@@ -177,7 +176,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def account(*arguments: Any) -> None:
         processes = Account(*arguments)
-        monkeypatch.setattr("longboat_runtime.reward.graders.launcher.Processes", lambda *_, **__: processes)
+        monkeypatch.setattr("longboat_graders.program.Processes", lambda *_, **__: processes)
 
     return account
 
@@ -207,7 +206,7 @@ def test_a_case_that_hardly_gets_a_cpu_is_no_timeout(
     account: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     account(1000.0, 1000.0)
-    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.WALL_LIMIT_FACTOR", 0.0)
+    monkeypatch.setattr("longboat_graders.program.WALL_LIMIT_FACTOR", 0.0)
     with running(tmp_path) as launcher:
         end = ended(launcher, SLEEPS)
     assert (end.limit, end.starved) == (None, True), end
@@ -226,8 +225,8 @@ def test_a_program_is_not_blamed_for_how_long_its_runner_waits_before_it_lets_it
         waited += 1e6
         let_start(listener)
 
-    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.let_start", let_start_late)
-    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.waited_here", lambda: waited)
+    monkeypatch.setattr("longboat_graders.program.let_start", let_start_late)
+    monkeypatch.setattr("longboat_graders.program.waited_here", lambda: waited)
     # Nothing is excused before the first look.
     program = f"import os\nfor _ in range({starts}):\n    os.fork() or os._exit(0)\n    os.wait()"
     with running(tmp_path) as launcher:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
 from longboat_runtime.reward.combine import applicable, batch_rewards, combine, unscored
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 from longboat_runtime.reward.slots import AHEAD_SECONDS, MOST_AHEAD, Slots, choose, reward_nodes
 from longboat_runtime.samples import Grade, GradeKind
 

@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.conftest import LONG, running_graders
 
 MIB = 2**20

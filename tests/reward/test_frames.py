@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+from longboat_graders.frames import FrameBuffer, FrameError, encode
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

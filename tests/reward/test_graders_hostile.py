@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.conftest import LONG, as_graders_user, graded
 from tests.reward.hostile_programs import LEFT, PROBE, PROGRAMS, SEED, TRUSTING
 from tests.reward.naive import HONEST, sleepers
@@ -125,6 +126,31 @@ def test_every_program_does_its_harm_without_the_sandbox(name: str, without_sand
     assert without_sandbox[name] is not None
 
 
+async def test_files_that_a_grade_keeps_on_their_way_stop_no_other_grade(
+    client: GraderClient, trusting: str, graders_directory: Path
+) -> None:
+    await load(client, trusting, "PerGrade", "spec")
+    program = """
+import socket, time
+pairs = []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        socket.send_fds(pairs[-1][0], [b'x'], [0] * 200)
+except OSError:
+    open('full', 'w').close()
+time.sleep(1e6)
+"""
+    greedy = asyncio.create_task(client.grade("trusting", sample(program), LONG, SEED))
+    await eventually_async(
+        lambda: asyncio.to_thread(lambda: [*graders_directory.glob("longboat-graders-*/trusting-*/*/full")]), right=bool
+    )
+    # More than are there already.
+    probes = [await client.grade("trusting", sample(PROBE), LONG, SEED) for _ in range(12)]
+    assert {(probe.kind, probe.score) for probe in probes} == {(OutcomeKind.SCORED, 0.25)}
+    greedy.cancel()
+
+
 # --- What the outcomes say ------------------------------------------------------------------------------------------
 
 
@@ -196,7 +222,7 @@ async def test_system_calls_beyond_python_are_refused(grade) -> None:
     program = """
 import ctypes, platform
 libc = ctypes.CDLL(None, use_errno=True)
-from longboat_runtime.reward.graders.seccomp import number
+from longboat_graders.seccomp import number
 calls = [('io_uring_setup', 8, 0), ('ptrace', 0, 0), ('unshare', 0x10000000, 0), ('clone', 0x10000000, 0), ('shmget', 0, 4096, 0o1600)]
 errors = []
 for name, *arguments in [*calls, ('clone3', 0, 0)]:

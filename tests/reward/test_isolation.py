@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import OutcomeKind
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import OutcomeKind, RewardSample
 from tests.reward.conftest import LONG
 
 # Functions that run what is in a response, each by another door, and swallow all that Python can raise.

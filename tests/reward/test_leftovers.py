@@ -21,8 +21,8 @@ last = None
 SCRIPT = """
 import json, math, os, signal, sys, threading
 import own
-from longboat_runtime.reward.graders import leftovers
-from longboat_runtime.reward.graders.watch import Origins
+from longboat_graders import leftovers
+from longboat_graders.watch import Origins
 changes, versions = json.load(sys.stdin)
 assert leftovers._versions_work() == (sys.version_info < (3, 14))
 os.umask(0o077)

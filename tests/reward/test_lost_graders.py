@@ -12,11 +12,12 @@ import pytest
 import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward import pool as pools
 from longboat_runtime.reward.attempts import MOST_LOST_WHILE_GRADED
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.queue import Group
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.worker import GradeRequest
 from longboat_runtime.samples import FinishReason, Response, SampleId
 from tests.reward.conftest import start_graders_in

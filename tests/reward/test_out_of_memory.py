@@ -1,9 +1,9 @@
 """A program that crashes while its container is short of memory needn't be the cause: it is graded again with nothing beside it."""
 
+import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders import case_runner
+from longboat_graders.messages import FunctionOutcome, OutcomeKind, RewardFunction
+from longboat_graders.process_tree import oom_kills, was_short
+from longboat_graders.program import Ended
+from longboat_graders.result import RewardSample
+from longboat_graders.server import GraderServer, blamed
+from longboat_graders.verdict import CaseResult
 from longboat_runtime.reward.attempts import Attempts
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders import case_runner
-from longboat_runtime.reward.graders.launcher import Ended
-from longboat_runtime.reward.graders.process_tree import oom_kills, was_short
-from longboat_runtime.reward.graders.server import GraderServer, blamed
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from longboat_runtime.reward.verdict import CaseResult
 
 # As in the kernel's documentation of cgroup v2.
 EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill {}\noom_group_kill 0\n"
@@ -46,7 +46,7 @@ class Ends:
 def outcome_of(directory: Path, ended: Ended) -> Mapping[str, Any]:
     """What a case runner says of a program that ends so."""
     reward = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}})
-    found = case_runner.CaseRunner(RewardFunction.from_spec(reward), "spec.rewards[0]", "/nowhere")
+    found = case_runner.CaseRunner(RewardFunction.from_spec(reward), "spec.rewards[0]", ["/nowhere"])
     found._launcher = Ends(directory, ended)  # type: ignore[assignment]
     return found.outcome(RewardSample("print(9)", "", columns=ROW), 10.0, 0, {})
 
@@ -94,32 +94,38 @@ class Loaded:
     has_cases = True
 
     def __init__(self) -> None:
-        self.done: list[Callable[[FunctionOutcome], None]] = []
+        self.outcomes: list[asyncio.Future[FunctionOutcome]] = []
 
     def longest_seconds(self, seconds: float) -> float:
         return seconds
 
     def grade(self, grading: Any) -> None:
-        self.done.append(grading.done)
+        self.outcomes.append(grading.outcome)
 
 
 async def test_only_a_program_with_nothing_beside_it_is_the_cause(tmp_path: Path) -> None:
     server, loaded, said = GraderServer(2, tmp_path, cgroup=None), Loaded(), {}
     server._loaded["code"] = loaded  # type: ignore[assignment]
-    channel = SimpleNamespace(send=lambda message: said.update({message["id"]: message.get("outcome")}))
-    connection: Any = SimpleNamespace(channel=channel, waiting={})
+    channel = server._connected()
+    channel.send = lambda message, body=b"": said.update({message.get("id"): message.get("outcome")})  # type: ignore[method-assign]
 
     def ask(number: int) -> None:
-        server.grade({"id": number, "reward": "code", "timeout": 1.0, "seed": 0}, b"", connection)
+        server.grade({"id": number, "reward": "code", "timeout": 1.0, "seed": 0}, b"", channel)
+
+    async def lose(outcome: asyncio.Future[FunctionOutcome]) -> None:
+        told = asyncio.Event()
+        outcome.add_done_callback(lambda _: told.set())  # after the server's callback
+        outcome.set_result(LOST)
+        await told.wait()
 
     ask(1)
     ask(2)
-    for done in loaded.done:
-        done(LOST)
+    for outcome in list(loaded.outcomes):
+        await lose(outcome)
     # Both: the other one ran beside each of them, also beside the one that ended last.
     assert [FunctionOutcome.from_json(said[number]).kind for number in (1, 2)] == [OutcomeKind.LOST] * 2
     ask(3)
-    loaded.done[2](LOST)
+    await lose(loaded.outcomes[2])
     alone = FunctionOutcome.from_json(said[3])
     assert (alone.kind, alone.score) == (OutcomeKind.SCORED, 0.0)
     assert alone.message == "short of memory, with nothing graded beside it"

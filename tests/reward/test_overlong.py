@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.adapters import load_scorer
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.overlong import soft_overlong
-from longboat_runtime.reward.result import RewardResult, RewardSample
+from longboat_graders.adapters import load_scorer
+from longboat_graders.messages import RewardFunction
+from longboat_graders.overlong import soft_overlong
+from longboat_graders.result import RewardResult, RewardSample
 
 
 def penalty(tokens: int, max_tokens: int = 100, buffer_tokens: int = 20) -> float:
@@ -44,13 +44,22 @@ def test_a_buffer_that_does_not_fit_is_refused(buffer: int) -> None:
 
 def test_a_job_names_it_as_a_function() -> None:
     parameters = {"max_tokens": 100, "buffer_tokens": 20}
-    reward = RewardSpec(name="short", function="longboat_runtime.reward.overlong:soft_overlong", parameters=parameters)
+    reward = RewardSpec(name="short", function="longboat_graders.overlong:soft_overlong", parameters=parameters)
     score = load_scorer(RewardFunction.from_spec(reward), "rewards[0]")
     assert score(RewardSample(text="", prompt="", tokens=90)) == RewardResult(-0.5)
 
 
 def test_it_imports_next_to_nothing() -> None:
-    code = "import sys; import longboat_runtime.reward.overlong; print(len(sys.modules))"
+    code = "import sys; import longboat_graders.overlong; print(len(sys.modules))"
     bare = "import sys, typing; print(len(sys.modules))"
     sizes = [int(subprocess.check_output([sys.executable, "-c", text])) for text in (code, bare)]
     assert sizes[0] <= sizes[1] + 5
+
+
+@pytest.mark.parametrize("name", ["overlong", "result"])
+def test_the_former_names_say_where_they_went(name: str) -> None:
+    code = f"import longboat_runtime.reward.{name} as former, longboat_graders.{name} as module\n"
+    code += "assert all(getattr(former, each) is getattr(module, each) for each in former.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"FutureWarning: longboat_runtime.reward.{name} is now longboat_graders.{name}" in done.stderr

@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.graders.process_tree import children
-from longboat_runtime.reward.graders.supervised import Grading, Supervised
-from longboat_runtime.reward.graders.times import (
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.process_tree import children
+from longboat_graders.result import RewardSample
+from longboat_graders.supervisor import Grading, Supervised
+from longboat_graders.times import (
     WALL_LIMIT_FACTOR,
     OwnLimit,
     OwnTime,
@@ -34,7 +35,7 @@ from longboat_runtime.reward.graders.times import (
     waited_here,
     waiting_is_counted,
 )
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_runtime.reward.client import GraderClient
 from tests.reward.conftest import LONG, graded, process_state, running_graders
 from tests.reward.recorded import RUNS, SLEEPS, WAITS, Recorded, State, Thread, first_passed
 from tests.support.waiting import eventually, eventually_async
@@ -253,8 +254,8 @@ def test_children_that_have_ended_are_remembered() -> None:
 
 ORPHANS = """
 import os, time
-from longboat_runtime import prctl
-from longboat_runtime.reward.graders.times import Processes
+from longboat_graders import prctl
+from longboat_graders.times import Processes
 
 prctl.adopt_orphans()
 parent = os.fork()
@@ -280,13 +281,13 @@ def test_what_a_program_starts_counts_also_without_its_parent() -> None:
 def supervised(grading: Grading, pid: int) -> Supervised:
     """Makes a child that has been asked to grade and doesn't answer."""
     ours, _ = socket.socketpair()
-    child = Supervised(1, True, ours, asyncio.get_running_loop(), lambda _: None, Slowdown(), True, pid=pid)
+    child = Supervised(1, True, ours, asyncio.get_running_loop(), Slowdown(), True, pid=pid)
     child.grade(grading)
     return child
 
 
 def grading(timeout: float, own: float | None = None) -> Grading:
-    return Grading(b"{}", timeout, 0, lambda _: None, None, lambda: None, own)
+    return Grading(b"{}", timeout, 0, None, asyncio.get_running_loop().create_future(), own)
 
 
 @pytest.fixture
@@ -295,7 +296,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[tuple[State,
 
     def record(spans: Sequence[tuple[State, float]]) -> Recorded:
         processes = Recorded(Thread(spans))
-        monkeypatch.setattr("longboat_runtime.reward.graders.supervised.Processes", lambda *_, **__: processes)
+        monkeypatch.setattr("longboat_graders.supervisor.Processes", lambda *_, **__: processes)
         return processes
 
     return record
@@ -346,7 +347,7 @@ async def test_a_quick_grade_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
         measured.append(pid)
         return Recorded(Thread([(WAITS, 1e6)]))
 
-    monkeypatch.setattr("longboat_runtime.reward.graders.supervised.Processes", processes)
+    monkeypatch.setattr("longboat_graders.supervisor.Processes", processes)
     child = supervised(grading(30.0), os.getpid())
     assert child.grading is not None
     child.overdue(child.grading.started + 1.0)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from longboat_runtime.reward.graders.process_tree import end_group
+from longboat_graders.process_tree import end_group
 
 
 def test_cpu_seconds_are_those_of_all_processes_that_were_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.messages import OutcomeKind
+from longboat_graders.quota import Felt, Quota, at_once
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.graders.quota import Felt, Quota, at_once
-from longboat_runtime.reward.result import OutcomeKind, RewardSample
 from tests.reward.conftest import set_quota
 from tests.support.waiting import eventually, eventually_async
 

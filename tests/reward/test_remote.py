@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from longboat_runtime.reward.graders.frames import FrameBuffer
-from longboat_runtime.reward.graders.remote import CaseRunnerPeer, ProgramGone
+from longboat_graders.frames import FrameBuffer
+from longboat_graders.remote import CaseRunnerPeer, ProgramGone
 
 
 class OwnError(Exception):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.adapters import load_scorer
+from longboat_graders.adapters import load_scorer
+from longboat_graders.messages import OutcomeKind, RewardFunction
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.result import OutcomeKind, RewardSample
 from tests.reward.conftest import LONG
 
 RECORDED = Path(__file__).parent / "responses.jsonl.gz"

@@ -16,11 +16,12 @@ from structlog.testing import capture_logs
 
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
+from longboat_graders import server
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
+from longboat_graders.result import RewardSample
+from longboat_graders.seccomp import can_ask
+from longboat_graders.unenforced import missing
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.graders import server
-from longboat_runtime.reward.graders.seccomp import can_ask
-from longboat_runtime.reward.graders.unenforced import missing
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.conftest import LONG, graded
 
 PAGE = Path(__file__).parents[2] / "docs/rewards.md"
@@ -126,8 +127,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float | str]]] = {
 # Asks as on Linux 5.4, where the answer that lets a call go on is refused (SECCOMP_IOCTL_NOTIF_SEND).
 LINUX_5_4 = """
 import errno, os
-from longboat_runtime import prctl
-from longboat_runtime.reward.graders.seccomp import Filter, can_ask, number
+from longboat_graders import prctl
+from longboat_graders.seccomp import Filter, can_ask, number
 prctl.gain_no_privileges()
 load, equal, leave, second_argument = 0x20, 0x15, 0x06, 16 + 8
 Filter([
@@ -276,6 +277,6 @@ async def test_what_the_node_cannot_enforce_is_told_at_the_start(
     graders, stop = server.GraderServer(1, tmp_path, cgroup=None), asyncio.Event()
     stop.set()
     with capture_logs() as logs:
-        await graders.serve(tmp_path / "graders.sock", stop)
+        await graders.serve(server.listen(tmp_path / "graders.sock"), stop)
     assert [log["missing"] for log in logs if log["log_level"] == "warning"] == lines
     assert graders.state()["unenforced"] == lines

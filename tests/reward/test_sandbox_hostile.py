@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from longboat_graders.process_tree import children
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.graders.process_tree import children
-from longboat_runtime.reward.result import RewardSample
 from tests.reward.conftest import LONG, running_graders
 from tests.reward.containment import (
     HONEST_ROW,

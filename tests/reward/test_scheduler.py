@@ -15,13 +15,13 @@ import pytest_asyncio
 import ray
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import DEFAULT_POOL
+from longboat_graders.result import RewardSample
 from longboat_runtime.local.ray import start_ray
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.protocol import Urgency
-from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.slots import resource
 from longboat_runtime.reward.worker import GradeRequest
@@ -36,7 +36,7 @@ LONG = 3600.0
 
 FUNCTIONS = """
 import time
-from longboat_runtime.reward.result import RewardResult
+from longboat_graders.result import RewardResult
 
 def exact(sample):
     if not sample.text:

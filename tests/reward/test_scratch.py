@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.result import RewardSample
+from longboat_graders.server import scratch_directory
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.graders.server import scratch_directory
-from longboat_runtime.reward.result import RewardSample
 from tests.reward.conftest import LONG
 from tests.support.waiting import eventually_async
 
@@ -20,9 +20,9 @@ FUNCTION = "import os\ndef parent(sample):\n    open('left', 'w').close()\n    r
 # A zygote in a process of its own, which it confines. Says what it has left after a fork that failed, and after one that didn't.
 FORKS = """
 import errno, json, os, select, socket, sys, time
-from longboat_runtime.reward.graders import zygote
-from longboat_runtime.reward.graders.process_tree import children
-from longboat_runtime.reward.graders.watch import Origins
+from longboat_graders import zygote
+from longboat_graders.process_tree import children
+from longboat_graders.watch import Origins
 
 control, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 found = zygote.Zygote(control, lambda sample: 0.0, Origins([]), sys.argv[1], [])

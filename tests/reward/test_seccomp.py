@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.reward.graders.seccomp import (
+from longboat_graders.seccomp import (
     DENIED,
     Instruction,
     number,
@@ -168,6 +168,16 @@ def test_a_program_holds_no_memory_that_nobody_counts_and_has_nobody_signalled(m
 def test_the_kernel_asks_before_a_program_starts_a_process_if_it_can(machine: str, scoped: bool, asks: bool) -> None:
     for name in ("clone", "fork", "vfork") if machine == "x86_64" else ("clone",):
         assert program_action(machine, name, scoped=scoped, asks=asks) == (ASK if asks else ALLOW)
+
+
+@pytest.mark.parametrize("machine", sorted(ARCHITECTURE))
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_kernel_asks_before_a_grade_starts_what_it_may_start(machine: str, alone: bool) -> None:
+    filter_ = own_program(PROTECTED, machine, alone=alone, asks=True, group=GROUP)
+    thread, fork = 0x3D0F00, 0x1200011
+    calls = [("clone", thread), ("clone", fork), *([("fork",), ("vfork",)] if machine == "x86_64" else [])]
+    answers = [action(filter_, ARCHITECTURE[machine], number(name, machine), *rest) for name, *rest in calls]
+    assert answers == [ASK, *[KILL if alone else ASK] * (len(calls) - 1)]
 
 
 @given(machines, st.integers(2, 2**22), st.sampled_from(["kill", "tkill", "tgkill", "rt_sigqueueinfo"]))

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import TestCaseFormat
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.graders import program
-from longboat_runtime.reward.rows import row_check
-from longboat_runtime.reward.test_cases import (
+from longboat_graders import program
+from longboat_graders.test_cases import (
     Called,
     CasesError,
     CheckFunction,
@@ -24,6 +23,7 @@ from longboat_runtime.reward.test_cases import (
     program_of,
     read_tests,
 )
+from longboat_runtime.reward.rows import row_check
 
 AUTO = TestCaseFormat.AUTO
 PRIME = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}

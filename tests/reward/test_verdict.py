@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.reward.verdict import CaseResult, same_output, same_value, score_of
+from longboat_graders.verdict import CaseResult, same_output, same_value, score_of
 
 PASSED, WRONG, TIMEOUT = CaseResult.PASSED, CaseResult.WRONG, CaseResult.TIMEOUT
 

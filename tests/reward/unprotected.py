@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from longboat_runtime import prctl
-from longboat_runtime.reward.graders.leftovers import remove_tree
-from longboat_runtime.reward.graders.process_tree import descendants
+from longboat_graders import prctl
+from longboat_graders.leftovers import remove_tree
+from longboat_graders.process_tree import descendants
 from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TEST_FILE, TESTS, Harm, Response, Way
 from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventually

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
 from longboat_runtime.rollout.engine import (
     EngineConfig,

@@ -14,9 +14,9 @@ import pytest_asyncio
 import ray
 from ray.exceptions import RayActorError
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime import departures
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout import ray_cluster, recovery
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead

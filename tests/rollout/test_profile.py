@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.problems import SpecProblem
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.measurement import filled, grid
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile, identity, read_profile

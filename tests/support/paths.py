@@ -15,6 +15,8 @@ def exists(path: str) -> bool:
     roots: tuple[Path, ...] = ROOTS
     if path.startswith("crds/"):
         roots, path = (REPOSITORY / "crds/longboat_crds", REPOSITORY / "crds"), path.removeprefix("crds/")
+    elif path.startswith("graders/"):
+        roots, path = (REPOSITORY / "runtime/longboat_graders",), path.removeprefix("graders/")
     return any((root / path).exists() for root in roots)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from longboat_runtime.problems import SpecProblem
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.trainer import logprobs, sharding
 from longboat_runtime.trainer.forward import check_compiler, compiles
 from tests.support.tiny_model import build_tiny_model

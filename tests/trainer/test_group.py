@@ -14,9 +14,9 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.local.ray import start_ray
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.actor import TrainerActor

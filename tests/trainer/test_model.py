@@ -13,8 +13,8 @@ from transformers import (
     ViTConfig,
 )
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.model import read_config
 from tests.support.tiny_model import build_tiny_model
 

@@ -18,8 +18,8 @@ from transformers import (
     StableLmConfig,
 )
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.self_check import choose_attention
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longboat_crds.model import DType
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.protocol import TrainReport
 from longboat_runtime.trainer.rank import TrainerRank

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from bench.memory.allocations import Allocations
-from longboat_runtime.problems import SpecProblem
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import load_sharded
 from tests.support.architectures import ARCHITECTURES, tiny_config

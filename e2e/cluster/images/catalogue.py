@@ -114,12 +114,13 @@ IMAGES = {
         BASE,
         Image("runtime-host", _gather_runtime_host, _make()),
         Image("operator", _gather_distribution, _make("operator")),
+        Image("graders", _gather_distribution, _make("graders")),
         Image("runtime", _gather_distribution, _make("runtime", BACKEND="cpu")),
         Image("runtime-gpu", _gather_distribution, _make("runtime", BACKEND="gpu")),
         Image("runtime-gpu-system", _gather_system, _make("runtime-system", BACKEND="gpu")),
     )
 }
-DAILY = ("base", "runtime-host", "operator")
+DAILY = ("base", "runtime-host", "operator", "graders")
 """The images that most tests use; the `runtime` ones take gigabytes, and tests mount the host's environment instead.
 
 `runtime-gpu-system` is the part of `runtime-gpu` without Longboat and its dependencies."""

@@ -1,6 +1,6 @@
 """Reward of the countdown."""
 
-from longboat_runtime.reward.result import RewardSample
+from longboat_graders.result import RewardSample
 
 
 def reward(sample: RewardSample) -> float:

@@ -78,7 +78,7 @@ def build_pod(
 def _merged(
     job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str, pool: str = ""
 ) -> dict[str, Any]:
-    made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime.command, pool))
+    made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime, pool))
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
     pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
     own: Mapping[str, Any] = getattr(runtime.roles, role).template

@@ -14,6 +14,7 @@ from typing import Any
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.job import RLJobSpec
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.pods.driver import RAY_HEAD, driver_pod_spec
 from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod_spec, trainer_pod_spec
@@ -25,8 +26,8 @@ class RoleTraits:
 
     places: Callable[[RLJobSpec], tuple[Place, ...]]
     """Where the spec asks for pods."""
-    pod_spec: Callable[[JobRef, RLJobSpec, list[str], str], dict[str, Any]]
-    """What only its pods' spec has; the list is the command of the runtime template, the text the pool of a reward pod."""
+    pod_spec: Callable[[JobRef, RLJobSpec, RLRuntimeSpec, str], dict[str, Any]]
+    """What only its pods' spec has; the text is the pool of a reward pod."""
     containers: tuple[str, ...]
     """Containers that the operator creates; the first is the one whose logs people want."""
     limit: Callable[[FailurePolicySpec], int]
@@ -45,7 +46,7 @@ class RoleTraits:
 ROLES: Mapping[Role, RoleTraits] = {
     Role.DRIVER: RoleTraits(
         places=lambda _: numbered(1),
-        pod_spec=lambda job, spec, command, _: driver_pod_spec(job, spec, command),
+        pod_spec=lambda job, spec, runtime, _: driver_pod_spec(job, spec, runtime.command),
         containers=("driver", RAY_HEAD),
         limit=lambda policy: policy.max_driver_restarts,
         limit_field="maxDriverRestarts",
@@ -54,7 +55,7 @@ ROLES: Mapping[Role, RoleTraits] = {
     ),
     Role.ROLLOUT: RoleTraits(
         places=lambda spec: numbered(spec.rollout.replicas),
-        pod_spec=lambda job, spec, command, _: rollout_pod_spec(job, spec, command),
+        pod_spec=lambda job, spec, runtime, _: rollout_pod_spec(job, spec, runtime.command),
         containers=("rollout",),
         limit=lambda policy: policy.max_rollout_restarts,
         limit_field="maxRolloutRestarts",
@@ -71,7 +72,7 @@ ROLES: Mapping[Role, RoleTraits] = {
     ),
     Role.TRAINER: RoleTraits(
         places=lambda spec: numbered(spec.trainer.replicas),
-        pod_spec=lambda job, spec, command, _: trainer_pod_spec(job, spec, command),
+        pod_spec=lambda job, spec, runtime, _: trainer_pod_spec(job, spec, runtime.command),
         containers=("trainer",),
         limit=lambda policy: policy.max_trainer_restarts,
         limit_field="maxTrainerRestarts",

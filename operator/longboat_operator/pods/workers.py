@@ -7,6 +7,7 @@ from typing import Any
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import rewards_of
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.driver import checkpoint_mounts, checkpoint_volumes
 from longboat_operator.pods.names import JobRef
@@ -43,7 +44,7 @@ def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[s
     }
 
 
-def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str], pool: str) -> dict[str, Any]:
+def reward_pod_spec(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> dict[str, Any]:
     """Builds the part that only the spec of a reward pod of this pool has. Its graders see only the ConfigMaps of the pool's own rewards.
 
     Graded code is hostile: its container has another user, no Ray token, and directories of its own; only the socket's
@@ -51,12 +52,12 @@ def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str], pool: str)
     """
     per_pod = next(named.graders_per_pod for named in spec.reward_pools if named.name == pool)
     offer = ["--pool", pool, "--slots", str(per_pod), "--socket", parts.REWARD_SOCKET]
-    reward = worker(Role.REWARD, job, command, offer, [parts.mount("run", "/run/longboat")])
+    reward = worker(Role.REWARD, job, runtime.command, offer, [parts.mount("run", "/run/longboat")])
     rewards = rewards_of(spec.rewards, pool).values()
     files = sorted({reward.config_map.name for reward in rewards if reward.config_map})
     graders = parts.container(
         GRADERS,
-        command,
+        ["longboat"] if runtime.graders_image else runtime.command,
         ["graders", "--socket", parts.REWARD_SOCKET, "--processes", str(per_pod)],
         mounts=[
             parts.mount("run", "/run/longboat"),
@@ -68,6 +69,8 @@ def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str], pool: str)
         ray=False,
         own="graders-",
     )
+    if runtime.graders_image:
+        graders["image"] = runtime.graders_image
     graders["securityContext"] |= {"runAsUser": parts.GRADER_USER, "runAsGroup": parts.GRADER_USER}
     return {
         "containers": [reward, graders],

@@ -51,7 +51,7 @@ def driver(
     grace_seconds: Grace = _GRACE,
 ) -> None:
     """Runs the driver of a job beside its Ray head."""
-    from longboat_runtime import prctl
+    from longboat_graders import prctl
     from longboat_runtime.agent import roles
 
     prctl.hide_memory()

@@ -16,7 +16,7 @@ from typing import IO
 
 import structlog
 
-from longboat_runtime import prctl
+from longboat_graders import prctl
 
 log = structlog.get_logger()
 

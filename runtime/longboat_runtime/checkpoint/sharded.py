@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.files import fsync_directory
-from longboat_runtime.problems import SpecProblem
 
 
 @torch.no_grad()

@@ -10,12 +10,12 @@ from typing import Any
 
 import structlog
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import files, manifest
 from longboat_runtime.checkpoint.layout import INCARNATIONS, Position, parse, removable
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
-from longboat_runtime.problems import SpecProblem
 
 log = structlog.get_logger()
 

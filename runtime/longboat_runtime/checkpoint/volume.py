@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem, spec_problem_in
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)

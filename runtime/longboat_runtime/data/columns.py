@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import base64
 import datetime
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
-
-
-def suggestion(name: str, available: Iterable[str]) -> str:
-    """Returns ` Did you mean X?` with the closest of the available names; empty if none is close."""
-    close = difflib.get_close_matches(name, list(available), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def plain(value: Any) -> Any:

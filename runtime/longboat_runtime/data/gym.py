@@ -6,45 +6,14 @@ tuples or dates doesn't survive JSON).
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from longboat_crds.dataset import ReasoningGymSource
-from longboat_crds.reasons import Reason
-from longboat_runtime.data.columns import plain, suggestion
-from longboat_runtime.problems import SpecProblem
+from longboat_graders.gym import ORIGIN, create_task
+from longboat_runtime.data.columns import plain
 
-ORIGIN = "reasoning_gym"
 # The column with the task's name, in every row.
 DOMAIN = "domain"
-
-
-def create_task(source: ReasoningGymSource, field: str) -> Any:
-    """Creates the procedural dataset of `source`. Raises SpecProblem for an unknown task, or a setting that the task lacks or rejects."""
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
-
-    if source.task not in DATASETS:
-        raise SpecProblem(
-            Reason.DATASET_NOT_FOUND,
-            f"{field}.task",
-            f"reasoning-gym has no task {source.task!r}.{suggestion(source.task, DATASETS)} It has {', '.join(sorted(DATASETS))}.",
-        )
-    settings = [item.name for item in dataclasses.fields(DATASETS[source.task][1])]
-    for name in source.config:
-        if name not in settings or name in ("seed", "size"):
-            raise SpecProblem(
-                Reason.DATASET_INVALID,
-                f"{field}.config.{name}",
-                f"Task {source.task!r} has no setting {name!r}.{suggestion(name, settings)} It has "
-                f"{', '.join(sorted(set(settings) - {'seed', 'size'}))}; seed and size are set next to `config`.",
-            )
-    try:
-        return reasoning_gym.create_dataset(source.task, size=source.size, seed=source.seed, **source.config)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise SpecProblem(
-            Reason.DATASET_INVALID, f"{field}.config", f"Task {source.task!r} rejects its settings: {error}"
-        ) from error
 
 
 def shares_rows(source: ReasoningGymSource, other: ReasoningGymSource) -> bool:

@@ -12,10 +12,9 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
+from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
-from longboat_runtime.data.columns import suggestion
 from longboat_runtime.model_config import language_model, longest_sequence
-from longboat_runtime.problems import SpecProblem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

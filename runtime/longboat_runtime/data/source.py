@@ -13,6 +13,7 @@ import structlog
 
 from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource, TooLongPrompts
 from longboat_crds.model import ModelSpec
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
@@ -21,7 +22,6 @@ from longboat_runtime.data.order import Cursor, Order, Rows, RowSubset, draw
 from longboat_runtime.data.prompts import Prompts, column, context_length, load_tokenizer
 from longboat_runtime.data.protocol import RowCheck
 from longboat_runtime.data.tables import Table, open_files
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import PromptId, Row
 
 log = structlog.get_logger()

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longboat_crds.dataset import FileFormat, FilesSource
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.columns import plain
-from longboat_runtime.problems import SpecProblem
 
 
 class Table(Protocol):

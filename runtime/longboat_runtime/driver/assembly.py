@@ -13,6 +13,7 @@ import structlog
 from ray.exceptions import ActorAlreadyExistsError
 
 from longboat_crds.checkpoint import ResumeFrom
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
@@ -20,7 +21,6 @@ from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.reward.scheduler import RayRewardScheduler

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from longboat_crds.algorithm import ResolvedAlgorithm
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.rounds.view import View

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.protocol import FleetState, RolloutFleet
 
 log = structlog.get_logger()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import Any
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_full
@@ -32,7 +33,6 @@ from longboat_runtime.driver.streaming import streams, with_chunks
 from longboat_runtime.driver.trainer_queue import Task
 from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.assembly import RESUME, open_components
@@ -23,7 +24,6 @@ from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import JsonLines, Sink
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.tensorboard import TensorBoard
-from longboat_runtime.problems import SpecProblem, spec_problem_in
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.tracking.trackers import Trackers
 

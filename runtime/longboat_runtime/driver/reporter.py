@@ -26,6 +26,7 @@ from longboat_crds.status import (
     Training,
     TrainingState,
 )
+from longboat_graders.messages import IsolationInForce
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
@@ -35,7 +36,6 @@ from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.timeouts import learned_limits, timeout_metrics
-from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind

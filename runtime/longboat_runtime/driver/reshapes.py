@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import ParallelismMode, RolloutSpec
 from longboat_crds.rounds import RoundPolicyName
@@ -18,7 +19,6 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.model_config import longest_sequence, tensor_shapes
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import engine_config, kv_tokens
 from longboat_runtime.rollout.factory import read_model_config
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules, permitted

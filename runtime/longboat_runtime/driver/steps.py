@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from longboat_crds.algorithm import resolve
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import RoundPolicyName
 from longboat_runtime.checkpoint.protocol import Manifest
@@ -34,7 +35,6 @@ from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_me
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.protocol import PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind

@@ -19,6 +19,7 @@ def local_graders(pools: Sequence[RewardPoolSpec], folder: Path, config_maps: Pa
     Yields where each pool's graders will listen, below `folder`, by its name; the reward scheduler waits until they do. To be called in
     the main thread: they end with the thread that started them.
     """
+    folder.chmod(0o711)  # for graders of root, who are another user
     sockets = {pool.name: folder / f"{pool.name}.sock" for pool in pools}
     with ExitStack() as stack:
         for pool in pools:

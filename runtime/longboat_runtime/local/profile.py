@@ -11,8 +11,8 @@ from rich.table import Table
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
+from longboat_crds.problems import spec_problem_in
 from longboat_runtime.local.run import named_directory, on_this_machine
-from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile
 from longboat_runtime.rollout.protocol import ReshapePhase
 

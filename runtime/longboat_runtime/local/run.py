@@ -18,12 +18,12 @@ from rich.console import Console
 from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.local.display import Display
 from longboat_runtime.local.graders import link_config_maps, local_graders
 from longboat_runtime.local.picture import draw
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.slots import resource
 
 Rows = TypeVar("Rows", DatasetSpec, EvaluationSpec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
 
 # A function that fails on a sample is run in this many attempts that lose no graders, each on another worker if there is one.
 GRADE_ATTEMPTS = 2

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.channel import Channel
-from longboat_runtime.reward.graders.frames import FrameError, to_json
-from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, OutcomeKind, RewardSample
+from longboat_graders.channel import Channel
+from longboat_graders.frames import FrameError, to_json
+from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce, OutcomeKind, RewardFunction
+from longboat_graders.result import RewardSample
 
 # Where the reward pod's two containers meet.
 SOCKET = Path("/run/longboat/graders.sock")
@@ -165,9 +165,7 @@ class GraderClient:
         while True:
             try:
                 channel: Channel
-                _, channel = await loop.create_unix_connection(
-                    lambda: Channel(self._receive, self._lost), str(self._path)
-                )
+                _, channel = await loop.create_unix_connection(lambda: Channel(self), str(self._path))
                 return channel
             except OSError as error:
                 if loop.time() >= deadline:
@@ -209,7 +207,9 @@ class GraderClient:
             self._waiting.pop(identity, None)
             self._begun.discard(identity)
 
-    def _receive(self, message: dict[str, Any], _: bytes) -> None:
+    def received(self, _: Channel, message: dict[str, Any], body: bytes) -> None:
+        """See `channel.Receiver`."""
+        del body  # graders send none
         if "at_once" in message and "id" not in message:
             self._learn(message)
             return
@@ -228,7 +228,8 @@ class GraderClient:
         if before is not None and before.at_once != self._capacity.at_once:
             self._changed()
 
-    def _lost(self, reason: str) -> None:
+    def lost(self, _: Channel, reason: str) -> None:
+        """See `channel.Receiver`."""
         self._gone.set()
         for identity, future in self._waiting.items():
             if not future.done():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
+from longboat_graders.messages import FunctionOutcome, OutcomeKind
 from longboat_runtime.samples import Grade, GradeKind, GradeTime, TimeLimit
 
 # The worst kind among the parts is the kind of the grade.

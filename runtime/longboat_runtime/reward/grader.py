@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
+from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce
+from longboat_graders.result import RewardSample
 
 
 class Grader(Protocol):

@@ -16,13 +16,14 @@ import structlog
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.problems import SpecProblem
+from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.attempts import Attempts, settled
 from longboat_runtime.reward.combine import own_seconds
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.queue import GradeQueue, Group
-from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
 from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
 from longboat_runtime.samples import SampleId, TimeLimit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from longboat_graders.messages import IsolationInForce
 from longboat_runtime.reward.cpus import PoolLoad
-from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.samples import Grade, Row, SampleId, TimeLimit
 
 

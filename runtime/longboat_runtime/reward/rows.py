@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.test_cases import CasesError, check_row
 from longboat_runtime.data.protocol import RowCheck
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.test_cases import CasesError, check_row
 
 
 def row_check(rewards: Sequence[RewardSpec]) -> RowCheck:

@@ -14,13 +14,14 @@ import ray
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import RewardSpec, rewards_of
+from longboat_graders.messages import FunctionOutcome, IsolationInForce
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine, grade_times
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.pool import RewardPool
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.queue import Group
-from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
 from longboat_runtime.reward.slots import reward_nodes
 from longboat_runtime.samples import Grade, PromptId, Row, SampleId, TimeLimit
 from longboat_runtime.store.protocol import SampleStore

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.problems import SpecProblem
+from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce
+from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.grader import Grader
-from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
 from longboat_runtime.samples import Response, SampleId, sample_seed
 from longboat_runtime.store.protocol import SampleStore
 

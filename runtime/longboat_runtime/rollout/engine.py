@@ -9,9 +9,9 @@ from typing import Any
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
+from longboat_crds.problems import SpecProblem
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

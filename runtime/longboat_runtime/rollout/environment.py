@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 
 NO_BINDING = "nobind"

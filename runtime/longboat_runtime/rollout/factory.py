@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.cgroup import cpu_limit
+from longboat_graders.cgroup import cpu_limit
 from longboat_runtime.imports import uncollected, without_module
 from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
 from longboat_runtime.rollout.environment import CpuShare, NodeDevices, cpu_share, environment, visible_accelerators

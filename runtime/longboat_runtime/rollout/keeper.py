@@ -12,7 +12,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.problems import spec_problem_in
+from longboat_crds.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
 from longboat_runtime.rollout.leaving import LeavingPods
 from longboat_runtime.rollout.member import (

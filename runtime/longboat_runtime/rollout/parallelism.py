@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from longboat_runtime.problems import SpecProblem
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
 from longboat_runtime.rollout.round_seconds import Limits, round_seconds, work_of
 from longboat_runtime.rollout.throughput import Profile

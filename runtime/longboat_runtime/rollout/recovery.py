@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 
 # The refusals in a row after which every remedy was tried: the weights were sent again, and the engine was restarted.
 EXHAUSTED = 3

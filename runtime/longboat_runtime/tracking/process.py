@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from longboat_runtime import prctl
+from longboat_graders import prctl
 from longboat_runtime.tracking.feed import Feed, Superseded
 from longboat_runtime.tracking.mlflow import Mlflow
 from longboat_runtime.tracking.tracker import TrackedJob, Tracker, TrackingProblem

@@ -12,7 +12,7 @@ import structlog
 from ray.exceptions import RayActorError, RayTaskError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.problems import SpecProblem
+from longboat_crds.problems import SpecProblem
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore

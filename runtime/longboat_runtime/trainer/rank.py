@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.model_config import language_model, longest_sequence
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import described, packs

@@ -10,8 +10,8 @@ import structlog
 import torch
 from torch import nn
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.batch import WeightedSample, build_batch, token_sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from longboat_runtime.cgroup import cpu_limit
+from longboat_graders.cgroup import cpu_limit
 
 
 def thread_count(quota: float | None, affinity: int) -> int:

@@ -1,17 +1,48 @@
-"""The scorer that comes with a reasoning-gym task."""
+"""The tasks of reasoning-gym: how a task is created, and the scorer that comes with it."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from longboat_crds.dataset import ReasoningGymSource
+from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
-from longboat_runtime.data.gym import ORIGIN, create_task
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.result import RewardResult, RewardSample
+from longboat_graders.result import RewardResult, RewardSample
+
+# The column that says which entry of which task a row is, so that the scorer can create the entry again.
+ORIGIN = "reasoning_gym"
+
+
+def create_task(source: ReasoningGymSource, field: str) -> Any:
+    """Creates the procedural dataset of `source`. Raises SpecProblem for an unknown task, or a setting that the task lacks or rejects."""
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if source.task not in DATASETS:
+        raise SpecProblem(
+            Reason.DATASET_NOT_FOUND,
+            f"{field}.task",
+            f"reasoning-gym has no task {source.task!r}.{suggestion(source.task, DATASETS)} It has {', '.join(sorted(DATASETS))}.",
+        )
+    settings = [item.name for item in dataclasses.fields(DATASETS[source.task][1])]
+    for name in source.config:
+        if name not in settings or name in ("seed", "size"):
+            raise SpecProblem(
+                Reason.DATASET_INVALID,
+                f"{field}.config.{name}",
+                f"Task {source.task!r} has no setting {name!r}.{suggestion(name, settings)} It has "
+                f"{', '.join(sorted(set(settings) - {'seed', 'size'}))}; seed and size are set next to `config`.",
+            )
+    try:
+        return reasoning_gym.create_dataset(source.task, size=source.size, seed=source.seed, **source.config)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise SpecProblem(
+            Reason.DATASET_INVALID, f"{field}.config", f"Task {source.task!r} rejects its settings: {error}"
+        ) from error
 
 
 def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSample], RewardResult]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from longboat_runtime.reward.graders import landlock
-from longboat_runtime.reward.graders.seccomp import can_ask
+from longboat_graders import landlock
+from longboat_graders.seccomp import can_ask
 
 # What is missing before each version of Landlock.
 _LANDLOCK = {
@@ -15,13 +15,15 @@ _LANDLOCK = {
     3: "without Landlock 3 (Linux 6.2) programs may truncate files that they can open",
     4: "without Landlock 4 (Linux 6.7) seccomp alone keeps programs from the network",
     landlock.SCOPES_SIGNALS: "without Landlock 6 (Linux 6.12) programs can't signal their own child processes one by one, since they "
-    "couldn't be kept from those of other samples",
+    "couldn't be kept from those of other samples, and a reward function's grade may signal processes of other grades",
 }
 _CHILDREN = (
     "without /proc/PID/task/TID/children (CONFIG_PROC_CHILDREN) a program's processes aren't counted: the memory and the CPU time of each are "
     "limited, not those of all together, and removed files that are open don't count"
 )
-_ASKING = "without seccomp's notifications (Linux 5.5) a program may start many processes before it is ended for it"
+_ASKING = (
+    "without seccomp's notifications (Linux 5.5) a grade or program may start many processes before it is ended for it"
+)
 
 
 @cache

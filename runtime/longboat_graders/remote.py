@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import socket
 
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+from longboat_graders.frames import FrameBuffer, FrameError, encode
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:

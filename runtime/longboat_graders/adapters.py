@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import RewardKind, RewardSignature
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.function import CONFIG_MAPS, RewardFunction, load_function
-from longboat_runtime.reward.result import RewardResult, RewardSample, as_result
+from longboat_graders.function import CONFIG_MAPS, load_function
+from longboat_graders.messages import RewardFunction
+from longboat_graders.result import RewardResult, RewardSample, as_result
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def load_scorer(reward: RewardFunction, field: str, config_maps: str | os.PathLi
     """Loads what scores for `reward`, with its parameters bound. Raises SpecProblem if it can't be found or called."""
     if reward.kind is RewardKind.REASONING_GYM:
         # Imported only here: it imports pydantic, which makes every fork more expensive.
-        from longboat_runtime.reward.gym_scorer import gym_scorer
+        from longboat_graders.gym import gym_scorer
 
         return gym_scorer(reward.parameters, field)
     function = load_function(reward, field, config_maps)

@@ -4,9 +4,10 @@
                                    server --socket pair--> zygote (one a function) --fork--> children
 
 The server speaks the protocol, keeps the time, and never runs a user's code. A zygote has imported one reward function and forks children;
-no sample passes through it. A child confines itself (`sandbox`), grades and answers. It stays for further grades, `child.MAX_GRADES` at
+no sample passes through it. A child confines itself (`sandbox`), grades and answers. It stays for further grades, `zygote.MAX_GRADES` at
 most, if the reward's isolation allows it and the grade has left nothing behind (`leftovers`). With Auto it also ends before code that came
 with a sample runs in it (`watch`). When a child ends, its whole process group is killed, in time or not.
+The kernel asks the zygote before a child starts a process or thread, so that none multiplies faster than it is counted.
 
 A program in a response is graded by a case runner (`case_runner`), a child like any other:
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from longboat_runtime.reward.graders.remote import Remote
+    from longboat_graders.remote import Remote
 
 # By what names test files import the program.
 _MODULES = ("solution", "main")

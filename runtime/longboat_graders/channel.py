@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+from longboat_graders.frames import FrameBuffer, FrameError, encode
+
+
+class Receiver(Protocol):
+    """Takes what comes over channels."""
+
+    def received(self, channel: Channel, message: dict[str, Any], body: bytes) -> None:
+        """Takes a message with its body."""
+
+    def lost(self, channel: Channel, reason: str) -> None:
+        """Takes the reason why no more will come."""
 
 
 class Channel(asyncio.Protocol):
-    """Hands every message with its body to `receive`, and the reason to `lost` once no more will come.
+    """Hands to `receiver` what comes.
 
     What is sent while other callbacks of the event loop run goes out together; where `gather` isn't 0, what is sent in so many seconds.
     """
 
-    def __init__(
-        self, receive: Callable[[dict[str, Any], bytes], None], lost: Callable[[str], None], gather: float = 0.0
-    ) -> None:
-        self._receive, self._lost, self._gather = receive, lost, gather
+    def __init__(self, receiver: Receiver, gather: float = 0.0) -> None:
+        self._receiver, self._gather = receiver, gather
         self._buffer = FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
@@ -58,11 +66,11 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
             return
         for message, body in messages:
-            self._receive(message, body)
+            self._receiver.received(self, message, body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost(f"the connection broke: {exc}" if exc is not None else self._reason)
+        self._receiver.lost(self, f"the connection broke: {exc}" if exc is not None else self._reason)
 
     def _flush(self) -> None:
         frames, self._unsent = self._unsent, []

@@ -20,7 +20,7 @@ import os
 import struct
 from functools import cache
 
-from longboat_runtime import prctl
+from longboat_graders import prctl
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -135,18 +135,23 @@ def shared_program(machine: str) -> list[Instruction]:
 
 
 def own_program(
-    protected: Sequence[int], machine: str, *, alone: bool = False, group: int = _ANY_GROUP
+    protected: Sequence[int], machine: str, *, alone: bool = False, asks: bool = False, group: int = _ANY_GROUP
 ) -> list[Instruction]:
     """Builds a child's filter beside the zygote's, for what the zygote itself has to do: signals, process groups and starting processes.
 
     `group` is the number of the grade's process group, and so of its leader. It may be signalled as a whole, but no other group, nor,
     by their ids, the `protected` processes; only Landlock guards the ids of their other threads. `alone` is for a process that stays: it
-    may signal itself only, and starting another process or program kills it.
+    may signal itself only, and starting another process or program kills it. With `asks` the kernel asks before it starts a process or
+    thread (see `Filter.install_asking`).
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET), *_answer("setpgid", machine, deny)]
+    for name in _FORKS[machine] if asks and not alone else ():
+        program += _answer(name, machine, _ASK)
     if alone:
         threads_only = [_load(0), (_AND, 0, 0, _CLONE_THREAD), (_JUMP_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _KILL)]
+        if asks:
+            threads_only.append((_RETURN, 0, 0, _ASK))
         program += _when("clone", machine, threads_only)
         for name in _STARTS[machine]:
             program += _answer(name, machine, _KILL)

@@ -12,12 +12,14 @@ import socket
 import sys
 from contextlib import suppress
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import Credit, TestCaseFormat
-from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.graders import program as programs
-from longboat_runtime.reward.graders.frames import MAX_FRAME_BYTES
-from longboat_runtime.reward.graders.launcher import (
+from longboat_graders import program as programs
+from longboat_graders.frames import MAX_FRAME_BYTES
+from longboat_graders.messages import OutcomeKind
+from longboat_graders.process_tree import oom_kills, was_short
+from longboat_graders.program import (
     CaseLimit,
     Ended,
     Launcher,
@@ -26,12 +28,10 @@ from longboat_runtime.reward.graders.launcher import (
     paths_outside,
     run_directory,
 )
-from longboat_runtime.reward.graders.process_tree import oom_kills, was_short
-from longboat_runtime.reward.graders.remote import MODULE, CaseRunnerPeer, ProgramGone, Remote
-from longboat_runtime.reward.graders.sandbox import Limits
-from longboat_runtime.reward.graders.seccomp import can_ask
-from longboat_runtime.reward.result import OutcomeKind
-from longboat_runtime.reward.test_cases import (
+from longboat_graders.remote import MODULE, CaseRunnerPeer, ProgramGone, Remote
+from longboat_graders.sandbox import Limits
+from longboat_graders.seccomp import can_ask
+from longboat_graders.test_cases import (
     Called,
     CasesError,
     CheckFunction,
@@ -41,15 +41,15 @@ from longboat_runtime.reward.test_cases import (
     program_of,
     read_tests,
 )
-from longboat_runtime.reward.verdict import CaseResult, same_output, same_value, score_of
+from longboat_graders.verdict import CaseResult, same_output, same_value, score_of
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from longboat_runtime.reward.function import RewardFunction, SandboxSettings
-    from longboat_runtime.reward.result import RewardSample
+    from longboat_graders.messages import RewardFunction, SandboxSettings
+    from longboat_graders.result import RewardSample
 
 # Where the graders' socket is, which programs needn't see.
 _SOCKETS = "/run/longboat"
@@ -62,10 +62,10 @@ _ERROR_BYTES = 300
 class CaseRunner:
     """Loads what case runners need; forked children `start` and then grade one response.
 
-    Raises SpecProblem for a part of `field`, the reward's path.
+    Programs see nothing of the `hidden` directories. Raises SpecProblem for a part of `field`, the reward's path.
     """
 
-    def __init__(self, function: RewardFunction, field: str, config_maps: str) -> None:
+    def __init__(self, function: RewardFunction, field: str, hidden: Sequence[str]) -> None:
         assert function.sandbox is not None
         self._settings = settings = function.sandbox
         if function.parameters:
@@ -85,7 +85,7 @@ class CaseRunner:
             import pickletools  # noqa: F401 - as in every grade of LiveCodeBench
         if settings.format is TestCaseFormat.PYTEST:
             import pytest  # noqa: F401
-        self._readable = paths_outside([_scratch(), config_maps, _SOCKETS])
+        self._readable = paths_outside([_scratch(), _SOCKETS, *hidden])
         self._launcher: Launcher | None = None
 
     @property
@@ -151,8 +151,8 @@ def _check_command(command: str, field: str) -> None:
     raise SpecProblem(
         Reason.COMMAND_NOT_FOUND,
         field,
-        f"There is no command {command!r} where the graders run. Install it in the image of the runtime's `graders` container, or name "
-        "one that it has.",
+        f"There is no command {command!r} where the graders run. Install it in the image of the graders (`gradersImage` of the "
+        "runtime template), or name one that it has.",
     )
 
 
@@ -293,7 +293,7 @@ class _Grade:
         return self._served(code.encode(errors="replace"), ask)
 
     def _tested(self, source: str, tests: PytestFile) -> tuple[list[CaseResult], int]:
-        from longboat_runtime.reward.graders.pytest_file import Report, run_file
+        from longboat_graders.pytest_file import Report, run_file
 
         report = Report(self._settings.max_cases)
 

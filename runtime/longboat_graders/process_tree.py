@@ -72,6 +72,38 @@ def descendants(most: int | None = None) -> Tree:
     return tree
 
 
+def parent(pid: int) -> int:
+    """Returns the pid of a process' parent; 0 if it has none that can be seen here."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def threads_of_group(leader: int, most: int) -> int:
+    """Counts the threads of a child of this process, of all below it and of its group's orphans; no further than `most`.
+
+    Reaps orphans that have ended.
+    """
+    orphans = [
+        pid for pid in children() if pid != leader and _group(pid) == leader and not os.waitpid(pid, os.WNOHANG)[0]
+    ]
+    count, pending = 0, [leader, *orphans]
+    while pending and count <= most:
+        threads, below = _looked_at(pending.pop())
+        count += threads
+        pending += below
+    return count
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
 def _looked_at(pid: int | str) -> tuple[int, list[int]]:
     """Returns how many threads a process has, and the pids of the children of all of them; 0 and none if it is gone."""
     try:
@@ -221,3 +253,18 @@ def end_group(leader: int) -> tuple[float, int | None]:
         cpu += used.ru_utime + used.ru_stime
         if pid == leader:
             status = ended
+
+
+def end_orphan(pid: int) -> None:
+    """Kills a process that this one has adopted, with all its group at once, and reaps it if it has ended by then.
+
+    One that is still in this process' own group is killed alone.
+    """
+    with suppress(ProcessLookupError):
+        group = os.getpgid(pid)
+        if group == os.getpgrp():
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.killpg(group, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

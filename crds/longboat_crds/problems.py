@@ -5,6 +5,8 @@ from __future__ import annotations
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from longboat_crds.status import Problem
 
 
@@ -33,6 +35,15 @@ class SpecProblem(Exception):
         from longboat_crds.status import Problem
 
         return Problem(reason=self.reason, field=self.field, message=self.message[:4096], fatal=self.fatal)
+
+
+def suggestion(name: str, available: Iterable[str]) -> str:
+    """Returns ` Did you mean X?` with the closest of the available names; empty if none is close."""
+    # Imported only here: a grader that finds its function needn't hold it in memory.
+    import difflib
+
+    close = difflib.get_close_matches(name, list(available), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def spec_problem_in(error: BaseException) -> SpecProblem | None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import partial
 from operator import is_
 
-from longboat_runtime.reward.graders.watch import Origins
+from longboat_graders.watch import Origins
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ MAX_GROWTH = 128 * 2**20
 # Modules whose names every reward function may rely on. Those that aren't installed (the function's own) are watched too.
 _WATCHED_MODULES = ("builtins", "json", "json.decoder", "json.encoder", "math", "operator", "os", "random", "re", "sys")
 _OWN_MODULES = (
-    "longboat_runtime.reward.adapters",
-    "longboat_runtime.reward.result",
-    "longboat_runtime.reward.graders.child",
+    "longboat_graders.adapters",
+    "longboat_graders.result",
+    "__main__",  # the zygote's module
 )
 _CONTAINERS = (dict, list, set, bytearray)
 _RLIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from longboat_runtime.cgroup import cpu_limit, cpu_seconds, runnable
+from longboat_graders.cgroup import cpu_limit, cpu_seconds, runnable
 
 # How often the quota is read while there is something to grade, in seconds.
 LOOK_SECONDS = 0.5

@@ -10,10 +10,9 @@ import os
 import resource
 from dataclasses import dataclass
 
-from longboat_runtime import prctl
-from longboat_runtime.reward.graders import landlock
-from longboat_runtime.reward.graders.leftovers import remove_tree
-from longboat_runtime.reward.graders.seccomp import Filter
+from longboat_graders import landlock, prctl
+from longboat_graders.leftovers import remove_tree
+from longboat_graders.seccomp import Filter
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ Bound = tuple[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a grader's processes, as rlimits; sizes in bytes. Each process has its own, `processes` counts for the uid.
+    """Bounds of a grader's processes; sizes in bytes. All but `processes`, which the zygote counts, are rlimits.
 
     CPU time isn't among them: an rlimit would add up over all grades of a process that stays. See `cpu_limit`.
     """
@@ -34,8 +33,10 @@ class Limits:
     # Address space beyond what the zygote has mapped; None where what is started from there has limits of its own.
     memory: int | None = 4 * 2**30
     file_size: int = 64 * 2**20
+    # Processes and threads of one grade at once, where the kernel can ask before it starts one.
+    processes: int = 128
     # The kernel counts all processes and threads of a uid on the node, graders of other pods among them.
-    processes: int = 512
+    processes_of_user: int = 4096
     open_files: int = 256
 
 
@@ -55,7 +56,7 @@ class Sandbox:
     """
 
     def __init__(self, directory: str, limits: Limits) -> None:
-        self.directory, self._directory = directory, os.fsencode(directory)
+        self.directory, self._directory, self._zygote = directory, os.fsencode(directory), os.getpid()
         os.mkdir(directory, 0o700)
         try:
             self.output = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -68,13 +69,16 @@ class Sandbox:
             os.rmdir(directory)
             raise
         # The zygote can't have these itself: the first counts what others have, and it holds files for all its children.
-        bounds = {resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_NOFILE: limits.open_files}
         # What is called in the child, ready to be called.
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             prctl.dying_with_parent(),
-            *((resource.setrlimit, bound) for bound in _within_allowed(bounds)),
+            *(
+                (resource.setrlimit, bound)
+                for bound in _within_allowed({resource.RLIMIT_NPROC: limits.processes_of_user})
+            ),
             *landlock.restriction(self._rules),
         ]
+        [self._files] = _within_allowed({resource.RLIMIT_NOFILE: limits.open_files})
 
     def prepare(self) -> None:
         """Makes this process, and so its next fork, work there."""
@@ -84,13 +88,23 @@ class Sandbox:
             os.putenv(name, self._directory)
             os.environ._data[name] = self._directory  # type: ignore[attr-defined]
 
-    def enter(self, calls: Filter) -> None:
-        """Locks this process and all it will start in, for good, and has it end with its parent. It can't gain privileges."""
+    def enter(self, calls: Filter, ask: Callable[[int], None] | None = None) -> None:
+        """Locks this process and all it will start in, for good, and has it end with its parent. It can't gain privileges.
+
+        For a filter that asks, `ask` gets the file descriptor by which the kernel does (see `Filter.install_asking`).
+        """
         for call, arguments in self._calls:
             # Functions of the C library return -1 for an error, others None.
             if call(*arguments):
                 raise OSError(ctypes.get_errno(), f"the sandbox: {os.strerror(ctypes.get_errno())}")
-        calls.install(os.getpid())
+        if os.getppid() != self._zygote:
+            os._exit(1)  # it died before this process could ask to die with it
+        if ask is None:
+            calls.install(os.getpid())
+        else:
+            ask(calls.install_asking(os.getpid()))
+        # Only now: the kernel lets nobody send a file while its user has more of them under way than this.
+        resource.setrlimit(*self._files)
 
     def printed(self, most: int) -> str:
         """Reads the end of what was printed as text, at most so many bytes of it."""

@@ -1,0 +1,34 @@
+"""`longboat graders`: the process that runs reward functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longboat_graders.function import CONFIG_MAPS
+
+
+def graders(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
+    processes: Annotated[
+        int, typer.Option(min=1, help="Grades that run at once, as far as the container's CPU quota allows.")
+    ] = 1,
+    config_maps: Annotated[Path, typer.Option(help="Directory with the files of rewards given by ConfigMap.")] = Path(
+        CONFIG_MAPS
+    ),
+    parent: Annotated[
+        int | None,
+        typer.Option(
+            hidden=True, help="Process that starts this one, without a container: see `longboat_graders.local`."
+        ),
+    ] = None,
+) -> None:
+    """Runs reward functions, each grade in a process that can be killed."""
+    from longboat_graders import local, server
+
+    if parent is None:
+        server.main(socket, processes, config_maps)
+    else:
+        raise typer.Exit(local.serve(socket, processes, config_maps, parent))

@@ -1,0 +1,619 @@
+"""A process that has imported one reward function, and the children that it forks, which grade.
+
+Started by `supervisor` as `python -m longboat_graders.zygote FD`, FD being its end of a pair of sockets that keep messages apart; the
+function is named on its standard input. Samples go past it, from the server to its children, so that no child finds one in the memory
+that it inherits. It is single-threaded, so forking is safe as long as the reward function's module starts no threads when it is imported.
+
+Commands are {fork, stays, watched}, with a file descriptor for the socket of each child, and {kill}; children have numbers of the server's.
+Answers come in lists: {forked, pid}, {failed, error} and {ended, status, cpu, output, crowded}. `status` is as `waitpid` gives it, `cpu` the
+seconds that the child has used in all, with those of processes that it had waited for. `crowded` says that it was ended for having too
+many processes and threads. A child asks its zygote before it starts one, through the kernel, so none grows unseen.
+
+A child confines itself, and answers one request or one after the other. Requests and answers are frames on its socket: {token, seed} with
+the sample as body; {token, outcome, leave}, where `leave` says why the process must go, such as for what the grade left behind; or
+{refused}, with which it ends. An outcome is {kind, score, message}. A case runner's request has also `seconds`, the limit of each test
+case, and `own`, their CaseLimit. `case_runner` says what else its outcome has. What a child calls for every grade touches memory that until
+then it shares with its zygote, a page at a time: so it calls little.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from longboat_crds.problems import SpecProblem
+from longboat_crds.reward_kinds import RewardKind
+from longboat_graders import frames, prctl
+from longboat_graders.adapters import load_scorer
+from longboat_graders.leftovers import Baseline, remove_tree
+from longboat_graders.messages import MESSAGE_CHARACTERS, OutcomeKind, RewardFunction
+from longboat_graders.process_tree import children, parent, threads_of_group
+from longboat_graders.result import RewardResult, RewardSample
+from longboat_graders.sandbox import Limits, Sandbox, limit_all
+from longboat_graders.seccomp import Filter, can_ask, let_start, own_program, shared_program
+from longboat_graders.watch import Origins, Watch
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any, NoReturn
+
+    from longboat_graders.adapters import Scorer
+    from longboat_graders.case_runner import CaseRunner
+
+# How often to check whether killed processes have ended, in seconds.
+_REAP_INTERVAL = 0.02
+_OUTPUT_BYTES = 512
+_MESSAGE_BYTES = 64 * 1024
+# The kernel sends no more with one message.
+_SOCKETS = 253
+# How many packages a zygote names, and of how many modules each at least.
+_LARGE_PACKAGES, _LARGE_MODULES = 6, 20
+_FORKS_MEASURED = 11
+_NUMBER_BYTES = 8
+# Where the kernel can't ask, the only limit of processes.
+_PROCESSES_OF_USER_UNASKED = 512
+_CASE_RUNNERS_FILES = 4096
+# How often the zygote runs the code of its children beforehand, so that the interpreter has specialised all of it.
+_REHEARSALS = 50
+# A process that stays is replaced after this many grades.
+MAX_GRADES = 4000
+_SERVER_FD = 3
+_NULL, _MOST_FILES = os.devnull, os.sysconf("SC_OPEN_MAX")
+# Small enough that the C library doesn't map memory anew for each buffer.
+_READ_BYTES = 64 * 1024
+
+
+class Child:
+    """A forked child. The process group's number is its pid."""
+
+    __slots__ = ("crowded", "listener", "number", "pid", "pidfd", "sandbox", "threads")
+
+    def __init__(self, number: int, pid: int, sandbox: Sandbox) -> None:
+        self.number, self.pid, self.sandbox = number, pid, sandbox
+        self.pidfd = -1
+        # By which the kernel asks about new processes and threads, -1 without one; and how many there are at most: some may have ended.
+        self.listener, self.threads, self.crowded = -1, 1, False
+
+    def kill(self) -> None:
+        """Ends every process of its group at once, what is being forked included. A case runner's programs lead groups of their own."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class Zygote:
+    """The loop of one zygote, which confines its process. `scratch` is its directory, in which children have one each."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        score: Scorer | CaseRunner,
+        origins: Origins,
+        scratch: str,
+        protected: Sequence[int],
+    ) -> None:
+        self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
+        self._protected = protected
+        machine = os.uname().machine
+        # A case runner's programs ask their launcher.
+        kernel_asks = can_ask()
+        asks = kernel_asks and callable(score)
+        self._filters = {
+            stays: Filter(own_program(protected, machine, alone=stays, asks=asks)) for stays in (False, True)
+        }
+        self._limits = Limits() if kernel_asks else Limits(processes_of_user=_PROCESSES_OF_USER_UNASKED)
+        if not callable(score):
+            # It sends files to its launcher.
+            self._limits = replace(self._limits, open_files=_CASE_RUNNERS_FILES)
+        # Children send here the listeners of their filters, with their numbers.
+        self._listeners: socket.socket | None = None
+        self._asking: socket.socket | None = None
+        if asks:
+            self._listeners, self._asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        limit_all(Limits() if callable(score) else score.limits)
+        Filter(shared_program(machine)).install()
+        # By number, and by pidfd.
+        self._children: dict[int, Child] = {}
+        self._by_pidfd: dict[int, Child] = {}
+        self._by_listener: dict[int, Child] = {}
+        self._ending: list[Child] = []
+        # Sandboxes without a child, to be used again: making one costs as much as a fork.
+        self._sandboxes: list[Sandbox] = []
+        self._unsaid: list[Mapping[str, Any]] = []
+        self._poll = select.epoll()
+        self._poll.register(control.fileno(), select.EPOLLIN)
+        if self._listeners is not None:
+            self._poll.register(self._listeners.fileno(), select.EPOLLIN)
+
+    def run(self) -> None:
+        """Follows commands until the server closes its end; then kills its children."""
+        try:
+            while self._turn():
+                continue
+        except ConnectionError:
+            pass  # The server closed its end while messages were under way.
+        for child in self._children.values():
+            child.kill()
+
+    def _turn(self) -> bool:
+        """Waits for something to do and does it. Returns False, or raises ConnectionError, once the server has closed its end."""
+        ready = dict(self._poll.poll(_REAP_INTERVAL if self._ending else None))
+        # First what only closes files: a file that is opened may get the number of one that was closed, and is ready itself.
+        for fd, events in ready.items():
+            if (child := self._by_listener.get(fd)) is not None:
+                self._admit(child, events)
+            elif (child := self._by_pidfd.get(fd)) is not None:
+                self._finish(child)
+        if self._listeners is not None and self._listeners.fileno() in ready:
+            self._listen()
+        if self._control.fileno() in ready:
+            data, sockets, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _SOCKETS)
+            if not data:
+                return False
+            self._follow(json.loads(data), sockets)
+        if self._unsaid:
+            self._control.sendall(json.dumps(self._unsaid).encode())
+            self._unsaid.clear()
+        if self._ending:
+            self._ending = [child for child in self._ending if not self._reap_group(child)]
+        return True
+
+    def _follow(self, command: Mapping[str, Any], sockets: Sequence[int]) -> None:
+        if "kill" in command:
+            child = self._children.get(command["kill"])
+            if child is not None:
+                child.kill()
+            return
+        for number, server in zip(command["fork"], sockets, strict=True):
+            try:
+                pid = self._fork(number, server, command["stays"], command["watched"])
+            except OSError as error:
+                self._say({"failed": number, "error": str(error)})
+            else:
+                self._say({"forked": number, "pid": pid})
+        for server in sockets:
+            os.close(server)
+
+    def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
+        sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(self._new_directory(), self._limits)
+        calls = self._filters[stays]
+        try:
+            sandbox.prepare()
+            pid = os.fork()
+        except OSError:
+            self._sandboxes.append(sandbox)
+            raise
+        if pid == 0:
+            run_child(
+                self._score,
+                sandbox,
+                calls,
+                self._origins,
+                self._protected,
+                None if self._asking is None else partial(_hand_over, self._asking, number),
+                server=server,
+                stays=stays,
+                watched=watched,
+            )
+        _lead_group(pid)
+        child = Child(number, pid, sandbox)
+        try:
+            self._follow_end(child)
+        except OSError:
+            # Its end would go unnoticed.
+            child.kill()
+            os.waitpid(pid, 0)
+            self._ending.append(child)
+            raise
+        self._children[number] = self._by_pidfd[child.pidfd] = child
+        return pid
+
+    def _follow_end(self, child: Child) -> None:
+        child.pidfd = os.pidfd_open(child.pid)
+        try:
+            self._poll.register(child.pidfd, select.EPOLLIN)
+        except OSError:
+            os.close(child.pidfd)
+            raise
+
+    def _listen(self) -> None:
+        """Takes the listener of a child that has installed its filter."""
+        assert self._listeners is not None
+        number, listeners, _, _ = socket.recv_fds(self._listeners, _NUMBER_BYTES, 1)
+        child = self._children.get(int.from_bytes(number, "little"))
+        if child is None or not listeners:
+            for listener in listeners:
+                os.close(listener)
+            if child is not None:
+                child.kill()  # nobody could answer it
+            return
+        [listener] = listeners
+        try:
+            self._poll.register(listener, select.EPOLLIN)
+        except OSError:
+            os.close(listener)
+            child.kill()
+            return
+        child.listener = listener
+        self._by_listener[listener] = child
+
+    def _admit(self, child: Child, events: int) -> None:
+        """Lets a child start a process or thread, or ends it if it had too many."""
+        if not events & select.EPOLLIN:
+            self._ignore(child)  # nothing of it is left
+            return
+        child.threads += 1
+        if child.threads > self._limits.processes:
+            child.threads = 1 + threads_of_group(child.pid, self._limits.processes)
+        if child.threads <= self._limits.processes:
+            let_start(child.listener)
+            return
+        child.crowded = True
+        child.kill()
+        self._ignore(child)
+
+    def _ignore(self, child: Child) -> None:
+        """Answers a child's questions no more."""
+        if child.listener >= 0:
+            self._poll.unregister(child.listener)
+            del self._by_listener[child.listener]
+            os.close(child.listener)
+            child.listener = -1
+
+    def _new_directory(self) -> str:
+        """Names a directory that nobody can guess: Landlock doesn't keep a grade from changing the rights of another's."""
+        return f"{self._scratch}/{os.urandom(16).hex()}"
+
+    def _finish(self, child: Child) -> None:
+        """Ends the group of a leader that has ended, then reaps and reports that. Until then its number is taken: it is the right group."""
+        child.kill()
+        _, status, used = os.wait4(child.pid, 0)
+        cpu, output = used.ru_utime + used.ru_stime, child.sandbox.printed(_OUTPUT_BYTES)
+        self._poll.unregister(child.pidfd)
+        del self._children[child.number], self._by_pidfd[child.pidfd]
+        self._say({"ended": child.number, "status": status, "cpu": cpu, "output": output, "crowded": child.crowded})
+        os.close(child.pidfd)
+        self._ignore(child)
+        self._ending.append(child)
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._unsaid.append(message)
+
+    def _reap_group(self, child: Child) -> bool:
+        """Reaps what the leader left in its group, orphans that the kernel has handed to us; True when all have ended."""
+        try:
+            while os.waitpid(-child.pid, os.WNOHANG)[0] != 0:
+                continue
+        except ChildProcessError:
+            if not callable(self._score) and not self._programs_ended():
+                return False
+            if child.sandbox.clean():
+                self._sandboxes.append(child.sandbox)
+            else:
+                child.sandbox.close()
+            return True
+        return False
+
+    def _programs_ended(self) -> bool:
+        """Ends programs that lost their launcher, by process groups, which none can leave. Returns whether there are none."""
+        leaders = {child.pid for child in (*self._children.values(), *self._ending)}
+        ended = True
+        for pid in children("self"):
+            group = os.getpgid(pid)
+            if group not in leaders:
+                os.killpg(group, signal.SIGKILL)
+                ended &= os.waitpid(pid, os.WNOHANG)[0] != 0
+        return ended
+
+
+def sweep(scratch: str) -> None:
+    """Removes the directories that children of a zygote before this one have left: it died, and they with it.
+
+    What those have started may end a moment later (see `GraderServer._reap_orphans`); a directory in which it still writes is left to the next.
+    """
+    for name in os.listdir(scratch):
+        with suppress(OSError):
+            remove_tree(f"{scratch}/{name}")
+
+
+def _lead_group(pid: int) -> None:
+    """Makes the child lead a process group of its own before the server hears of it, and so before anything is asked of it."""
+    try:
+        os.setpgid(pid, pid)
+    except ProcessLookupError:
+        # It has ended already; the zombie keeps the number.
+        return
+
+
+# --- A child -----------------------------------------------------------------------------------------------------------
+
+
+def run_child(
+    score: Scorer | CaseRunner,
+    sandbox: Sandbox,
+    calls: Filter,
+    origins: Origins,
+    protected: Sequence[int],
+    ask: Callable[[int], None] | None,
+    *,
+    server: int,
+    stays: bool,
+    watched: bool,
+) -> NoReturn:
+    """Runs a child, which leads a process group, and never returns.
+
+    `server` is its socket's file descriptor, `protected` are processes that no program may signal; `ask` is that of `Sandbox.enter`.
+
+    A child that `stays` grades until a grade leaves something behind, at most MAX_GRADES times; any other, and a case runner, grades
+    once. One that stays and is `watched` ends before it does what `watch` refuses, such as running code that came with a sample.
+    """
+    code = 1
+    try:
+        unconfined = None if callable(score) else _start_launcher(score, sandbox, protected)
+        unconfined = unconfined or _locked_in(sandbox, calls, ask)
+        _arrange_files(server, sandbox.output, None if callable(score) or unconfined else score.launcher_fd)
+        if unconfined is not None:
+            request, _ = next(_requests())
+            _answer({"token": request["token"], "outcome": unconfined, "leave": "no sandbox"})
+        elif stays and callable(score):
+            _grade_on(score, origins, watched)
+        else:
+            request, sample = next(_requests())
+            _seed(request["seed"])
+            _answer({"token": request["token"], "outcome": _outcome(score, request, _sample(sample))})
+        os.read(_SERVER_FD, 1)  # until the server has measured the last grade, and closes its end
+        code = 0
+    finally:
+        # Whatever happened, a child must never continue as a zygote.
+        os._exit(code)
+
+
+def _outcome(score: Scorer | CaseRunner, request: Mapping[str, Any], sample: RewardSample) -> Mapping[str, Any]:
+    if callable(score):
+        return _graded(score, sample)
+    try:
+        return score.outcome(sample, request["seconds"], request["seed"], request["own"])
+    except BaseException as error:  # noqa: BLE001 - also of tests that a case runner runs
+        return _error(error)
+
+
+def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
+    baseline, output, flush = Baseline(origins), _Output(), sys.stdout.flush
+    answer, seed, graded, sampled, change, empty = _answer, _seed, _graded, _sample, baseline.change, output.empty
+    if watched:
+        Watch(origins, _graded.__code__, _refuse).start()
+    for grades, (request, sample) in enumerate(_requests(), start=1):
+        seed(request["seed"])
+        outcome = graded(score, sampled(sample))
+        flush()
+        empty()
+        leave_reason = change() or (f"{MAX_GRADES} grades" if grades == MAX_GRADES else None)
+        answer({"token": request["token"], "outcome": outcome, "leave": leave_reason})
+        if leave_reason is not None:
+            return
+
+
+class _Output:
+    """The file that takes what a grade prints, for the message of a process that ends. It is emptied after each grade."""
+
+    def __init__(self) -> None:
+        self._fstat, self._truncate, self._seek = os.fstat, os.ftruncate, os.lseek
+
+    def empty(self) -> None:
+        if self._fstat(1).st_size:
+            self._truncate(1, 0)
+            self._seek(1, 0, os.SEEK_SET)
+
+
+def _requests() -> Iterator[tuple[dict[str, Any], bytes]]:
+    buffer, read = frames.FrameBuffer(), os.read
+    while data := read(_SERVER_FD, _READ_BYTES):
+        yield from buffer.feed(data)
+
+
+def _answer(answer: dict[str, Any], encode: Any = frames.encode, write: Any = os.write) -> None:
+    write(_SERVER_FD, encode(answer))
+
+
+def _refuse(what: str, answer: Any = _answer, leave: Any = os._exit) -> None:
+    """Answers with the refusal and ends the process at once: graded code can't catch that."""
+    answer({"refused": what[:MESSAGE_CHARACTERS]})
+    leave(1)
+
+
+def _sample(body: bytes) -> RewardSample:
+    return RewardSample(**frames.from_json(body))
+
+
+def _seed(seed: int) -> None:
+    """Gives the global random number generators of Python, numpy, torch (CPU) and sympy, if they are there, the sample's own state."""
+    modules = sys.modules
+    random.seed(seed)
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed(seed % 2**32)
+    if "torch.random" in modules:
+        modules["torch.random"].default_generator.manual_seed(seed % 2**63)
+    if "sympy.core.random" in modules:
+        modules["sympy.core.random"].seed(seed)
+
+
+def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
+    """Starts the launcher before `_locked_in`, so that the case runner's own limits don't bind programs.
+
+    Returns the error's outcome if that can't be done, else None.
+    """
+    try:
+        os.setpgid(0, 0)
+        case_runner.start(sandbox.directory, protected)
+        limit_all(Limits(file_size=case_runner.limits.file_size))
+    except OSError as error:
+        return _error(error)
+    return None
+
+
+def _hand_over(asking: socket.socket, number: int, listener: int) -> None:
+    """Sends the listener of a child's filter to the zygote."""
+    socket.send_fds(asking, [number.to_bytes(_NUMBER_BYTES, "little")], [listener])
+
+
+def _locked_in(sandbox: Sandbox, calls: Filter, ask: Callable[[int], None] | None) -> Mapping[str, Any] | None:
+    """Enters the sandbox; returns the error's outcome if that can't be done, else None. Nothing of a response has been read by then."""
+    try:
+        sandbox.enter(calls, ask)
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+    except (OSError, ValueError) as error:
+        return _error(error)
+    return None
+
+
+def _arrange_files(server: int, output: int, launcher: int | None) -> None:
+    """Opens the standard streams, and moves sockets to fixed numbers that programs started from here don't inherit; closes all else."""
+    duplicate = os.dup2
+    duplicate(os.open(_NULL, os.O_RDONLY), 0)
+    duplicate(output, 1)
+    duplicate(output, 2)
+    duplicate(server, _SERVER_FD, False)
+    first = _SERVER_FD + 1
+    if launcher is not None:
+        duplicate(launcher, first, False)
+        first += 1
+    os.closerange(first, _MOST_FILES)
+
+
+def rehearse() -> None:
+    """Does in the zygote what a child does once it has a sample, the function aside.
+
+    What Python and the C library change at the first calls of anything, each child would otherwise change in memory of its own.
+    """
+    sample = frames.to_json({"text": "", "prompt": "", "ground_truth": "", "columns": {}})
+    for _ in range(_REHEARSALS):
+        for request, body in frames.FrameBuffer().feed(frames.encode({"token": 2**61, "seed": 2**61}, sample)):
+            _seed(request["seed"])
+            outcome = _graded(lambda _: RewardResult(0.5), _sample(body))
+            frames.encode({"token": request["token"], "outcome": outcome})
+
+
+def _graded(
+    score: Scorer,
+    sample: RewardSample,
+    right: str = OutcomeKind.SCORED.value,
+    wrong: str = OutcomeKind.WRONG_FORMAT.value,
+) -> Mapping[str, Any]:
+    try:
+        result = score(sample)
+        if result is None:
+            return {"kind": OutcomeKind.NOT_APPLICABLE.value, "score": 0.0, "message": ""}
+        return {"kind": right if result.format_ok else wrong, "score": float(result.score), "message": ""}
+    # SystemExit and the like also come from graded code, and end nothing but this grade.
+    except BaseException as error:  # noqa: BLE001
+        return _error(error)
+
+
+def _error(error: BaseException) -> Mapping[str, Any]:
+    return {"kind": OutcomeKind.GRADER_ERROR.value, "score": 0.0, "message": describe(error)}
+
+
+def describe(error: BaseException) -> str:
+    """Describes the error and the line that raised it, in at most MESSAGE_CHARACTERS."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        place, trace = f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})", trace.tb_next
+    return f"{type(error).__name__}: {error}"[: MESSAGE_CHARACTERS // 2] + place[-MESSAGE_CHARACTERS // 2 :]
+
+
+# --- Starting ----------------------------------------------------------------------------------------------------------
+
+
+def footprint() -> dict[str, Any]:
+    """Measures what every fork of this process holds, and what a fork costs.
+
+    `modules` are the largest packages and how many modules each has (the standard library and our own aside). `resident` is the memory in
+    bytes. `fork` is the CPU seconds of a fork whose child does nothing, until it has been reaped: the median of some.
+    """
+    packages: dict[str, int] = {}
+    for name in list(sys.modules):
+        package = name.partition(".")[0]
+        if package not in sys.stdlib_module_names and package not in ("longboat_graders", "longboat_crds", "__main__"):
+            packages[package] = packages.get(package, 0) + 1
+    large = sorted(packages.items(), key=lambda item: -item[1])[:_LARGE_PACKAGES]
+    with open("/proc/self/statm", "rb") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return {
+        "modules": {name: count for name, count in large if count >= _LARGE_MODULES},
+        "resident": resident,
+        "fork": sorted(_fork_seconds() for _ in range(_FORKS_MEASURED))[_FORKS_MEASURED // 2],
+    }
+
+
+def _fork_seconds() -> float:
+    began = time.process_time()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    _, _, used = os.wait4(pid, 0)
+    return time.process_time() - began + used.ru_utime + used.ru_stime
+
+
+def main(fd: int) -> None:
+    """Reads the request to load a function, answers, and forks."""
+    os.dup2(2, 1)
+    prctl.die_with_parent()
+    prctl.hide_memory()
+    prctl.adopt_orphans()
+    # Inherited by all children.
+    prctl.gain_no_privileges()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(0o077)
+    control = socket.socket(fileno=fd)
+    with open(0, "rb") as file:
+        request = json.load(file)
+    os.open(os.devnull, os.O_RDONLY)  # as standard input
+    origins = Origins({os.path.dirname(path) for path in (_package("longboat_graders"), _package("longboat_crds"))})
+    function = RewardFunction.from_json(request["function"])
+    score: Scorer | CaseRunner
+    try:
+        if function.kind is RewardKind.SANDBOX:
+            # Imported here, since other graders needn't hold it in memory.
+            from longboat_graders.case_runner import CaseRunner
+
+            score = CaseRunner(
+                function, request["field"], [request["config_maps"], os.path.dirname(request["scratch"])]
+            )
+        else:
+            score = load_scorer(function, request["field"], request["config_maps"])
+    except SpecProblem as problem:
+        control.sendall(json.dumps([{"problem": list(problem.args)}]).encode())
+        return
+    if "numpy" in sys.modules:
+        # It imports this at first use, which would be in a grade, with random numbers that nobody seeds.
+        import numpy.random  # noqa: F401
+    rehearse()
+    sweep(request["scratch"])
+    gc.collect()
+    gc.freeze()
+    control.sendall(json.dumps([{"loaded": footprint()}]).encode())
+    protected = [1, os.getppid(), os.getpid()]
+    # The guard of a run without Kubernetes.
+    protected += [pid for pid in (parent(os.getppid()),) if pid > 0]
+    Zygote(control, score, origins, request["scratch"], protected).run()
+
+
+def _package(name: str) -> str:
+    return str(sys.modules[name].__file__)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
