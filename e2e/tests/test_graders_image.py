@@ -92,7 +92,7 @@ def test_a_module_that_is_missing_is_refused_at_the_start_and_works_from_an_imag
     }
     refused, works = new_job("without-trl"), new_job("with-trl")
     refused.apply(small_job.spec(runtime, **chat))
-    refused.wait_for("Failed")
+    refused.wait_for_failure()
     problem = refused.status()["problem"]
     assert (problem["reason"], problem["field"]) == ("RewardFunctionNotFound", "spec.rewards[0].function")
     assert "no module 'trl'" in problem["message"]
