@@ -46,7 +46,7 @@ def table(lines: list[Line]) -> str:
         (
             f"{machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, commit {run['commit']}. Graders as `longboat run` starts "
             "them, in a control group of 4,000 processes, one response after the other; an honest one is graded after each. Late: after the "
-            f"limit of {run['limit']:g} s, or, where a response ends by itself or by another limit, after it began."
+            f"limit of {run['settings']['limit']:g} s, or, where a response ends by itself or by another limit, after it began."
         ),
         "",
         "| user | responses | number | latest, s | next grade right | slowest next grade, s |",
