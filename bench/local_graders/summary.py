@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from bench.record import newest_run
+from bench.record import Line, of_kind, write_page
 
 # How much later than its limit a grade may end, in seconds; without a limit, than it began.
 BAR_SECONDS = 5.0
 
-Line = dict[str, Any]
-
 
 def write(raw: Path) -> None:
     """Writes `local_graders.md` beside the raw file. Ends the program with an error then if the bar is missed."""
-    lines = newest_run(raw)
-    raw.with_suffix(".md").write_text(table(lines))
-    if problems := missed(lines):
-        raise SystemExit("The bar is missed: " + "; ".join(problems))
+    write_page(raw, table, missed)
 
 
 def missed(lines: list[Line]) -> list[str]:
     """Lists how a run misses the bar: a grade that ended too late, one after it that was wrong, a process that was left."""
     problems = []
-    for line in _of_kind(lines, "graded"):
+    for line in of_kind(lines, "graded"):
         where = f"{line['user']}: {line['group']}: {line['name']}"
         if line["beyond_seconds"] > BAR_SECONDS:
             problems.append(f"{where} ended {line['beyond_seconds']:.1f} s late")
         if not line["next_right"]:
             problems.append(f"the grade after {where} was wrong")
     problems += [
-        f"{line['user']}: {line['left']} processes were left" for line in _of_kind(lines, "end") if line["left"]
+        f"{line['user']}: {line['left']} processes were left" for line in of_kind(lines, "end") if line["left"]
     ]
     return problems
 
 
 def table(lines: list[Line]) -> str:
     """Returns the page, as Markdown."""
-    run, graded = lines[0], _of_kind(lines, "graded")
+    run, graded = lines[0], of_kind(lines, "graded")
     machine = run["machine"]
     text = [
         "# Hostile responses without Kubernetes",
@@ -66,7 +60,3 @@ def table(lines: list[Line]) -> str:
         *(f"* {problem}" for problem in problems),
     ]
     return "\n".join(text) + "\n"
-
-
-def _of_kind(lines: list[Line], kind: str) -> list[Line]:
-    return [line for line in lines if line["kind"] == kind]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from bench.record import newest_run
+from bench.record import Line, of_kind, write_page
 
 # What the sandbox has to stand: so many variants of so many classes, and the next grade within so many seconds.
 BAR_VARIANTS, BAR_CLASSES, BAR_SECONDS = 200, 12, 2.0
 
-Line = dict[str, Any]
-
 
 def write(raw: Path) -> None:
     """Writes `sandbox.md` beside the raw file. Ends the program with an error then if the bar is missed."""
-    lines = newest_run(raw)
-    raw.with_suffix(".md").write_text(table(lines))
-    if problems := missed(lines):
-        raise SystemExit("The bar is missed: " + "; ".join(problems))
+    write_page(raw, table, missed)
 
 
 def missed(lines: list[Line]) -> list[str]:
@@ -27,8 +21,8 @@ def missed(lines: list[Line]) -> list[str]:
     Enough variants of enough classes have to be tried. Each has to do harm without the sandbox and none in it, and the next
     sample's grade has to come in time.
     """
-    tried = _of_kind(lines, "tried")
-    unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}
+    tried = of_kind(lines, "tried")
+    unprotected = {line["variant"]: line["harm"] for line in of_kind(lines, "unprotected")}
     classes = {line["group"] for line in tried}
     problems = []
     if len(tried) < BAR_VARIANTS or len(classes) < BAR_CLASSES:
@@ -47,8 +41,8 @@ def missed(lines: list[Line]) -> list[str]:
 
 def table(lines: list[Line]) -> str:
     """Returns the page, as Markdown."""
-    run, tried = lines[0], _of_kind(lines, "tried")
-    unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}
+    run, tried = lines[0], of_kind(lines, "tried")
+    unprotected = {line["variant"]: line["harm"] for line in of_kind(lines, "unprotected")}
     groups = {line["group"]: [each for each in tried if each["group"] == line["group"]] for line in tried}
     text = [
         "# Hostile programs in the sandbox",
@@ -76,7 +70,3 @@ def table(lines: list[Line]) -> str:
         *(f"* {problem}" for problem in problems),
     ]
     return "\n".join(text) + "\n"
-
-
-def _of_kind(lines: list[Line], kind: str) -> list[Line]:
-    return [line for line in lines if line["kind"] == kind]

@@ -39,8 +39,6 @@ _NEW_MOUNTS, _NEW_USERS, _NEW_PIDS = 0x00020000, 0x10000000, 0x20000000
 _NO_SUID_DEV_EXEC, _PRIVATE_BELOW = 0x2 | 0x4 | 0x8, 0x4000 | 0x40000
 _READ_SEARCH, _KILL, _SET_GID, _SET_UID, _SYS_ADMIN = 2, 5, 6, 7, 21
 _CAPABILITY_VERSION = 0x20080522
-# linux/prctl.h.
-_KEEP_CAPABILITIES, _AMBIENT, _AMBIENT_RAISE = 8, 47, 2
 # No user of a distribution's or of a person's: systemd takes users of services that need none of their own from there.
 _UIDS = range(61_184, 65_520)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -211,13 +209,16 @@ def _become(user: int) -> None:
     """Becomes another user, who keeps reading what this one may read, if this one has that capability, and no other right."""
     reading = _capabilities() & 1 << _READ_SEARCH
     os.setgroups([])
-    _checked(_LIBRARY.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0), "prctl")
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    prctl.keep_capabilities()
+    _set_user(user)
     _keep_capabilities(reading)
     if reading:
-        # Programs that are started have it too.
-        _checked(_LIBRARY.prctl(_AMBIENT, _AMBIENT_RAISE, _READ_SEARCH, 0, 0), "prctl")
+        prctl.raise_ambient(_READ_SEARCH)
+
+
+def _set_user(user: int) -> None:
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
 
 
 def _starts_as(user: int) -> None:
@@ -263,8 +264,7 @@ def _end_rest(user: int | None) -> None:
 
 
 def _kill_all_of(user: int) -> None:
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    _set_user(user)
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_SET_KEEPCAPS, _CAP_AMBIENT, _CAP_AMBIENT_RAISE = 8, 47, 2
 # Opened once: graders fork, and what is done before needn't be done in every fork.
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
-def _prctl(option: int, value: int) -> None:
-    if _LIBRARY.prctl(option, value, 0, 0, 0):
+def _prctl(option: int, value: int, more: int = 0) -> None:
+    if _LIBRARY.prctl(option, value, more, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
 
 
@@ -50,6 +51,16 @@ def adopt_orphans() -> None:
 def gain_no_privileges() -> None:
     """Denies programs started from here on rights that this process lacks (no set-uid); unprivileged seccomp and Landlock require it."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
+
+
+def keep_capabilities() -> None:
+    """Lets this process keep its permitted capabilities when it becomes another user than root."""
+    _prctl(_SET_KEEPCAPS, 1)
+
+
+def raise_ambient(capability: int) -> None:
+    """Gives programs started from here a capability (linux/capability.h) that this process has, permitted and inheritable."""
+    _prctl(_CAP_AMBIENT, _CAP_AMBIENT_RAISE, capability)
 
 
 def show_memory() -> None:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from longboat_graders import landlock, prctl
 from longboat_graders.leftovers import remove_tree
 from longboat_graders.process_tree import Tree, descendants, end_group, memory, written
-from longboat_graders.sandbox import cpu_limit
+from longboat_graders.sandbox import allowed_limits, cpu_limit
 from longboat_graders.seccomp import Filter, can_ask, let_start, program_filter
 from longboat_graders.times import (
     WALL_LIMIT_FACTOR,
@@ -522,7 +522,7 @@ def _confine(confinement: Confinement) -> None:
         resource.RLIMIT_CORE: (0, 0),
     }
     for kind, (soft, hard) in bounds.items():
-        _limit(kind, soft, hard)
+        resource.setrlimit(kind, allowed_limits(kind, soft, hard))
     for call, arguments in landlock.restriction(confinement.rules):
         if call(*arguments):
             raise OSError("Landlock refused its rules")
@@ -532,13 +532,7 @@ def _confine(confinement: Confinement) -> None:
         # The program keeps no copy of this descriptor.
         socket.send_fds(confinement.questions, [b"a"], [confinement.calls.install_asking(os.getpid())])
     # Only now: the kernel lets nobody send a file while its user has more of them under way than this.
-    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES)
-
-
-def _limit(kind: int, soft: int, hard: int) -> None:
-    allowed = resource.getrlimit(kind)[1]
-    within = (soft, hard) if allowed == resource.RLIM_INFINITY else (min(soft, allowed), min(hard, allowed))
-    resource.setrlimit(kind, within)
+    resource.setrlimit(resource.RLIMIT_NOFILE, allowed_limits(resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES))
 
 
 def _die_first() -> None:

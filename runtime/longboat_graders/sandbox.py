@@ -152,7 +152,12 @@ def limit_cpu(pid: int, seconds: int) -> None:
 
 
 def _within_allowed(bounds: Mapping[int, int]) -> Sequence[Bound]:
-    return [(kind, _within(resource.getrlimit(kind)[1], bound, bound)) for kind, bound in bounds.items()]
+    return [(kind, allowed_limits(kind, bound, bound)) for kind, bound in bounds.items()]
+
+
+def allowed_limits(kind: int, soft: int, hard: int) -> tuple[int, int]:
+    """Returns these limits of an rlimit, lowered to what this process may set."""
+    return _within(resource.getrlimit(kind)[1], soft, hard)
 
 
 def _within(allowed: int, soft: int, hard: int) -> tuple[int, int]:

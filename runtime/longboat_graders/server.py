@@ -29,6 +29,7 @@ from longboat_graders.leftovers import remove_tree
 from longboat_graders.messages import FunctionOutcome, OutcomeKind
 from longboat_graders.process_tree import children, end_orphan
 from longboat_graders.quota import LOOK_SECONDS, Quota
+from longboat_graders.sandbox import allowed_limits
 from longboat_graders.supervisor import Grading, LoadedFunction
 from longboat_graders.times import waiting_is_counted
 from longboat_graders.unenforced import unenforced
@@ -381,9 +382,7 @@ def run(
     prctl.hide_memory()
     prctl.adopt_orphans()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard), hard)
-    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, allowed_limits(resource.RLIMIT_NOFILE, _OPEN_FILES, hard))
     asyncio.run(_run(GraderServer(processes, scratch, config_maps, cgroup, missing), listener))
 
 

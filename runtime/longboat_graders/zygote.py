@@ -233,21 +233,17 @@ class Zygote:
         assert self._listeners is not None
         number, listeners, _, _ = socket.recv_fds(self._listeners, _NUMBER_BYTES, 1)
         child = self._children.get(int.from_bytes(number, "little"))
-        if child is None or not listeners:
-            for listener in listeners:
-                os.close(listener)
-            if child is not None:
+        if child is not None:
+            try:
+                [listener] = listeners
+                self._poll.register(listener, select.EPOLLIN)
+            except (OSError, ValueError):
                 child.kill()  # nobody could answer it
-            return
-        [listener] = listeners
-        try:
-            self._poll.register(listener, select.EPOLLIN)
-        except OSError:
+            else:
+                child.listener, self._by_listener[listener] = listener, child
+                return
+        for listener in listeners:
             os.close(listener)
-            child.kill()
-            return
-        child.listener = listener
-        self._by_listener[listener] = child
 
     def _admit(self, child: Child, events: int) -> None:
         """Lets a child start a process or thread, or ends it if it had too many."""
@@ -605,10 +601,9 @@ def main(fd: int) -> None:
     gc.collect()
     gc.freeze()
     control.sendall(json.dumps([{"loaded": footprint()}]).encode())
-    protected = [1, os.getppid(), os.getpid()]
-    # The guard of a run without Kubernetes.
-    protected += [pid for pid in (parent(os.getppid()),) if pid > 0]
-    Zygote(control, score, origins, request["scratch"], protected).run()
+    # The parent of the server is the guard of a run without Kubernetes; in a namespace it has none.
+    protected = {1, parent(os.getppid()), os.getppid(), os.getpid()} - {0}
+    Zygote(control, score, origins, request["scratch"], sorted(protected)).run()
 
 
 def _package(name: str) -> str:
