@@ -19,7 +19,7 @@ from bench.engine_step import alone, processes
 from bench.engine_step.timed import Step, TimedActor
 from bench.record import Recorder
 from bench.rounds.arms import BASELINE
-from bench.rounds.tasks import COUNTDOWN, ENGINES
+from bench.rounds.tasks import COUNTDOWN
 from longboat_crds.job import RLJobSpec
 
 # Responses stay as they are: both arms must have the same lengths in every round.
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
         TASK.prepare(Path(folder))
         for turn in range(arguments.turns):
             spec = TASK.spec(BASELINE, Path(folder), steps=arguments.rounds, prompts=TASK.prompts, seed=turn)
-            steps = alone.steps_alone(spec, _rounds(spec), ENGINES)
+            steps = alone.steps_alone(spec, _rounds(spec), TASK.engines)
             recorder.write("arm", arm="alone", turn=turn, load=os.getloadavg()[0], bands=bands(steps))
             print(f"alone, turn {turn}: {len(steps)} steps", flush=True)
             steps, values = asyncio.run(_in_job(spec, Path(folder), profile=arguments.profile))
@@ -82,7 +82,7 @@ def _rounds(spec: RLJobSpec) -> alone.Rounds:
             for index in range(spec.algorithm.group_size)
         ]
         router = Router()
-        for engine in range(ENGINES):
+        for engine in range(TASK.engines):
             router.add(str(engine))
         return [
             [

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.rounds.drawn import DrawnFleet
 from bench.rounds.paced import engines_of
-from bench.rounds.tasks import CONFIG_MAP, ENGINES, QUICKSTART, Task
+from bench.rounds.tasks import CONFIG_MAP, QUICKSTART, Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_source
@@ -59,7 +59,7 @@ async def task_components(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIte
         rewards = link_config_maps(Path(scratch) / "rewards", {CONFIG_MAP: QUICKSTART})
         graders = local_graders(spec.reward_pools, Path(scratch), rewards)
         with graders as sockets, engines_of(task.actor):
-            resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
+            resources = {"longboat-store": 1, "longboat-rollout": task.engines, "longboat-trainer": 1}
             resources |= {resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools}
             try:
                 store, _ = object_store(spec)

@@ -14,7 +14,7 @@ from bench.rounds.arms import BASELINE, OVERLAPPING
 from bench.rounds.block import trained_tokens
 from bench.rounds.compare import Blocks
 from bench.rounds.recorded import Recorded
-from bench.rounds.tasks import ENGINES, Task
+from bench.rounds.tasks import Task
 from longboat_runtime.rollout.step_times import merged
 from longboat_runtime.rounds.audit.first_launches import complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
@@ -52,7 +52,7 @@ class Predictor:
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
         self._blocks, self._task, self._settings = blocks, task, settings
         self.observed = self._step_times([arm for arm, _ in blocks if arm not in OVERLAPPING])
-        self.site = Site(StepCurve.from_observed(self.observed), engines=ENGINES)
+        self.site = Site(StepCurve.from_observed(self.observed), engines=task.engines)
         seeds = [seed for arm, seed in blocks if arm == BASELINE]
         real = [blocks[BASELINE, seed] for seed in seeds]
         simulated = [self._simulate(BASELINE, seed).rollout_per_round for seed in seeds]

@@ -12,7 +12,7 @@ from bench.rounds.arms import ARMS, BASELINE, BY_SAMPLES
 from bench.rounds.compare import Blocks, Measured, accuracy, distribution, longer, measured
 from bench.rounds.estimates import Estimate
 from bench.rounds.predictions import Predicted, Predictor
-from bench.rounds.tasks import ENGINES, TASKS
+from bench.rounds.tasks import TASKS
 
 # A loss of accuracy that must be excluded, as a share: of all prompts, and of those with the longest answers.
 LOSS, LOSS_LONGEST = 0.02, 0.03
@@ -81,7 +81,7 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
         f"## {name}",
         "",
         (
-            f"{task.about} {prompts} prompts x {task.group_size} responses a round, {prompts * task.group_size // ENGINES} sequences an engine when a "
+            f"{task.about} {prompts} prompts x {task.group_size} responses a round, {prompts * task.group_size // task.engines} sequences an engine when a "
             f"synchronous round begins; {settings['steps'][name]} steps a block, {seeds} seeds; commit {run['commit']}. Lengths of the synchronous arm: median "
             f"{lengths.median:.0f}, mean {lengths.mean:.0f}, P75 {lengths.p75:.0f} tokens; longest of a round {lengths.longest_by_median:.0f} "
             f"times its median (median over rounds); {lengths.limit_share:.1%} at the longest length."

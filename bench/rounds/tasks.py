@@ -19,7 +19,6 @@ from longboat_runtime.rollout.actor import EngineActor
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "base"
 QUICKSTART_RATE = 7e-4
-ENGINES = 2
 # Graders know the quickstart's reward by this ConfigMap.
 CONFIG_MAP = "quickstart"
 
@@ -29,7 +28,7 @@ class Task:
     """`about` says what it is. `learns`: weights affect lengths, and bench/rounds measures accuracy. Otherwise lengths are drawn.
 
     `layers`, `hidden`: of the model of drawn lengths. Eight layers take so long for a step that what else a response costs the CPUs matters
-    less. Engines run in actors of the class `actor`; steps of a PacedActor take as long as those of a device. `bin_tokens` are those of
+    less. The `engines` run in actors of the class `actor`; steps of a PacedActor take as long as those of a device. `bin_tokens` are those of
     `trainer.maxTokensPerBin`. `arms` are those that it is for.
     """
 
@@ -42,6 +41,7 @@ class Task:
     learning_rate: float = 1e-6
     layers: int = 0
     hidden: int = 128
+    engines: int = 2
     actor: type[EngineActor] = EngineActor
     bin_tokens: int = 4096
     arms: Sequence[str] = (*ARMS,)
@@ -57,7 +57,7 @@ class Task:
     def spec(self, arm: str, folder: Path, *, steps: int, prompts: int, seed: int) -> RLJobSpec:
         """Makes the spec of the job that is one block."""
         rounds = {**ARMS[arm], "steps": steps, "promptsPerRound": prompts, "seed": seed}
-        rollout = {"enginesPerPod": ENGINES, "kvCache": "256Mi", "enforceEager": True}
+        rollout = {"enginesPerPod": self.engines, "kvCache": "256Mi", "enforceEager": True}
         spec: dict[str, Any] = {
             "runtimeRef": {"name": "bench"},
             "model": {"path": str(folder / "model"), "dtype": "Float32"},

@@ -12,7 +12,7 @@ import numpy as np
 from bench.picture import picture
 from bench.record import newest_run
 from bench.rounds import drawn
-from bench.rounds.tasks import ENGINES, Task
+from bench.rounds.tasks import Task
 from bench.stream.tasks import OFF, ON, ONCE, POLICIES, TASKS, WAYS, spec_of
 from longboat_runtime.rollout.step_times import merged
 from longboat_runtime.rounds.events import StepTimes
@@ -112,7 +112,7 @@ def _simulated(task: Task, blocks: Blocks, policy: str, steps: int, seeds: Seque
     publish = np.mean(np.concatenate([np.subtract(block["update"], block["train"]) for block in own]))
     site = Site(
         StepCurve.from_observed(_observed(own)),
-        engines=ENGINES,
+        engines=task.engines,
         update=max(0.0, update),
         update_token=update_token,
         publish=publish,
@@ -147,7 +147,7 @@ def page(run: Mapping[str, Any], rows: Mapping[str, Mapping[tuple[str, str], Row
     text = [
         "# Streaming",
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs; commit {run['commit']}. Two engines and one trainer rank of one thread each.",
+        f"{machine['processor']}, {machine['cpus']} CPUs; commit {run['commit']}. Engines and the trainer's rank have a thread each.",
         f"Ways take turns, seed by seed, on engines that stay up; {settings['seeds']} seeds. `once` streams a single chunk, when half of a step's",
         "prompts are complete. Hidden: share of the trainer's seconds in which samples ran. Faster: the step without streaming by this one,",
         "mean over seeds and their range.",
@@ -158,7 +158,7 @@ def page(run: Mapping[str, Any], rows: Mapping[str, Mapping[tuple[str, str], Row
             "",
             f"## {name}",
             "",
-            f"{task.about} {task.prompts} prompts x {task.group_size} responses, {settings['steps'][name]} steps a block.",
+            f"{task.about} Engines: {task.engines}. {task.prompts} prompts x {task.group_size} responses, {settings['steps'][name]} steps a block.",
             "",
             "| policy | streaming | step, s | of it after the round | chunks | share of tokens | hidden | engines' steps longer | faster | simulated |",
             "|---|---|---|---|---|---|---|---|---|---|",

@@ -27,7 +27,7 @@ WAYS = {OFF: StreamMode.NEVER, ON: StreamMode.ALWAYS, ONCE: StreamMode.ALWAYS}
 
 
 class DeviceActor(PacedActor):
-    """Leaves a CPU for the trainer: a step of two engines on two CPUs computes for less than half of it."""
+    """Computes for less than such a step, until it works on some 50 sequences."""
 
     step_seconds = 0.025
 
@@ -38,13 +38,14 @@ TASKS = {
         Task(
             "device",
             f"Lengths are drawn, the model has 4 million parameters. A step takes an engine at least {1000 * DeviceActor.step_seconds:g} ms, as a "
-            "device would, in which CPUs are free for the trainer. Prompts are as many as give the trainer about a third of a rollout's time.",
+            "device would. One engine and one trainer rank have a CPU each. Prompts are as many as give the trainer about a third of a rollout's time.",
             prompts=56,
             group_size=4,
             steps=5,
             learns=False,
             layers=6,
             hidden=256,
+            engines=1,
             actor=DeviceActor,
             bin_tokens=1040,
         ),
