@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.picture import picture
-from bench.record import newest_run
+from bench.record import runs
 from bench.rounds import drawn
 from bench.rounds.tasks import Task
 from bench.stream.tasks import OFF, ON, ONCE, POLICIES, TASKS, WAYS, spec_of
@@ -44,14 +44,15 @@ class Row:
 
 
 def write(raw: Path) -> None:
-    """Writes `stream.md` and `stream.svg` beside the raw file, from its newest run."""
-    run, *lines = newest_run(raw)
-    rows = {
-        name: rows_of(TASKS[name], blocks, run["settings"]["steps"][name])
-        for name in run["settings"]["tasks"]
-        if (blocks := {(line["policy"], line["way"], line["seed"]): line for line in lines if line["task"] == name})
-    }
-    raw.with_suffix(".md").write_text("\n".join(page(run, rows)) + "\n")
+    """Writes `stream.md` and `stream.svg` beside the raw file, from the newest run of each task."""
+    newest = {line["task"]: run for run in runs(raw) for line in run[1:]}
+    text, rows = [*HEADER], {}
+    for name in (name for name in TASKS if name in newest):
+        run, *lines = newest[name]
+        blocks = {(line["policy"], line["way"], line["seed"]): line for line in lines if line["task"] == name}
+        rows[name] = rows_of(TASKS[name], blocks, run["settings"]["steps"][name])
+        text += section(TASKS[name], run, rows[name])
+    raw.with_suffix(".md").write_text("\n".join(text) + "\n")
     plot(rows, raw.with_suffix(".svg"))
 
 
@@ -141,35 +142,35 @@ def _simulated(task: Task, blocks: Blocks, policy: str, steps: int, seeds: Seque
     return float(before / after)
 
 
-def page(run: Mapping[str, Any], rows: Mapping[str, Mapping[tuple[str, str], Row]]) -> list[str]:
-    """Returns the lines of the page, as Markdown."""
+HEADER = (
+    "# Streaming",
+    "",
+    "Engines and the trainer's rank have a thread each. Ways take turns, seed by seed, on engines that stay up. `once` streams a single chunk,",
+    "when half of a step's prompts are complete. Hidden: share of the trainer's seconds in which samples ran. Faster: the step without streaming",
+    "by this one, mean over seeds and their range.",
+)
+
+
+def section(task: Task, run: Mapping[str, Any], rows: Mapping[tuple[str, str], Row]) -> list[str]:
+    """Returns the lines of a task's section, as Markdown."""
     machine, settings = run["machine"], run["settings"]
     text = [
-        "# Streaming",
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs; commit {run['commit']}. Engines and the trainer's rank have a thread each.",
-        f"Ways take turns, seed by seed, on engines that stay up; {settings['seeds']} seeds. `once` streams a single chunk, when half of a step's",
-        "prompts are complete. Hidden: share of the trainer's seconds in which samples ran. Faster: the step without streaming by this one,",
-        "mean over seeds and their range.",
+        f"## {task.name}",
+        "",
+        f"{task.about} Engines: {task.engines}. {task.prompts} prompts x {task.group_size} responses, {settings['steps'][task.name]} steps a "
+        f"block. Seeds: {settings['seeds']}. {machine['processor']}, {machine['cpus']} CPUs; commit {run['commit']}.",
+        "",
+        "| policy | streaming | step, s | of it after the round | chunks | share of tokens | hidden | engines' steps longer | faster | simulated |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, of_task in rows.items():
-        task = TASKS[name]
-        text += [
-            "",
-            f"## {name}",
-            "",
-            f"{task.about} Engines: {task.engines}. {task.prompts} prompts x {task.group_size} responses, {settings['steps'][name]} steps a block.",
-            "",
-            "| policy | streaming | step, s | of it after the round | chunks | share of tokens | hidden | engines' steps longer | faster | simulated |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-        ]
-        for (policy, way), row in of_task.items():
-            faster = f"{np.mean(row.faster):.2f} ({min(row.faster):.2f} to {max(row.faster):.2f})"
-            simulated = "" if row.simulated is None else f"{row.simulated:.2f}"
-            text.append(
-                f"| {policy} | {way} | {row.step:.2f} | {row.train:.2f} | {row.chunks:.1f} | {row.share:.0%} | {row.hidden:.0%} | "
-                f"{row.longer:+.1%} | {faster} | {simulated} |"
-            )
+    for (policy, way), row in rows.items():
+        faster = f"{np.mean(row.faster):.2f} ({min(row.faster):.2f} to {max(row.faster):.2f})"
+        simulated = "" if row.simulated is None else f"{row.simulated:.2f}"
+        text.append(
+            f"| {policy} | {way} | {row.step:.2f} | {row.train:.2f} | {row.chunks:.1f} | {row.share:.0%} | {row.hidden:.0%} | "
+            f"{row.longer:+.1%} | {faster} | {simulated} |"
+        )
     return text
 
 

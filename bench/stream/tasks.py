@@ -38,7 +38,7 @@ TASKS = {
         Task(
             "device",
             f"Lengths are drawn, the model has 4 million parameters. A step takes an engine at least {1000 * DeviceActor.step_seconds:g} ms, as a "
-            "device would. One engine and one trainer rank have a CPU each. Prompts are as many as give the trainer about a third of a rollout's time.",
+            "device would. One engine and one trainer rank have a CPU each. Prompts are as many as give the trainer between a third and a half of a rollout's time.",
             prompts=56,
             group_size=4,
             steps=5,
