@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from longboat_graders.messages import IsolationInForce
@@ -41,7 +42,7 @@ class Store:
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         raise KeyError(ids)
 
-    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> dict[SampleId, Response]:
         return {}
 
     async def refuse(self, engine: str) -> None: ...
@@ -131,8 +132,11 @@ class Rewards:
         row: Row,
         urgency: Urgency = Urgency(),  # noqa: B008 - immutable
         limits: Mapping[str, TimeLimit] | None = None,
+        *,
+        siblings: Sequence[SampleId] = (),
+        training: Mapping[str, float] = MappingProxyType({}),
     ) -> Grade:
-        del limits
+        del limits, siblings, training
         await asyncio.sleep(0)
         return Grade(GradeKind.SCORED, float(sample.index % 2), 0.0)
 

@@ -67,13 +67,13 @@ def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
 
 def _rounds(spec: RLJobSpec) -> alone.Rounds:
     """Makes the requests of the job's rounds, divided between engines as in the job."""
-    from longboat_runtime.data.source import open_source
+    from longboat_runtime.data.source import open_prompts, open_source
     from longboat_runtime.driver.job import Job
     from longboat_runtime.rollout.router import Router
     from longboat_runtime.samples import SampleId, SampleRequest, sample_seed
 
     sampling = Job("bench", spec, Path("unused"), 1).sampling
-    source = open_source(spec.dataset, spec.model, sampling.max_tokens)
+    source = open_source(spec.dataset, open_prompts(spec))
 
     def requests() -> list[list[SampleRequest]]:
         ids = [

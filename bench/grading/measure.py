@@ -164,14 +164,16 @@ async def _grade(scheduler: RayRewardScheduler, samples: Sequence[RewardSample],
     for handover in range(1, handovers + 1):
         for index in range(len(tasks), len(samples) * handover // handovers):
             row = _row(first + index, samples[index])
-            tasks.append(asyncio.create_task(scheduler.grade(SampleId(*row.prompt, 0, 0), row)))
+            sample = SampleId(*row.prompt, 0, 0)
+            tasks.append(asyncio.create_task(scheduler.grade(sample, row, siblings=[sample])))
         await asyncio.sleep(HANDOVER_SECONDS)
     scheduler.flush()
     return await asyncio.gather(*tasks)
 
 
 def _row(index: int, sample: RewardSample) -> Row:
-    return Row(PromptId(0, index), sample.prompt, (), sample.domain, sample.ground_truth, sample.columns)
+    prompt = PromptId(0, index)
+    return Row(prompt, sample.prompt, (), sample.domain, sample.ground_truth, sample.columns, sample.messages)
 
 
 def _generated(index: int, sample: RewardSample) -> GeneratedSample:

@@ -15,7 +15,7 @@ from bench.rounds.paced import engines_of
 from bench.rounds.tasks import CONFIG_MAP, QUICKSTART, Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.data.source import open_source
+from longboat_runtime.data.source import open_prompts, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.trainer.protocol import ModelInfo, TrainerGroup
@@ -78,7 +78,7 @@ def block_components(components: Components, job: Job, task: Task) -> Components
     return replace(
         components,
         fleet=components.fleet if task.learns else DrawnFleet(components.fleet, spec.rounds.seed),
-        source=open_source(spec.dataset, spec.model, spec.rollout.sampling.max_tokens),
+        source=open_source(spec.dataset, open_prompts(spec)),
         checkpoints=CheckpointStore(job.root, spec.checkpoint.keep, job.incarnation),
         evaluation=(),
     )

@@ -158,8 +158,10 @@ def section(task: Task, run: Mapping[str, Any], rows: Mapping[tuple[str, str], R
         "",
         f"## {task.name}",
         "",
-        f"{task.about} Engines: {task.engines}. {task.prompts} prompts x {task.group_size} responses, {settings['steps'][task.name]} steps a "
-        f"block. Seeds: {settings['seeds']}. {machine['processor']}, {machine['cpus']} CPUs; commit {run['commit']}.",
+        (
+            f"{task.about} Engines: {task.engines}. {task.prompts} prompts x {task.group_size} responses, {settings['steps'][task.name]} steps a "
+            f"block. Seeds: {settings['seeds']}. {machine['processor']}, {machine['cpus']} CPUs; commit {run['commit']}."
+        ),
         "",
         "| policy | streaming | step, s | of it after the round | chunks | share of tokens | hidden | engines' steps longer | faster | simulated |",
         "|---|---|---|---|---|---|---|---|---|---|",

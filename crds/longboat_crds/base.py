@@ -50,6 +50,9 @@ ReferenceName = Annotated[
     ),
 ]
 
+# The key of a file in a ConfigMap.
+ConfigMapKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 Path = Annotated[str, Field(min_length=1, max_length=1024)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]

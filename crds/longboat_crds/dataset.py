@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, Opaque, Path, Seed
+from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ConfigMapKey, Opaque, Path, ReferenceName, Seed
 from longboat_crds.expressions import exactly_one
 from longboat_crds.rules import Changeable, Rule
 
@@ -20,7 +20,7 @@ class FileFormat(StrEnum):
 
 
 class TooLongPrompts(StrEnum):
-    """What happens to a row whose prompt has more than model.maxLength - rollout.sampling.maxTokens tokens."""
+    """What happens to a row whose prompt leaves no room for rollout.sampling.maxTokens in model.maxLength or trainer.maxTokensPerBin."""
 
     FAIL = "Fail"
     SKIP = "Skip"
@@ -47,12 +47,44 @@ class ReasoningGymSource(ApiModel):
     config: Opaque = Field(default_factory=dict, description="Keyword arguments of the task's own configuration.")
 
 
+class ConfigMapFile(ApiModel):
+    """A file kept in a ConfigMap of the job's namespace."""
+
+    name: ReferenceName = Field(description="Name of the ConfigMap.")
+    key: ConfigMapKey = Field(description="Key of the file in the ConfigMap, such as `chat_template.jinja`.")
+
+
+class ChatTemplateSpec(ApiModel):
+    """A Jinja template that renders messages, instead of the tokenizer's chat template."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(exactly_one("text", "file", "configMap"), "give exactly one of text, file and configMap", "text"),
+    )
+
+    text: str | None = Field(default=None, min_length=1, max_length=65_536, description="The template itself.")
+    file: Path | None = Field(default=None, description="A file that the driver pod sees.")
+    config_map: ConfigMapFile | None = None
+
+
+# An optional column with a default name. The empty name switches it off.
+UsualColumn = Annotated[str, Field(max_length=128)]
+
+
 class Columns(ApiModel):
     """Names of columns that Longboat itself reads. Which columns a reward function gets depends on its signature."""
 
     prompt: ColumnName = Field(default="prompt", description="Text, or a list of chat messages (`role`, `content`).")
     ground_truth: ColumnName | None = Field(default=None, description="Reference answer for reward functions.")
     domain: ColumnName | None = Field(default=None, description="Domain of the row, used for quotas and metrics.")
+    tools: UsualColumn | None = Field(
+        default=None,
+        description="Column with the JSON schemas of the row's tools. Default: `tools`, if rows have it. An empty name disables it.",
+    )
+    chat_template_arguments: UsualColumn | None = Field(
+        default=None,
+        description="Column with the row's chat template arguments, such as `enable_thinking`. Default: `chat_template_kwargs`, if rows have "
+        "it. An empty name disables it.",
+    )
 
 
 class EvaluationSpec(ApiModel):
@@ -91,8 +123,23 @@ class DatasetSpec(ApiModel):
     prompt_template: str | None = Field(
         default=None,
         max_length=16_384,
-        description="Jinja template over the row's columns that gives the prompt text. Default: the tokenizer's chat "
-        "template for a list of messages, the text itself otherwise.",
+        description="Jinja template over the row's columns that gives the prompt text. Default: the chat template for a "
+        "list of messages, the text itself otherwise.",
+    )
+    as_messages: bool = Field(
+        default=False,
+        description="Wraps a text prompt, also one from `promptTemplate`, in a user message for the chat template.",
+    )
+    system_prompt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=65_536,
+        description="System message that begins every chat. A row with its own system message is refused.",
+    )
+    chat_template: ChatTemplateSpec | None = None
+    chat_template_arguments: Opaque = Field(
+        default_factory=dict,
+        description="Chat template arguments for all rows, such as `enable_thinking: false`; a row's own arguments take precedence.",
     )
     too_long_prompts: TooLongPrompts = Field(
         default=TooLongPrompts.FAIL,

@@ -27,6 +27,17 @@ class RewardSignature(StrEnum):
     TRL = "TRL"
 
 
+class RewardBatch(StrEnum):
+    """What a TRL function is given in one call.
+
+    Group: all responses to a prompt that count, once the last of them has been generated. Sample: each response by itself, as soon as it
+    has been generated.
+    """
+
+    GROUP = "Group"
+    SAMPLE = "Sample"
+
+
 class RewardIsolation(StrEnum):
     """What keeps one grade from another.
 

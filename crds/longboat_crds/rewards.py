@@ -9,6 +9,7 @@ from longboat_crds.base import (
     LIST_TYPE,
     ApiModel,
     ColumnName,
+    ConfigMapKey,
     CpuQuantity,
     ObjectName,
     Opaque,
@@ -33,7 +34,7 @@ from longboat_crds.expressions import (
     present,
 )
 from longboat_crds.quantities import millicores
-from longboat_crds.reward_kinds import Credit, RewardIsolation, RewardKind, RewardSignature, TestCaseFormat
+from longboat_crds.reward_kinds import Credit, RewardBatch, RewardIsolation, RewardKind, RewardSignature, TestCaseFormat
 from longboat_crds.rules import FieldError, Rule
 
 
@@ -41,12 +42,7 @@ class ConfigMapFunction(ApiModel):
     """A function in a Python file kept in a ConfigMap of the job's namespace."""
 
     name: ReferenceName = Field(description="Name of the ConfigMap.")
-    key: str = Field(
-        min_length=1,
-        max_length=253,
-        pattern=r"^[-._a-zA-Z0-9]+$",
-        description="Key of the file in the ConfigMap, such as `reward.py`.",
-    )
+    key: ConfigMapKey = Field(description="Key of the file in the ConfigMap, such as `reward.py`.")
     function: str = Field(
         min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$", description="Name of the function in that file."
     )
@@ -114,6 +110,7 @@ class SandboxSpec(ApiModel):
 
 _SCORER = equals(field("kind"), constant(RewardKind.REASONING_GYM.value))
 _FUNCTION = equals(field("kind"), constant(RewardKind.FUNCTION.value))
+_TRL = equals(field("signature"), constant(RewardSignature.TRL.value))
 _SANDBOX = equals(field("kind"), constant(RewardKind.SANDBOX.value))
 
 
@@ -155,6 +152,36 @@ class RewardSpec(ApiModel):
             either(negation(_SCORER), equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
             "kind ReasoningGym calls no function: leave out signature",
             "signature",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(present("batch"), _TRL),
+            "only TRL functions take a batch: leave it out, or set signature to TRL",
+            "batch",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(
+                both(_TRL, present("learnedTimeout")),
+                both(present("batch"), equals(field("batch"), constant(RewardBatch.SAMPLE.value))),
+            ),
+            "timeouts are learned from single responses: set batch to Sample, or leave out learnedTimeout",
+            "batch",
+            FieldError.REQUIRED,
+        ),
+        Rule(
+            implies(
+                field("tokenIds"),
+                both(_FUNCTION, equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
+            ),
+            "only functions with signature Longboat get sample.token_ids: leave it out",
+            "tokenIds",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(field("factory"), _FUNCTION),
+            "only kind Function takes a factory: leave it out",
+            "factory",
             FieldError.FORBIDDEN,
         ),
         Rule(
@@ -206,8 +233,24 @@ class RewardSpec(ApiModel):
         description="`module:function`, or `/path/file.py:function`.",
     )
     config_map: ConfigMapFunction | None = None
+    factory: bool = Field(
+        default=False,
+        description="Calls the function once with `parameters`; it returns the reward function, like TRL's `get_soft_overlong_punishment`.",
+    )
     sandbox: SandboxSpec | None = None
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
+    batch: RewardBatch | None = Field(
+        default=None,
+        description="For signature TRL: what the function is given in one call. Default: Group.",
+    )
+    token_ids: bool = Field(
+        default=False,
+        description="Passes token ids to the function as `sample.token_ids`. TRL functions get them if they take `completion_ids`.",
+    )
+    special_tokens: bool = Field(
+        default=False,
+        description="Keeps special tokens, such as `<|im_end|>`, in the text that this reward gets.",
+    )
     isolation: RewardIsolation = RewardIsolation.AUTO
     pool: PoolName | None = Field(
         default=None,
@@ -238,6 +281,11 @@ class RewardSpec(ApiModel):
         description="Grade only rows of these domains (column dataset.columns.domain); empty means all.",
         json_schema_extra={LIST_TYPE: "set"},
     )
+
+    @property
+    def grades_groups(self) -> bool:
+        """Whether it is given all responses to a prompt at once."""
+        return self.signature is RewardSignature.TRL and self.batch is not RewardBatch.SAMPLE
 
 
 DEFAULT_POOL = "default"

@@ -54,8 +54,17 @@ class SamplingSpec(ApiModel):
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=list,
         max_length=16,
-        description="A response ends before any of these texts.",
+        description="A response ends before any of these texts. One that is a special token, such as `<|im_end|>`, is treated as that token.",
         json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Ids of tokens that end a response, in addition to the model's end-of-sequence tokens.",
+        json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    include_stop: bool = Field(
+        default=False, description="Keeps the stop text or stop token that ended a response in its text."
     )
     repetition: RepetitionSpec | None = Field(
         default=None,

@@ -1,9 +1,10 @@
 """Defines what a reward worker and the graders of its pod say to each other over their Unix socket.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {function, field, isolation, reason}    -> {problem: null, isolation, reason, footprint}, capacity,
+    load  {function, field, isolation, reason}    -> {problem: null, isolation, reason, footprint, token_ids}, capacity,
                                                      or {problem: [reason, field, message, fatal]}
-    grade {reward: name, timeout, seed, own} + sample  -> {outcome}; `own` is a learned limit of own seconds, or isn't there
+    grade {reward: name, timeout, seed, own} + sample, or {row, responses} for one that is given all responses to a prompt
+                                                  -> {outcome}; `own` is a learned limit of own seconds, or isn't there
     state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}, capacity
 A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
 That a grade begins is told by {id, begun}: should these graders end, it may be the cause.
@@ -13,10 +14,11 @@ something to grade, the capacity: {at_once, cpu_seconds}, see `quota.Quota`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 from longboat_crds.reward_kinds import Credit, RewardIsolation, RewardKind, RewardSignature, TestCaseFormat
+from longboat_graders.result import plain_metrics
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -93,7 +95,10 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """`target` is `module:function` or `/path/file.py:function`; None with a `file`, and for ReasoningGym and Sandbox."""
+    """`target` is `module:function` or `/path/file.py:function`; None with a `file`, and for ReasoningGym and Sandbox.
+
+    A `factory` returns what is called for each response. With `groups` a call is for all responses to a prompt.
+    """
 
     name: str
     kind: RewardKind
@@ -102,6 +107,9 @@ class RewardFunction:
     file: FunctionFile | None
     parameters: Mapping[str, Any]
     sandbox: SandboxSettings | None = None
+    factory: bool = False
+    groups: bool = False
+    token_ids: bool = False
 
     @classmethod
     def from_spec(cls, reward: RewardSpec) -> RewardFunction:
@@ -109,7 +117,18 @@ class RewardFunction:
         named = reward.config_map
         file = None if named is None else FunctionFile(named.name, named.key, named.function)
         sandbox = None if reward.sandbox is None else SandboxSettings.from_spec(reward.sandbox)
-        return cls(reward.name, reward.kind, reward.signature, reward.function, file, reward.parameters, sandbox)
+        return cls(
+            reward.name,
+            reward.kind,
+            reward.signature,
+            reward.function,
+            file,
+            reward.parameters,
+            sandbox,
+            reward.factory,
+            reward.grades_groups,
+            reward.token_ids,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as a dict that can be written as JSON."""
@@ -121,7 +140,7 @@ class RewardFunction:
         file = None if value["file"] is None else FunctionFile(**value["file"])
         kind, signature = RewardKind(value["kind"]), RewardSignature(value["signature"])
         sandbox = None if value["sandbox"] is None else SandboxSettings.from_json(value["sandbox"])
-        return cls(value["name"], kind, signature, value["target"], file, value["parameters"], sandbox)
+        return cls(**{**value, "kind": kind, "signature": signature, "file": file, "sandbox": sandbox})
 
 
 class OutcomeKind(StrEnum):
@@ -149,6 +168,9 @@ class FunctionOutcome:
     `own_seconds` is there if its time is learned from and was measured: the wall time without what it waited for a CPU, or `cpu_seconds`
     if that is more. `limited` says that a learned limit ended it. Where there are test cases, `own_seconds` are of the one that took
     longest, and `limited` says that one failed because of its limit: with partial credit such a grade may be SCORED.
+
+    `metrics` are those of `RewardResult`. If a function is given all responses to a prompt, `each` has the outcome of each response, without
+    times of its own (see `by_sample`). It is empty if the call failed.
     """
 
     kind: OutcomeKind
@@ -159,6 +181,23 @@ class FunctionOutcome:
     own_seconds: float | None = None
     limited: bool = False
     begun: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    each: tuple[FunctionOutcome, ...] = ()
+
+    def by_sample(self, count: int) -> list[FunctionOutcome]:
+        """Divides the outcome of a call for `count` responses: each has its score, or the call's failure, and an equal share of the time."""
+        shares = self.each if len(self.each) == count else (self,) * count
+        seconds, cpu_seconds = self.seconds / count, self.cpu_seconds / count
+        return [
+            replace(
+                share,
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+                metrics={**self.metrics, **share.metrics},
+                each=(),
+            )
+            for share in shares
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object that `from_json` reads; `begun` isn't in it."""
@@ -171,6 +210,10 @@ class FunctionOutcome:
         }
         if self.own_seconds is not None:
             value |= {"own_seconds": self.own_seconds, "limited": self.limited}
+        if self.metrics:
+            value["metrics"] = dict(self.metrics)
+        if self.each:
+            value["each"] = [share.to_json() for share in self.each]
         return value
 
     @classmethod
@@ -183,13 +226,24 @@ class FunctionOutcome:
         return cls(
             kind,
             score=float(value["score"]),
-            seconds=float(value["seconds"]),
-            message=str(value["message"]),
-            cpu_seconds=float(value["cpu_seconds"]),
+            seconds=float(value.get("seconds", 0.0)),
+            message=str(value["message"])[:MESSAGE_CHARACTERS],
+            cpu_seconds=float(value.get("cpu_seconds", 0.0)),
             own_seconds=None if own is None else float(own),
             limited=own is not None and bool(value["limited"]),
             begun=kind is OutcomeKind.LOST,
+            metrics=plain_metrics(value.get("metrics", {})),
+            each=tuple(map(cls._share, value.get("each", ()))),
         )
+
+    @classmethod
+    def _share(cls, value: Mapping[str, Any]) -> FunctionOutcome:
+        """Reads one of `each`. Raises ValueError for a kind that only a whole call can have."""
+        kind = OutcomeKind(value["kind"])
+        if kind not in (OutcomeKind.SCORED, OutcomeKind.WRONG_FORMAT, OutcomeKind.NOT_APPLICABLE):
+            raise ValueError(f"a response of a group has the outcome {kind}")
+        message, metrics = str(value["message"])[:MESSAGE_CHARACTERS], plain_metrics(value.get("metrics", {}))
+        return cls(kind, float(value["score"]), message=message, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 class RewardSample:
     """One response and the row it answers.
 
-    `text` is the response without special tokens, `prompt` the prompt text as the model saw it. `messages` is the chat of a
-    conversational row, else None. `columns` are all columns of the row, JSON values. `finish_reason` says why the response ended:
-    `stop`, `length` (cut off by maxTokens) or `repetition` (ended for repeating itself). `tokens` is the length of the response.
+    `text` is the response, without special tokens unless the reward sets `specialTokens`. `prompt` is the prompt as the model saw it; if it
+    ends in the start of the response, that is `prefill`. `messages` is the chat of a conversational row, else None. `columns`
+    are all columns of the row, JSON values. `finish_reason` says why the response ended: `stop`, `length` (cut off by maxTokens) or
+    `repetition` (ended for repeating itself). `tokens` is the length of the response, `token_ids` is None unless the reward
+    takes them. `training` is the training's progress.
     """
 
     text: str
@@ -28,6 +31,23 @@ class RewardSample:
     messages: Sequence[Mapping[str, Any]] | None = None
     finish_reason: str = "stop"
     tokens: int = 0
+    prefill: str = ""
+    token_ids: Sequence[int] | None = None
+    training: Mapping[str, float] = field(default_factory=dict)
+
+
+# What differs between the responses to a row.
+RESPONSE_FIELDS = ("text", "finish_reason", "tokens", "token_ids")
+
+
+def _finite(value: Any) -> float | None:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        number = float(value)
+    except Exception:  # noqa: BLE001 - of any library's number: it is no metric
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +55,39 @@ class RewardResult:
     """A score, and whether the response had the form that the task asks for.
 
     A response of the wrong form (no answer to be found in it) still has a score, mostly 0, but is counted separately from a
-    wrong answer.
+    wrong answer. The first MOST_METRICS of `metrics` whose names are plain become means over samples, `reward/extra/NAME/KEY/mean`; how
+    many others there are is one more, `left_out`. People see the beginning of `message` in `longboat samples`.
     """
 
     score: float
     format_ok: bool = True
+    metrics: Mapping[str, float] = field(default_factory=dict, repr=False)
+    message: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """The results of all responses to a prompt, in order, and metrics of all of them together."""
+
+    results: Sequence[RewardResult | None]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+MOST_METRICS = 32
+LEFT_OUT = "left_out"
+_METRIC_CHARACTERS = 64
+_PLAIN = re.compile(r"[A-Za-z_][\w.@-]*")
+
+
+def plain_metrics(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Returns the numbers among `values` as RewardResult has them; what isn't a finite number isn't counted as left out."""
+    numbers = {name: number for name, value in values.items() if (number := _finite(value)) is not None}
+    before = numbers.pop(LEFT_OUT, 0.0)
+    plain = [
+        name for name in numbers if isinstance(name, str) and len(name) <= _METRIC_CHARACTERS and _PLAIN.fullmatch(name)
+    ][:MOST_METRICS]
+    left_out = before + len(numbers) - len(plain)
+    return {name: numbers[name] for name in plain} | ({LEFT_OUT: left_out} if left_out else {})
 
 
 def as_result(value: Any) -> RewardResult | None:

@@ -63,6 +63,10 @@ class _Client:
     grades: dict[int, _Request] = field(default_factory=dict)
 
 
+# What a made function keeps is no global of a module, which is what is checked after a grade.
+_FACTORY = "what a factory's function keeps between grades isn't checked"
+
+
 class GraderServer:
     """Runs at most `processes` grades at once, fewer if the quota of the `cgroup` says so; others wait in the order they came.
 
@@ -177,8 +181,8 @@ class GraderServer:
                 loaded.fell_back.add_done_callback(partial(self._tell_isolation, loaded))
                 self._requests[name] = wanted
             loaded = self._loaded[name]
-        if request.get("reason"):
-            loaded.fall_back(request["reason"])
+        if reason := request.get("reason") or (_FACTORY if request["function"].get("factory") else ""):
+            loaded.fall_back(reason)
         try:
             await loaded.load()
         except SpecProblem as problem:
@@ -193,7 +197,7 @@ class GraderServer:
             fork_ms=round(1e3 * loaded.footprint["fork"], 2),
         )
         in_force = {"isolation": loaded.isolation, "reason": loaded.reason, "footprint": loaded.footprint}
-        return {"problem": None, **in_force, **self._capacity}
+        return {"problem": None, **in_force, "token_ids": loaded.token_ids, **self._capacity}
 
     def grade(self, message: Mapping[str, Any], sample: bytes, channel: Channel) -> None:
         """Answers by `channel`, now or later."""

@@ -47,6 +47,8 @@ _FORKED_AHEAD, _FEWEST_AHEAD = 4, 1
 _REASONS = 32
 _STARTS_A_PROCESS = "it starts a process or a program"
 _ANSWER_BYTES = 64 * 1024
+# That of a group of 1,024 responses has a message and metrics for each.
+_MOST_ANSWER_BYTES = 8 * 2**20
 _CPUS = len(os.sched_getaffinity(0))
 _LOOK_SECONDS = 0.05
 # Close to its limit.
@@ -84,6 +86,7 @@ class LoadedFunction:
         self._loop = asyncio.get_running_loop()
         self.fell_back: asyncio.Future[None] = self._loop.create_future()
         self.footprint: Mapping[str, Any] = {}
+        self.token_ids = False
         # Why children were replaced, and how often.
         self.replaced: Counter[str] = Counter()
         self._load_request = {
@@ -471,7 +474,7 @@ class LoadedFunction:
         self._zygotes.add(zygote.pid)
         self._loop.add_reader(zygote.socket, self._hear, zygote)
         try:
-            self.footprint = await zygote.footprint(self._field)
+            self.footprint, self.token_ids = await zygote.footprint(self._field), zygote.token_ids
         except BaseException:
             await self._end_zygote(zygote)
             raise
@@ -552,7 +555,7 @@ class Supervised:
     leaving: float | None = None
     # CPU seconds, known once it has ended; they include those of processes that it had waited for.
     used_in_all: float | None = None
-    _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
+    _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_MOST_ANSWER_BYTES))
     _unsent: bytes = b""
     _token: int = 0
     # Time of its CPU clock at its last answer.
@@ -607,7 +610,7 @@ class Supervised:
                 raise FrameError("not an answer to what was asked")
             leave = message.get("leave")
             return Answer(self._measured(message["outcome"]), leave=None if leave is None else str(leave)[:200])
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise FrameError(f"not an answer: {error}") from error
 
     def overdue(self, now: float) -> FunctionOutcome | None:
@@ -693,6 +696,9 @@ class Supervised:
         kind, score = OutcomeKind(outcome["kind"]), float(outcome["score"])
         self._used = self.cpu()
         taken = self._timed_outcome(self.grading, kind, score, str(outcome["message"]), self._used)
+        if "metrics" in outcome or "each" in outcome:
+            read = FunctionOutcome.from_json(outcome)
+            taken = replace(taken, metrics=read.metrics, each=read.each)
         if self.grading.case_seconds is not None:
             # A case runner's times are trusted, since it measures its programs. Elsewhere graded code might have written them.
             cpu, own = taken.cpu_seconds + float(outcome.get("cpu_seconds", 0.0)), outcome.get("own_seconds")
@@ -755,6 +761,8 @@ class ZygoteProcess:
         # Its answer to the request to load; None if it ended instead.
         self._loaded: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
         self.dead = False
+        # Whether the function takes the token ids of responses, once it is loaded.
+        self.token_ids = False
         self.socket.setblocking(False)
 
     @property
@@ -792,6 +800,7 @@ class ZygoteProcess:
             )
         if "problem" in answer:
             raise SpecProblem(*answer["problem"])
+        self.token_ids = bool(answer["token_ids"])
         footprint: dict[str, Any] = answer["loaded"]
         return footprint
 

@@ -34,11 +34,11 @@ from functools import partial
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reward_kinds import RewardKind
 from longboat_graders import frames, prctl
-from longboat_graders.adapters import load_scorer
+from longboat_graders.adapters import load_scorer, takes_token_ids
 from longboat_graders.leftovers import Baseline, remove_tree
 from longboat_graders.messages import MESSAGE_CHARACTERS, OutcomeKind, RewardFunction
 from longboat_graders.process_tree import children, parent, threads_of_group
-from longboat_graders.result import RewardResult, RewardSample
+from longboat_graders.result import GroupResult, RewardResult, RewardSample, plain_metrics
 from longboat_graders.sandbox import Limits, Sandbox, limit_all
 from longboat_graders.seccomp import Filter, can_ask, let_start, own_program, shared_program
 from longboat_graders.watch import Origins, Watch
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, NoReturn
 
-    from longboat_graders.adapters import Scorer
+    from longboat_graders.adapters import GroupScorer, Scorer
     from longboat_graders.case_runner import CaseRunner
 
 # How often to check whether killed processes have ended, in seconds.
@@ -99,7 +99,7 @@ class Zygote:
     def __init__(
         self,
         control: socket.socket,
-        score: Scorer | CaseRunner,
+        score: Scorer | GroupScorer | CaseRunner,
         origins: Origins,
         scratch: str,
         protected: Sequence[int],
@@ -337,7 +337,7 @@ def _lead_group(pid: int) -> None:
 
 
 def run_child(
-    score: Scorer | CaseRunner,
+    score: Scorer | GroupScorer | CaseRunner,
     sandbox: Sandbox,
     calls: Filter,
     origins: Origins,
@@ -376,16 +376,19 @@ def run_child(
         os._exit(code)
 
 
-def _outcome(score: Scorer | CaseRunner, request: Mapping[str, Any], sample: RewardSample) -> Mapping[str, Any]:
+def _outcome(
+    score: Scorer | GroupScorer | CaseRunner, request: Mapping[str, Any], sample: RewardSample | list[RewardSample]
+) -> Mapping[str, Any]:
     if callable(score):
         return _graded(score, sample)
+    assert isinstance(sample, RewardSample)
     try:
         return score.outcome(sample, request["seconds"], request["seed"], request["own"])
     except BaseException as error:  # noqa: BLE001 - also of tests that a case runner runs
         return _error(error)
 
 
-def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
+def _grade_on(score: Scorer | GroupScorer, origins: Origins, watched: bool) -> None:
     baseline, output, flush = Baseline(origins), _Output(), sys.stdout.flush
     answer, seed, graded, sampled, change, empty = _answer, _seed, _graded, _sample, baseline.change, output.empty
     if watched:
@@ -429,8 +432,12 @@ def _refuse(what: str, answer: Any = _answer, leave: Any = os._exit) -> None:
     leave(1)
 
 
-def _sample(body: bytes) -> RewardSample:
-    return RewardSample(**frames.from_json(body))
+def _sample(body: bytes) -> RewardSample | list[RewardSample]:
+    """Reads the sample of a request, or those of a group."""
+    value = frames.from_json(body)
+    if "responses" not in value:
+        return RewardSample(**value)
+    return [RewardSample(**value["row"], **response) for response in value["responses"]]
 
 
 def _seed(seed: int) -> None:
@@ -503,16 +510,30 @@ def rehearse() -> None:
 
 
 def _graded(
-    score: Scorer,
-    sample: RewardSample,
+    score: Any,
+    sample: RewardSample | list[RewardSample],
     right: str = OutcomeKind.SCORED.value,
     wrong: str = OutcomeKind.WRONG_FORMAT.value,
+    nothing: str = OutcomeKind.NOT_APPLICABLE.value,
 ) -> Mapping[str, Any]:
+    """Returns the outcome of a call as `FunctionOutcome.from_json` reads it."""
+    outcomes: list[dict[str, Any]] = []
     try:
         result = score(sample)
-        if result is None:
-            return {"kind": OutcomeKind.NOT_APPLICABLE.value, "score": 0.0, "message": ""}
-        return {"kind": right if result.format_ok else wrong, "score": float(result.score), "message": ""}
+        group = result if isinstance(result, GroupResult) else None
+        for each in [result] if group is None else group.results:
+            if each is None:
+                outcomes.append({"kind": nothing, "score": 0.0, "message": ""})
+                continue
+            message = each.message[:MESSAGE_CHARACTERS]
+            outcomes.append(
+                {"kind": right if each.format_ok else wrong, "score": float(each.score), "message": message}
+            )
+            if each.metrics:
+                outcomes[-1]["metrics"] = plain_metrics(each.metrics)
+        if group is None:
+            return outcomes[0]
+        return {"kind": right, "score": 0.0, "message": "", "metrics": group.metrics, "each": outcomes}
     # SystemExit and the like also come from graded code, and end nothing but this grade.
     except BaseException as error:  # noqa: BLE001
         return _error(error)
@@ -579,7 +600,8 @@ def main(fd: int) -> None:
     os.open(os.devnull, os.O_RDONLY)  # as standard input
     origins = Origins({os.path.dirname(path) for path in (_package("longboat_graders"), _package("longboat_crds"))})
     function = RewardFunction.from_json(request["function"])
-    score: Scorer | CaseRunner
+    score: Scorer | GroupScorer | CaseRunner
+    token_ids = False
     try:
         if function.kind is RewardKind.SANDBOX:
             # Imported here, since other graders needn't hold it in memory.
@@ -590,6 +612,7 @@ def main(fd: int) -> None:
             )
         else:
             score = load_scorer(function, request["field"], request["config_maps"])
+            token_ids = takes_token_ids(score, function)
     except SpecProblem as problem:
         control.sendall(json.dumps([{"problem": list(problem.args)}]).encode())
         return
@@ -600,7 +623,7 @@ def main(fd: int) -> None:
     sweep(request["scratch"])
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps([{"loaded": footprint()}]).encode())
+    control.sendall(json.dumps([{"loaded": footprint(), "token_ids": token_ids}]).encode())
     # The parent of the server is the guard of a run without Kubernetes; in a namespace it has none.
     protected = {1, parent(os.getppid()), os.getppid(), os.getpid()} - {0}
     Zygote(control, score, origins, request["scratch"], sorted(protected)).run()

@@ -186,6 +186,7 @@ def samples(
         int | None, typer.Option(metavar="N", min=1, help="At most N.", show_default="10; all with --json")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+    special: Annotated[bool, typer.Option("--special", help="Show special tokens in responses.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     namespace: Annotated[
         str | None,
@@ -197,7 +198,19 @@ def samples(
     from longboat_runtime.sample_files.command import Options, show
 
     options = Options(
-        worst, best, longest, prompt, search, step, fate, domain, limit, full=full, json=as_json, terminal=terminal
+        worst,
+        best,
+        longest,
+        prompt,
+        search,
+        step,
+        fate,
+        domain,
+        limit,
+        full=full,
+        special=special,
+        json=as_json,
+        terminal=terminal,
     )
     raise typer.Exit(show(target, namespace, options))
 

@@ -6,7 +6,7 @@ samples of one attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -100,7 +100,11 @@ def first_tokens(spans: tuple[VersionSpan, ...], tokens: int) -> tuple[VersionSp
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A dataset row ready to be launched."""
+    """A dataset row ready to be launched.
+
+    `messages` are those of a conversational row as its prompt was made of them; `prefill` is the part of `text` with which the
+    response begins.
+    """
 
     prompt: PromptId
     text: str
@@ -108,6 +112,8 @@ class Row:
     domain: str = ""
     ground_truth: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +126,17 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Says how tokens are drawn. `temperature` 0 is greedy (held-out evaluation only)."""
+    """Says how tokens are drawn. `temperature` 0 is greedy (held-out evaluation only).
+
+    A response ends with one of `stop_token_ids`, or before one of the texts `stop`; its text has what ended it only if `include_stop`.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
     repetition: Repetition | None = None
 
 
@@ -167,12 +178,24 @@ class SampleRequest:
         )
 
 
+class SpecialToken(NamedTuple):
+    """The text of a special token, and before which character of the response's text it stands."""
+
+    at: int
+    text: str
+
+
 class Response(NamedTuple):
-    """Holds what a grader needs of a generated sample; `tokens` is how many it has."""
+    """Holds what a grader needs of a generated sample; `tokens` is how many it has, `special` are those that `text` doesn't have.
+
+    `token_ids` are there where they were asked for.
+    """
 
     text: str
     finish_reason: FinishReason
     tokens: int
+    special: tuple[SpecialToken, ...] = ()
+    token_ids: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +216,8 @@ class GeneratedSample:
     """A finished (or aborted) response with all its data; it goes to the sample store, never through the driver.
 
     `token_ids` and `logprobs` have one entry per response token; `logprobs` are natural logs of the probability the engine
-    drew the token with; at temperature 0, of the model's probability. `text` is the decoded response without special tokens; if a stop
-    string ended it, only what is before that.
+    drew the token with; at temperature 0, of the model's probability. `text` is the decoded response without the `special` tokens; if a stop
+    text ended it, only what is before that, unless `Sampling.include_stop`.
     """
 
     id: SampleId
@@ -206,10 +229,11 @@ class GeneratedSample:
     text: str
     engine: str
     evaluation: bool = False
+    special: tuple[SpecialToken, ...] = ()
 
     @property
     def response(self) -> Response:
-        return Response(self.text, self.finish_reason, len(self.token_ids))
+        return Response(self.text, self.finish_reason, len(self.token_ids), self.special)
 
     @property
     def size(self) -> SampleSize:
@@ -272,12 +296,20 @@ FleetReport = FinishedSample | LostSample | MovedSample
 
 
 class GradeKind(StrEnum):
-    """The outcome of a grading. The four are counted separately; a TIMEOUT has a score too (`reward.combine`)."""
+    """The outcome of a grading. Each is counted separately; a TIMEOUT has a score too (`reward.combine`).
+
+    NOT_APPLICABLE: every function for the row said that it doesn't apply to the sample. It is trained with the advantage 0.
+    """
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
     TIMEOUT = "timeout"
     GRADER_ERROR = "grader_error"
+    NOT_APPLICABLE = "not_applicable"
+
+
+# Grades without a score.
+UNSCORED = (GradeKind.GRADER_ERROR, GradeKind.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +344,7 @@ class GradeTime:
 class Grade:
     """The outcome of all reward functions on one sample: the weighted sum, and by name the `parts`, None for those that timed out.
 
-    `times` has only functions whose timeouts are learned.
+    `times` has only functions whose timeouts are learned, `metrics` what functions measured, by REWARD/KEY.
     """
 
     kind: GradeKind
@@ -321,3 +353,4 @@ class Grade:
     message: str = ""
     parts: Mapping[str, float | None] = field(default_factory=dict)
     times: Mapping[str, GradeTime] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)

@@ -11,9 +11,9 @@ from longboat_crds.model import DType, ModelSpec
 from longboat_graders.adapters import load_scorer
 from longboat_graders.messages import RewardFunction
 from longboat_graders.result import RewardResult, RewardSample
-from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.samples import Row
+from tests.data.opening import open_evaluation, open_source
 from tests.support.tiny_model import build_tiny_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

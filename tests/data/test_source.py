@@ -3,6 +3,7 @@
 Over 400 lines: all of it is about one class.
 """
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,10 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data import source as sources
-from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
+from longboat_runtime.data.source import TablePrompts
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.samples import PromptId, Row
+from tests.data.opening import open_evaluation, open_source
 from tests.support.tiny_model import build_tiny_model
 
 Rows = list[Mapping[str, Any]]
@@ -238,7 +240,7 @@ def test_held_out_rows_that_are_trained_are_refused(model: ModelSpec, seed: int,
             {},
             [{"prompt": "ok"}, {"prompt": "x" * 33}],
             "PromptTooLong",
-            r"line 2 has 33 tokens; 64 \(model\) - 32 \(maxTokens\)",
+            r"line 2 has 33 tokens; 64 \(model\.maxLength\) - 32 \(maxTokens\)",
         ),
         ({}, [{"prompt": ""}], "DatasetInvalid", "line 1 has no tokens"),
         ({}, [{"prompt": 5}], "DatasetInvalid", "neither text nor a list of messages"),
@@ -268,6 +270,40 @@ def test_bad_lines_are_named(model: ModelSpec, tmp_path: Path, content: bytes, m
     with pytest.raises(SpecProblem, match=message) as caught:
         open_source(DatasetSpec.model_validate({"files": {"paths": [str(path)]}}), model, 32)
     assert caught.value.field == "spec.dataset.files.paths[0]"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "smile \ud83d"},
+        {"prompt": [{"role": "user", "content": "\udc00"}]},
+        {"prompt": [{"role": "user", "content": "a\ud800b"}, {"role": "assistant", "content": "so"}]},
+    ],
+)
+def test_rows_with_half_a_character_are_named(open_rows: Callable[..., TablePrompts], row: dict[str, Any]) -> None:
+    with pytest.raises(SpecProblem, match=r"rows\.jsonl line 2 can't be read \(UnicodeEncodeError") as caught:
+        open_rows([{"prompt": "a"}, row])
+    assert caught.value.reason is Reason.DATASET_INVALID
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "line 1 is nested too deeply"),
+        (b'[\n{"prompt": "a"}\n]\n', "an array becomes such lines by"),
+        (gzip.compress(b'{"prompt": "a"}\n', mtime=0), "It is compressed: `gunzip rows.jsonl`"),
+        (b"PAR1abc\n", "It is Parquet"),
+    ],
+    ids=["deep", "array", "gzip", "parquet"],
+)
+def test_other_formats_are_named_with_their_cure(
+    model: ModelSpec, tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(SpecProblem, match=message) as caught:
+        open_source(DatasetSpec.model_validate({"files": {"paths": [str(path)]}}), model, 32)
+    assert caught.value.reason is Reason.DATASET_INVALID
 
 
 @pytest.mark.parametrize("place", [slice(-4, None), slice(4, 40)], ids=["magic", "page"])

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class FakeStore:
             raise KeyError(*missing)
         return [self.samples[i] for i in ids]
 
-    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> dict[SampleId, Response]:
         return {i: self.samples[i].response for i in ids if i in self.samples}
 
     async def delete(self, ids: Sequence[SampleId]) -> None:
@@ -274,6 +275,9 @@ class FakeRewards:
         row: Row,
         urgency: Urgency = Urgency(),  # noqa: B008 - immutable
         limits: Mapping[str, TimeLimit] | None = None,
+        *,
+        siblings: Sequence[SampleId] = (),
+        training: Mapping[str, float] = MappingProxyType({}),
     ) -> Grade:
         self.asked[sample] = urgency
         try:

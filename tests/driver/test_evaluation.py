@@ -54,7 +54,14 @@ def test_each_domain_has_its_own_metrics() -> None:
 
 
 # No value here is a default.
-TRAINING = SamplingSpec(max_tokens=7, temperature=0.9, stop=["."], repetition=RepetitionSpec(pattern_tokens=3, count=4))
+TRAINING = SamplingSpec(
+    max_tokens=7,
+    temperature=0.9,
+    stop=["."],
+    stop_token_ids=[3],
+    include_stop=True,
+    repetition=RepetitionSpec(pattern_tokens=3, count=4),
+)
 
 
 def test_held_out_samples_are_drawn_like_training_samples_except_for_what_the_evaluation_sets() -> None:
@@ -66,6 +73,8 @@ def test_held_out_samples_are_drawn_like_training_samples_except_for_what_the_ev
         "temperature": 0.6,
         "top_p": 0.95,
         "stop": (".",),
+        "stop_token_ids": (3,),
+        "include_stop": True,
         "repetition": {"pattern_tokens": 3, "count": 4},
     }
     assert drawn.keys() == SamplingSpec.model_fields.keys(), "give a new field a value here and above"

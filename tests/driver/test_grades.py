@@ -84,7 +84,7 @@ async def test_an_error_in_grading_that_is_no_loss_of_data_ends_the_run(tmp_path
     driver = site.driver()
     asked: set[SampleId] = set()
 
-    async def broken(sample: SampleId, *_: object) -> Grade:
+    async def broken(sample: SampleId, *_: object, **__: object) -> Grade:
         assert sample not in asked, "generated again"
         asked.add(sample)
         raise KeyError("text")

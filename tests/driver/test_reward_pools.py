@@ -309,10 +309,10 @@ async def test_every_step_tells_what_its_pools_did(tmp_path: Path) -> None:
     grade = site.rewards.grade
     site.rewards.loads = {"default": PoolLoad()}
 
-    async def counted(*asked: Any) -> Any:
+    async def counted(*asked: Any, **more: Any) -> Any:
         before = site.rewards.loads["default"]
         site.rewards.loads = {"default": replace(before, arrived=before.arrived + 1, graded=before.graded + 1)}
-        return await grade(*asked)
+        return await grade(*asked, **more)
 
     site.rewards.grade = counted  # type: ignore[method-assign]
     assert await driver.run() is RunOutcome.DONE

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from longboat_crds.job import RLJobSpec
 from longboat_graders.adapters import load_scorer
@@ -20,7 +21,7 @@ from longboat_graders.messages import FunctionOutcome, OutcomeKind, RewardFuncti
 from longboat_graders.result import RewardSample
 from longboat_graders.zygote import _graded
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.data.source import open_source
+from longboat_runtime.data.source import open_prompts, open_source
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
@@ -81,6 +82,8 @@ class Engines(FakeFleet):
 class Graders:
     """The job's reward functions, called here."""
 
+    token_ids = ()
+
     def __init__(self, spec: RLJobSpec) -> None:
         self._score = {
             reward.name: load_scorer(RewardFunction.from_spec(reward), f"spec.rewards[{index}]")
@@ -115,12 +118,15 @@ class Worker(FakeRewards):
         row: Row,
         urgency: Urgency = Urgency(),  # noqa: B008 - immutable
         limits: Mapping[str, TimeLimit] | None = None,
+        *,
+        siblings: Sequence[SampleId] = (),
+        training: Mapping[str, float] = MappingProxyType({}),
     ) -> Grade:
         rewards = applicable(self._spec.rewards, row.domain)
         functions = tuple((reward.name, reward.timeout_seconds) for reward in rewards)
         response = (await self.store.responses([sample]))[sample]
         told = RewardSample("", row.text, row.ground_truth, row.domain, row.columns)
-        return combine(rewards, await self._worker.grade(GradeRequest(0, sample, told, functions), response))
+        return combine(rewards, await self._worker.grade(GradeRequest(0, (sample,), told, functions), [response]))
 
 
 class Rank(FakeTrainer):
@@ -166,8 +172,8 @@ def response(sample: SampleId) -> str:
 
 async def _follow(directory: Path) -> list[Hop | str]:
     spec = _spec(directory)
-    source, store = open_source(spec.dataset, spec.model, MAX_TOKENS), FakeStore()
-    rows = open_source(spec.dataset, spec.model, MAX_TOKENS)
+    source, store = open_source(spec.dataset, open_prompts(spec)), FakeStore()
+    rows = open_source(spec.dataset, open_prompts(spec))
     [prompt] = rows.draw(1)
     row, sample = rows.row(prompt), SampleId(*prompt, 0, 0)
     assert prompt.row, "the trainer gives its own test samples the name of row 0"

@@ -15,6 +15,7 @@ from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
+from longboat_runtime.data.references import CONFIG_MAPS
 from tests.operator_plan.golden_objects import GOLDEN, JOB, objects
 from tests.operator_plan.simulated_cluster import spec_of
 
@@ -72,6 +73,22 @@ def test_credentials_of_trackers_are_files_for_the_driver_alone_and_keep_no_pod_
         assert all(key.startswith(("WANDB_", "MLFLOW_TRACKING_")) for key in keys), "no key that other Secrets have"
     offline = built(role, tracking={"weightsAndBiases": {"project": "sums", "mode": "Offline"}})
     assert "tracking" not in {volume["name"] for volume in offline["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_chat_template_in_a_config_map_is_a_file_for_the_driver_alone(role: Role) -> None:
+    template = {"configMap": {"name": "mine", "key": "chat.jinja"}}
+    pod = built(role, dataset={"chatTemplate": template})
+    volumes = [volume["configMap"] for volume in pod["spec"]["volumes"] if volume["name"] == "dataset-files"]
+    mounts = {
+        name: mount["mountPath"]
+        for name, container in containers(pod).items()
+        for mount in container["volumeMounts"]
+        if mount["name"] == "dataset-files"
+    }
+    drives = role is Role.DRIVER
+    assert volumes == ([{"name": "mine"}] if drives else [])
+    assert mounts == ({"driver": str(CONFIG_MAPS / "mine")} if drives else {})
 
 
 @pytest.mark.parametrize("role", list(Role))

@@ -12,9 +12,9 @@ import pytest
 from longboat_crds.dataset import ReasoningGymSource
 from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
-from longboat_graders.adapters import load_scorer
+from longboat_graders.adapters import load_scorer, takes_token_ids
 from longboat_graders.messages import RewardFunction
-from longboat_graders.result import RewardResult, RewardSample
+from longboat_graders.result import GroupResult, RewardResult, RewardSample, plain_metrics
 from longboat_runtime.data.gym import GymTable
 
 Score = Callable[..., RewardResult | None]
@@ -31,10 +31,19 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 
 def scored(path: str, sample: RewardSample, signature: str = "Longboat", **parameters: Any) -> RewardResult | None:
-    reward = RewardSpec.model_validate(
-        {"name": "r", "signature": signature, "function": f"{path}:f", "parameters": parameters}
-    )
-    return load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]")(sample)
+    spec = {"name": "r", "signature": signature, "function": f"{path}:f", "parameters": parameters}
+    reward = RewardSpec.model_validate(spec | ({"batch": "Sample"} if signature == "TRL" else {}))
+    score: Any = load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]")
+    result: RewardResult | None = score(sample)
+    return result
+
+
+def trl(path: str, **spec: Any) -> Callable[[list[RewardSample]], GroupResult]:
+    """The scorer of a TRL function, for all responses to a prompt."""
+    reward = RewardSpec.model_validate({"name": "r", "signature": "TRL", "function": f"{path}:f", **spec})
+    loaded: Any = load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]")
+    score: Callable[[list[RewardSample]], GroupResult] = loaded
+    return score
 
 
 def test_the_longboat_signature_takes_a_sample_and_parameters(write: Callable[[str], str]) -> None:
@@ -61,7 +70,69 @@ def test_the_verl_signature_runs_unmodified(write: Callable[[str], str], returne
         """
     )
     columns = {"data_source": "gsm8k", "extra_info": {"index": 7}}
-    assert scored(path, RewardSample("4", "2+2=", "4", columns=columns), "Verl") == RewardResult(1.0)
+    result = scored(path, RewardSample("4", "2+2=", "4", columns=columns), "Verl")
+    assert result is not None
+    assert (result.score, dict(result.metrics)) == (1.0, {"acc": 1.0} if "acc" in returned else {})
+
+
+def test_numbers_of_a_verl_dict_are_metrics_if_their_names_are_plain(write: Callable[[str], str]) -> None:
+    path = write(
+        """
+        def f(data_source, solution_str, ground_truth, extra_info=None):
+            numbers = {f"n{i}": i for i in range(40)}
+            return {"score": 1, "pred": "4", "a b": 1.0, "none": None, "nan": float("nan"), "ok": True, **numbers}
+        """
+    )
+    result = scored(path, RewardSample("", ""), "Verl")
+    assert result is not None
+    metrics = plain_metrics(result.metrics)
+    assert list(metrics) == ["ok", *(f"n{i}" for i in range(31)), "left_out"]
+    assert metrics["left_out"] == 10, "nine numbers more than 32, and one whose name has a space"
+    assert plain_metrics(metrics) == metrics
+
+
+def test_verl_functions_may_count_on_extra_info(write: Callable[[str], str]) -> None:
+    path = write(
+        """
+        def f(data_source, solution_str, ground_truth, extra_info=None):
+            assert extra_info["rollout_reward_scores"] == {}
+            assert extra_info["num_turns"] is None
+            return float(extra_info.get("split") == "train")
+        """
+    )
+    assert scored(path, RewardSample("4", "2+2="), "Verl") == RewardResult(0.0)
+    assert scored(path, RewardSample("4", "2+2=", columns={"extra_info": None}), "Verl") == RewardResult(0.0)
+    columns = {"extra_info": {"split": "train"}}
+    assert scored(path, RewardSample("4", "2+2=", columns=columns), "Verl") == RewardResult(1.0)
+    assert columns == {"extra_info": {"split": "train"}}
+
+
+def test_a_factory_makes_the_function(write: Callable[[str], str]) -> None:
+    path = write(
+        """
+        def f(limit, bonus=0.0):
+            def reward(sample):
+                return float(sample.tokens <= limit) + bonus
+            return reward
+        """
+    )
+    made = {"name": "r", "function": f"{path}:f", "factory": True}
+    reward = RewardSpec.model_validate({**made, "parameters": {"limit": 3, "bonus": 0.5}})
+    score = load_scorer(RewardFunction.from_json(RewardFunction.from_spec(reward).to_json()), "spec.rewards[0]")
+    assert score(RewardSample("", "", tokens=3)) == RewardResult(1.5)
+    assert score(RewardSample("", "", tokens=4)) == RewardResult(0.5)
+    for parameters, said in (({}, "Calling the factory .* fails: TypeError"), ({"limits": 3}, "limits fails")):
+        wrong = RewardSpec.model_validate({**made, "parameters": parameters})
+        with pytest.raises(SpecProblem, match=said) as caught:
+            load_scorer(RewardFunction.from_spec(wrong), "spec.rewards[0]")
+        assert caught.value.field == "spec.rewards[0].factory"
+
+
+def test_what_makes_no_function_is_no_factory(write: Callable[[str], str]) -> None:
+    path = write("def f():\n    return 1.0")
+    reward = RewardSpec.model_validate({"name": "r", "function": f"{path}:f", "factory": True})
+    with pytest.raises(SpecProblem, match="returns a float, not a function"):
+        load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]")
 
 
 @pytest.mark.parametrize("definition", ["def", "async def"])
@@ -84,6 +155,65 @@ def test_the_trl_signature_is_given_messages_for_chats(write: Callable[[str], st
     assert scored(path, RewardSample("four", "<user>hi", messages=messages, columns={"x": 1}), "TRL") == RewardResult(
         4.0
     )
+
+
+def test_trl_functions_are_given_all_responses_to_a_prompt(write: Callable[[str], str]) -> None:
+    path = write(
+        """
+        def f(prompts, completions, answer, **kwargs):
+            assert prompts == ["2+2="] * 3 and answer == ["4"] * 3
+            longest = max(map(len, completions))
+            return [None if c == "" else len(c) / longest for c in completions]
+        """
+    )
+    samples = [RewardSample(text, "2+2=", columns={"answer": "4"}) for text in ("four", "", "4")]
+    assert trl(path)(samples) == GroupResult([RewardResult(1.0), None, RewardResult(0.25)])
+    with pytest.raises(TypeError, match="returned 1 rewards for 2 completions"):
+        trl(write("def f(completions):\n    return [1.0]"))(samples[:2])
+
+
+def test_trl_functions_get_what_its_trainer_gives(write: Callable[[str], str]) -> None:
+    path = write(
+        """
+        def f(completion_ids, trainer_state, log_metric, log_extra, **kwargs):
+            log_metric("accuracy", 0.25)
+            log_metric("accuracy", 0.75)
+            log_extra("ids", [str(ids) for ids in completion_ids])
+            log_extra("long", ["ß" * 5000 for _ in completion_ids])
+            return [trainer_state.global_step / trainer_state.max_steps + trainer_state.epoch for _ in completion_ids]
+        """
+    )
+    training = {"global_step": 3, "max_steps": 4, "epoch": 1}
+    samples = [RewardSample("", "", token_ids=[index, 5], training=training) for index in range(2)]
+    group = trl(path)(samples)
+    assert group.metrics == {"accuracy": 0.5}
+    for index, result in enumerate(group.results):
+        assert result is not None
+        assert result.score == 1.75
+        assert result.message.startswith(f"ids: [{index}, 5]; long: ßß")
+        assert 990 < len(result.message.encode()) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        ("def f(completions, completion_ids): ...", True),
+        ("def f(completions, **kwargs): ...", True),
+        ("def f(completions): ...", False),
+    ],
+)
+def test_functions_get_token_ids_if_they_take_them(write: Callable[[str], str], source: str, takes: bool) -> None:
+    function = RewardFunction.from_spec(
+        RewardSpec.model_validate({"name": "r", "signature": "TRL", "function": f"{write(source)}:f"})
+    )
+    assert takes_token_ids(load_scorer(function, "spec.rewards[0]"), function) is takes
+
+
+def test_what_trl_gives_and_a_job_has_none_of_is_refused(write: Callable[[str], str]) -> None:
+    path = write("def f(completions, environments):\n    return [float(environments)] * len(completions)")
+    with pytest.raises(SpecProblem, match="It takes `environments`, which Longboat doesn't have"):
+        trl(path)
+    assert trl(path, parameters={"environments": 2})([RewardSample("", "")]).results == [RewardResult(2.0)]
 
 
 def test_reasoning_gym_scores_by_the_task_itself() -> None:

@@ -45,15 +45,27 @@ def test_the_worst_kind_counts_and_only_scores_are_summed(kinds: list[OutcomeKin
     }
 
 
-def test_a_sum_that_is_no_finite_number_is_a_grader_error() -> None:
-    grade = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.SCORED, 1e308)})
+@pytest.mark.parametrize("score", [1e308, -1e308, 2e30 / B.weight])
+def test_a_score_with_which_nothing_can_be_computed_is_a_grader_error(score: float) -> None:
+    grade = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.SCORED, score)})
     assert (grade.kind, grade.score, grade.parts) == (GradeKind.GRADER_ERROR, 0.0, {})
-    assert grade.message == "the reward is inf, which is not a finite number"
+    assert grade.message.startswith("b: ")
+    assert grade.message.endswith(": score times weight exceeds 1e+30 in magnitude")
+    largest = outcome(OutcomeKind.SCORED, 1e30 / B.weight)
+    assert combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": largest}).kind is GradeKind.SCORED
 
 
 def test_functions_that_do_not_apply_are_left_out() -> None:
     grade = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.NOT_APPLICABLE)})
     assert (grade.kind, grade.score) == (GradeKind.SCORED, 0.5)
+
+
+def test_a_sample_to_which_no_function_applies_has_no_reward() -> None:
+    nothing = {"a": outcome(OutcomeKind.NOT_APPLICABLE), "b": outcome(OutcomeKind.NOT_APPLICABLE)}
+    grade = combine([A, B], nothing)
+    assert (grade.kind, grade.message) == (GradeKind.NOT_APPLICABLE, "")
+    other = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.NOT_APPLICABLE)})
+    assert batch_rewards([A, B], [grade, other]) == [None, 0.5]
 
 
 def test_messages_name_their_function() -> None:

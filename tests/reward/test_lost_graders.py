@@ -111,15 +111,17 @@ class Pool:
         more = await eventually_async(lambda: graders._begun - self._begun, lambda more: len(more) == count)
         self._begun |= more
 
-    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> dict[SampleId, Response]:
         return {each: Response(self._texts[each.row], FinishReason.STOP, 3) for each in ids}
 
     async def grade(self, program: str) -> tuple[FunctionOutcome, list[bool]]:
         """Its outcome, and for each time that it was asked for whether it was to be graded alone."""
         self._texts.append(program)
         sample = SampleId(0, len(self._texts) - 1, 0, 0)
-        outcomes = await self.pool.grade(sample, RewardSample("", "", columns=ROW), [REWARD], Group(sample.row, 0, 1))
-        return outcomes["code"], [request.alone for request in self._actors.asked if request.sample == sample]
+        outcomes = await self.pool.grade(
+            (sample,), RewardSample("", "", columns=ROW), [REWARD], Group(sample.row, 0, 1)
+        )
+        return outcomes["code"], [request.alone for request in self._actors.asked if request.samples == (sample,)]
 
 
 @pytest_asyncio.fixture

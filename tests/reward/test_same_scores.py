@@ -49,7 +49,7 @@ TASKS = {
     "quickstart": {"function": f"{QUICKSTART}:reward"},
     "gsm8k": {"function": "{functions}:compute_score", "signature": "Verl"},
     "math_dapo": {"function": "{functions}:compute_score", "signature": "Verl"},
-    "accuracy": {"function": "{functions}:accuracy_reward", "signature": "TRL"},
+    "accuracy": {"function": "{functions}:accuracy_reward", "signature": "TRL", "batch": "Sample"},
 }
 
 

@@ -64,14 +64,14 @@ ENDLESS, ENDING = "endless", "ending"
 class Texts:
     """A store that holds the same few texts for ever."""
 
-    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> dict[SampleId, Response]:
         return {i: Response(TEXTS[i.row], FinishReason.REPETITION, 3) for i in ids if i.row < len(TEXTS)}
 
 
 class AnyText:
     """A store that holds every sample."""
 
-    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> dict[SampleId, Response]:
         return {i: Response("", FinishReason.STOP, 3) for i in ids}
 
 
@@ -442,7 +442,7 @@ async def test_a_grade_whose_cancellation_overtakes_it_never_runs(
         (worker,) = scheduler._pools["code"]._workers.values()
         identity, row = waiting_row(0, never)
         graded = RewardSample("", row.columns["prompt"], ground_truth=row.ground_truth)
-        late = [GradeRequest(number, identity, graded, (("code", LONG),)) for number in (10**6, 10**6 + 1)]
+        late = [GradeRequest(number, (identity,), graded, (("code", LONG),)) for number in (10**6, 10**6 + 1)]
         await worker.actor.cancel.remote([request.number for request in late])
         await worker.actor.submit.remote(late)
         assert (await scheduler.grade(*waiting_row(1, None))).score == 1.0

@@ -56,6 +56,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "finish_reason": "stop",
         "versions": [{"version": 4, "start": 0, "end": 3}],
         "engine": "engine-0",
+        "special": [],
         "message": "",
         "prompt": "prompt 3",
         "response": "one\n\x1b[31m größe",

@@ -54,9 +54,18 @@ def test_an_engine_that_is_known_to_be_dead_puts_nothing() -> None:
 def test_graders_get_what_is_held_without_tokens() -> None:
     held = HeldSamples()
     held.put([sample(0), sample(1, tokens=9)])
-    responses = held.responses([sample(0).id, sample(1).id, sample(2).id])
+    responses = held.responses([sample(0).id, sample(1).id, sample(2).id], token_ids=False)
     assert responses == {sample(i).id: sample(i, tokens=count).response for i, count in ((0, 3), (1, 9))}
     assert responses[sample(1).id].tokens == 9
+    assert responses[sample(1).id].token_ids is None
+
+
+def test_those_who_ask_get_token_ids() -> None:
+    held = HeldSamples()
+    held.put([sample(1, tokens=9)])
+    (response,) = held.responses([sample(1).id], token_ids=True).values()
+    assert response.token_ids is not None
+    assert response.token_ids.tolist() == sample(1, tokens=9).token_ids.tolist()
 
 
 def test_missing_samples_are_named() -> None:

@@ -150,3 +150,16 @@ def test_advantages_say_whether_they_look_beyond_the_group(baseline: AdvantageBa
     algorithm = knobs(baseline, scale)
     alone = advantages(REWARDS[:4], GROUPS[:4], algorithm)
     assert look_beyond_group(algorithm) == (advantages(REWARDS, GROUPS, algorithm)[:4] != alone)
+
+
+@pytest.mark.parametrize("baseline", AdvantageBaseline)
+@pytest.mark.parametrize("scale", AdvantageScale)
+@given(rewards=st.lists(st.none() | st.floats(-10, 10), min_size=8, max_size=8))
+def test_samples_without_a_reward_change_no_other_and_have_no_advantage(
+    baseline: AdvantageBaseline, scale: AdvantageScale, rewards: list[float | None]
+) -> None:
+    algorithm = knobs(baseline, scale)
+    places = [place for place, reward in enumerate(rewards) if reward is not None]
+    alone = advantages([rewards[place] for place in places], [GROUPS[place] for place in places], algorithm)
+    expected = dict(zip(places, alone, strict=True))
+    assert advantages(rewards, GROUPS, algorithm) == [expected.get(place, 0.0) for place in range(8)]

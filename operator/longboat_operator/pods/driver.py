@@ -16,6 +16,8 @@ RAY_HEAD = "ray-head"
 RAY_SESSIONS = "/tmp/ray"  # noqa: S108
 # Where the driver finds the credentials of trackers.
 TRACKING_DIRECTORY = "/etc/longboat/tracking"
+# Where the driver finds the ConfigMaps of the dataset, each under its name.
+DATASET_DIRECTORY = "/etc/longboat/dataset"
 API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -54,6 +56,8 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
     kernel lets it read neither the driver's environment nor, through /proc, its files, of which one is the API token.
     """
     sessions, tracking = parts.mount("ray", RAY_SESSIONS), tracker_secrets(spec.tracking)
+    template = spec.dataset.chat_template
+    named = template.config_map.name if template and template.config_map else None
     probes = parts.agent_probes(parts.HEAD_AGENT_PORT)
     # The driver may start only when the head serves, so the start probe asks for readiness.
     probes["startupProbe"]["httpGet"]["path"] = "/readyz"
@@ -75,6 +79,7 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             *checkpoint_mounts(spec.checkpoint),
             parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True),
             *(parts.mount(volume["name"], TRACKING_DIRECTORY, read_only=True) for volume in tracking),
+            *([parts.mount("dataset-files", f"{DATASET_DIRECTORY}/{named}", read_only=True)] if named else []),
         ],
     )
     driver |= {
@@ -95,5 +100,6 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             *checkpoint_volumes(job, spec.checkpoint),
             api_access(),
             *tracking,
+            *([{"name": "dataset-files", "configMap": {"name": named}}] if named else []),
         ],
     }

@@ -14,15 +14,19 @@ from torch import Tensor
 from longboat_runtime.checkpoint.files import fsync_directory, fsync_tree, make_directory, remove_tree
 
 CONFIG = "config.json"
+# Where transformers looks for a chat template first.
+CHAT_TEMPLATE = "chat_template.jinja"
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _WEIGHT_INDEX = ".index.json"
 
 
-def export(source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: Path) -> None:
+def export(
+    source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: Path, chat_template: str | None = None
+) -> None:
     """Writes `directory` whole or not at all: `tensors` as safetensors, and config and tokenizer of `source`.
 
     `tensors` are whole, on the CPU, by their Hugging Face names; `dtype` is torch's name of their number format, such as
-    `bfloat16`. What was exported to `directory` before is replaced. Everybody may read the files. Raises OSError.
+    `bfloat16`. A `chat_template` takes the place of the source's. What was exported to `directory` before is replaced. Everybody may read the files. Raises OSError.
     """
     from huggingface_hub import save_torch_state_dict
     from safetensors import SafetensorError
@@ -44,6 +48,8 @@ def export(source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: P
     for file in source.iterdir():
         if file.is_file() and _belongs_to_model(file.name):
             shutil.copyfile(file, partial / file.name)
+    if chat_template is not None:
+        (partial / CHAT_TEMPLATE).write_text(chat_template)
     for file in partial.iterdir():
         file.chmod(0o644)
     partial.chmod(0o755)

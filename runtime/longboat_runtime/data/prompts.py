@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,77 +17,175 @@ from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
+from longboat_runtime.data.chat import Chat
+from longboat_runtime.data.messages import Message, arguments, holds_messages, normalised, tools
 from longboat_runtime.model_config import language_model, longest_sequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Prompts:
-    """Renders rows with `promptTemplate`, with the tokenizer's chat template, or as plain text, and checks their length.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The text of a prompt. `chat` says that a chat template made it, so it has all special tokens.
 
-    `limit` is the longest allowed prompt in tokens: context length minus maxTokens.
+    `messages` are those of a row that has messages, `prefill` is the part of the text with which the response begins.
     """
 
-    def __init__(self, dataset: DatasetSpec, tokenizer: PreTrainedTokenizerBase, context: int, max_tokens: int) -> None:
+    text: str
+    chat: bool = False
+    messages: Sequence[Message] | None = None
+    prefill: str = ""
+
+
+class Prompts:
+    """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
+
+    `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
+    Templates that ask for the time get `started`.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetSpec,
+        tokenizer: PreTrainedTokenizerBase,
+        context: int,
+        max_tokens: int,
+        bin_tokens: int,
+        started: datetime.datetime,
+    ) -> None:
         if max_tokens >= context:
             raise SpecProblem(
                 Reason.MAX_LENGTH_EXCEEDED,
                 "spec.rollout.sampling.maxTokens",
                 f"Responses of {max_tokens} tokens leave no room for a prompt in the model's {context} tokens. Lower maxTokens.",
             )
-        self._column = dataset.columns.prompt
-        self._tokenizer = tokenizer
-        self._context, self._max_tokens, self.limit = context, max_tokens, context - max_tokens
+        self._dataset, self._tokenizer = dataset, tokenizer
+        self.started, self._max_tokens, self._longest = started, max_tokens, min(context, bin_tokens)
+        self._context, self._limiting = (
+            context,
+            "trainer.maxTokensPerBin" if bin_tokens < context else "model.maxLength",
+        )
         self._template = _compile(dataset.prompt_template)
+        own = dataset.chat_template
+        self._chat = Chat(tokenizer, own.text if own is not None else None, started)
+        try:
+            self._arguments = arguments(dataset.chat_template_arguments)
+        except ValueError as error:
+            raise SpecProblem(Reason.SPEC_INVALID, "spec.dataset.chatTemplateArguments", f"It {error}.") from error
 
-    def text(self, record: Mapping[str, Any], place: str) -> tuple[str, bool]:
-        """Returns the prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does).
+    @property
+    def limit(self) -> int:
+        return self._longest - self._max_tokens
 
-        Raises SpecProblem if the row has no such prompt, or a template fails for it.
-        """
+    @property
+    def limiting(self) -> str:
+        """The field of the spec that allows no longer prompts."""
+        return f"spec.{self._limiting}"
+
+    def held_out(self) -> Prompts:
+        """Returns these for rows that are never trained: the trainer's bin doesn't limit them."""
+        prompts = copy.copy(self)
+        prompts._longest, prompts._limiting = self._context, "model.maxLength"
+        return prompts
+
+    def prompt(self, record: Mapping[str, Any], place: str) -> Prompt:
+        """Renders a row. Raises SpecProblem if it has no prompt, has it in a form that isn't taken, or a template fails for it."""
+        dataset = self._dataset
         if self._template is not None:
             try:
-                return self._template.render(record), False
+                value: Any = self._template.render(record)
             except _TEMPLATE_ERRORS as error:
                 raise SpecProblem(
                     Reason.PROMPT_TEMPLATE_INVALID,
                     "spec.dataset.promptTemplate",
                     f"The template fails for {place}: {error}. The row has the columns {', '.join(record)}.",
                 ) from error
-        prompt = column(record, self._column, "spec.dataset.columns.prompt", place)
-        if isinstance(prompt, str):
-            return prompt, False
-        return self._chat(prompt, place), True
+        else:
+            value = column(record, dataset.columns.prompt, "spec.dataset.columns.prompt", place)
+        conversational = not isinstance(value, str)
+        if not conversational:
+            if self._template is None and value.lstrip().startswith("[") and holds_messages(value):
+                raise _invalid(
+                    "columns.prompt",
+                    f"{dataset.columns.prompt!r} of {place} is text that holds messages as JSON. Write the messages themselves, as a list "
+                    "(in Python: `json.loads`).",
+                )
+            if not dataset.as_messages:
+                self._check_not_for_chats(place)
+                return Prompt(value)
+            value = [{"role": "user", "content": value}]
+        text, messages = self._rendered(value, record, place)
+        prefill = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
+        if not text.endswith(prefill):  # the template has trimmed it
+            prefill = prefill.strip()
+        return Prompt(text, True, messages if conversational else None, prefill)
 
-    def _chat(self, messages: Any, place: str) -> str:
-        if not isinstance(messages, list) or not all(
-            isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages
-        ):
-            raise SpecProblem(
-                Reason.DATASET_INVALID,
-                "spec.dataset.columns.prompt",
-                f"{self._column!r} of {place} is neither text nor a list of messages with `role` and `content`.",
+    def _check_not_for_chats(self, place: str) -> None:
+        """Raises SpecProblem if the spec asks for something that only prompts made of messages can have."""
+        dataset = self._dataset
+        values = {
+            "systemPrompt": dataset.system_prompt,
+            "chatTemplate": dataset.chat_template,
+            "chatTemplateArguments": dataset.chat_template_arguments,
+            "columns.tools": dataset.columns.tools,
+            "columns.chatTemplateArguments": dataset.columns.chat_template_arguments,
+        }
+        if named := [name for name, value in values.items() if value]:
+            raise _invalid(
+                named[0],
+                f"The prompt of {place} is text, which goes to the model as it is. Set spec.dataset.asMessages, so that it becomes a user's "
+                f"message, or remove {', '.join(named)}.",
             )
-        if self._tokenizer.chat_template is None:
+
+    def _rendered(self, value: Any, record: Mapping[str, Any], place: str) -> tuple[str, Sequence[Message]]:
+        columns = self._dataset.columns
+        messages = _checked(normalised, value, "columns.prompt", columns.prompt, place)
+        if system := self._dataset.system_prompt:
+            if messages[0]["role"] == "system":
+                raise _invalid(
+                    "systemPrompt",
+                    f"{place} has a system message of its own. Remove that, or spec.dataset.systemPrompt.",
+                )
+            messages.insert(0, {"role": "system", "content": system})
+        if not self._chat.has_template:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
-                "spec.dataset.promptTemplate",
+                "spec.dataset.chatTemplate",
                 f"{place} is a list of messages, but the tokenizer has no chat template. Add chat_template.jinja to the model's "
-                "directory, or set spec.dataset.promptTemplate.",
+                "directory, or set spec.dataset.chatTemplate or spec.dataset.promptTemplate.",
             )
+        schemas = self._optional(tools, record, columns.tools, "tools", "tools", place)
+        own = self._optional(
+            arguments, record, columns.chat_template_arguments, "chat_template_kwargs", "chatTemplateArguments", place
+        )
         try:
-            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            return self._chat.text(messages, schemas, {**self._arguments, **(own or {})}), messages
         except _TEMPLATE_ERRORS as error:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
-                "spec.dataset.columns.prompt",
-                f"The tokenizer's chat template rejects {place}: {error}.",
+                "spec.dataset.chatTemplate" if self._dataset.chat_template else "spec.dataset.columns.prompt",
+                f"The chat template fails for {place}: {error}.",
             ) from error
 
-    def tokens(self, text: str, special: bool, place: str) -> tuple[int, ...]:
-        """Returns the token ids of a rendered prompt; `special` as `text` returned it. Raises SpecProblem when empty or too long."""
-        ids = tuple(self._tokenizer(text, add_special_tokens=not special)["input_ids"])
+    @staticmethod
+    def _optional(
+        read: Callable[[Any], Any], record: Mapping[str, Any], name: str | None, usual: str, field: str, place: str
+    ) -> Any:
+        """Reads a column that rows needn't have: by its usual name where the spec names none, not at all where it names the empty one."""
+        if name == "" or (name is None and usual not in record):
+            return None
+        value = column(record, name or usual, f"spec.dataset.columns.{field}", place)
+        return None if value is None else _checked(read, value, f"columns.{field}", name or usual, place)
+
+    def tokens(self, prompt: Prompt, place: str) -> tuple[int, ...]:
+        """Returns the token ids of a rendered prompt. Raises SpecProblem when empty or too long.
+
+        Text that already begins with the tokenizer's BOS token gets no second one.
+        """
+        begin = self._tokenizer.bos_token
+        whole = prompt.chat or (begin is not None and prompt.text.startswith(begin))
+        ids = tuple(self._tokenizer(prompt.text, add_special_tokens=not whole)["input_ids"])
         if not ids:
             raise SpecProblem(
                 Reason.DATASET_INVALID, "spec.dataset", f"The prompt of {place} has no tokens. Remove the row."
@@ -92,19 +193,30 @@ class Prompts:
         if len(ids) > self.limit:
             raise SpecProblem(
                 Reason.PROMPT_TOO_LONG,
-                "spec.model.maxLength",
-                f"The prompt of {place} has {len(ids)} tokens; {self._context} (model) - {self._max_tokens} (maxTokens) leaves "
+                self.limiting,
+                f"The prompt of {place} has {len(ids)} tokens; {self._longest} ({self._limiting}) - {self._max_tokens} (maxTokens) leaves "
                 f"{self.limit}. Remove or shorten the row, set spec.dataset.tooLongPrompts to Skip, lower "
-                "spec.rollout.sampling.maxTokens, or raise spec.model.maxLength.",
+                f"spec.rollout.sampling.maxTokens, or raise {self.limiting}.",
             )
         return ids
 
     def check(self, record: Mapping[str, Any], place: str) -> None:
         """Raises SpecProblem if the row can't be launched."""
-        text, special = self.text(record, place)
+        prompt = self.prompt(record, place)
         # A token covers at least one byte, so a text this short can't be too long and needn't be tokenized.
-        if not text or len(text.encode()) + _SPECIAL_TOKENS > self.limit:
-            self.tokens(text, special, place)
+        if not prompt.text or len(prompt.text.encode()) + _SPECIAL_TOKENS > self.limit:
+            self.tokens(prompt, place)
+
+
+def _checked(read: Callable[[Any], Any], value: Any, field: str, name: str, place: str) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise _invalid(field, f"{name!r} of {place} {error}.") from error
+
+
+def _invalid(field: str, message: str) -> SpecProblem:
+    return SpecProblem(Reason.DATASET_INVALID, f"spec.dataset.{field}", message)
 
 
 # Errors that a template's own expressions may raise.
@@ -163,7 +275,8 @@ def context_length(model: ModelSpec) -> int:
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer in the model's directory; downloads nothing. Raises SpecProblem if there is none that can be loaded."""
+    """Loads the tokenizer in the model's directory; downloads nothing. Raises SpecProblem if there is no model, or no tokenizer of it."""
+    context_length(model)  # gives a clearer error if there is no model
     from transformers import AutoTokenizer
 
     try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import structlog
 
 from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource, TooLongPrompts
-from longboat_crds.model import ModelSpec
+from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
@@ -67,14 +70,16 @@ class TablePrompts:
             if time.monotonic() >= last_progress + _PROGRESS_SECONDS:
                 log.info("rows are being checked", table=field, checked=row, rows=checked)
                 last_progress = time.monotonic()
-            record, place = table.record(row), table.place(row)
-            try:
-                prompts.check(record, place)
-            except SpecProblem as problem:
-                self._skip(row, problem)
-            domain, truth = self._labels(record, place)
-            if check is not None:
-                check(record, domain, truth, place)
+            place = table.place(row)
+            with _reading(place, field):
+                record = table.record(row)
+                try:
+                    prompts.check(record, place)
+                except SpecProblem as problem:
+                    self._skip(row, problem)
+                domain, truth = self._labels(record, place)
+                if check is not None:
+                    check(record, domain, truth, place)
             domains.append(domain)
         if len(self._too_long) == len(table):
             raise self._empty(f"all {len(table)} rows")
@@ -156,16 +161,21 @@ class TablePrompts:
             Reason.DATASET_EMPTY,
             self._field,
             f"No prompt is left: {rows} have more than {self._prompts.limit} tokens, and spec.dataset.tooLongPrompts is Skip. Lower "
-            "spec.rollout.sampling.maxTokens, raise spec.model.maxLength, or use rows with shorter prompts.",
+            f"spec.rollout.sampling.maxTokens, raise {self._prompts.limiting}, or use rows with shorter prompts.",
         )
 
     def row(self, prompt: PromptId) -> Row:
         """Returns the row of a prompt, cached until `forget`. Raises SpecProblem if it can't be launched."""
         if prompt not in self._kept:
-            record, place = self._table.record(prompt.row), self._table.place(prompt.row)
-            text, special = self._prompts.text(record, place)
-            token_ids = self._prompts.tokens(text, special, place)
-            self._kept[prompt] = Row(prompt, text, token_ids, *self._labels(record, place), record)
+            place = self._table.place(prompt.row)
+            with _reading(place, self._field):
+                record = self._table.record(prompt.row)
+                rendered = self._prompts.prompt(record, place)
+                token_ids = self._prompts.tokens(rendered, place)
+                domain, truth = self._labels(record, place)
+            self._kept[prompt] = Row(
+                prompt, rendered.text, token_ids, domain, truth, record, rendered.messages, rendered.prefill
+            )
         return self._kept[prompt]
 
     def forget(self, prompts: Iterable[PromptId]) -> None:
@@ -186,7 +196,7 @@ class TablePrompts:
         return (str(domain) if self._columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
-        """Returns the cursors by domain, what determines the order (number of rows, seed, shuffle), and the number of rows skipped."""
+        """Returns the cursors by domain, what determines the order (rows, seed, shuffle), the number of rows skipped, and the start date."""
         order = self._order
         return {
             "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
@@ -194,6 +204,7 @@ class TablePrompts:
             "seed": order.seed,
             "shuffle": order.shuffle,
             "skipped": self._skipped,
+            "started": self._prompts.started.isoformat(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -222,26 +233,41 @@ class TablePrompts:
             self._skipped = state.get("skipped", 0)
 
 
-def open_source(
-    dataset: DatasetSpec,
-    model: ModelSpec,
-    max_tokens: int,
-    quotas: Sequence[DomainQuota] = (),
-    check: RowCheck | None = None,
-) -> TablePrompts:
-    """Opens the training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem.
+@contextmanager
+def _reading(place: str, field: str) -> Iterator[None]:
+    """Turns whatever a row's content makes the block raise into a SpecProblem that names the row."""
+    try:
+        yield
+    except RecursionError as error:
+        raise SpecProblem(Reason.DATASET_INVALID, field, f"{place} is nested too deeply. Remove the row.") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError, pa.ArrowException) as error:
+        message = f"{place} can't be read ({type(error).__name__}: {error}). Fix or remove the row."
+        raise SpecProblem(Reason.DATASET_INVALID, field, message) from error
 
-    `check` says whether a row can be graded.
-    """
-    prompts = _prompts(dataset, model, max_tokens)
+
+def began(state: Mapping[str, Any] | None) -> datetime.datetime:
+    """Returns when the training began whose checkpoint has this state; now, for one that begins."""
+    saved = state["source"].get("started") if state else None
+    return datetime.datetime.fromisoformat(saved) if saved else datetime.datetime.now(datetime.UTC)
+
+
+def open_prompts(spec: RLJobSpec, state: Mapping[str, Any] | None = None) -> Prompts:
+    """Opens what renders rows. `state` is that of the checkpoint from which the training resumes. Raises SpecProblem."""
+    tokenizer, longest = load_tokenizer(spec.model), context_length(spec.model)
+    max_tokens, bin_tokens = spec.rollout.sampling.max_tokens, spec.trainer.max_tokens_per_bin
+    return Prompts(spec.dataset, tokenizer, longest, max_tokens, bin_tokens, began(state))
+
+
+def open_source(
+    dataset: DatasetSpec, prompts: Prompts, quotas: Sequence[DomainQuota] = (), check: RowCheck | None = None
+) -> TablePrompts:
+    """Opens the training rows. `check` says whether a row can be graded. Raises SpecProblem."""
     table = _open_table(dataset.files, dataset.reasoning_gym, "spec.dataset")
     order = Order(len(table), dataset.shuffle_seed, dataset.shuffle)
     return TablePrompts(table, dataset, prompts, order, quotas, check=check)
 
 
-def open_evaluation(
-    dataset: DatasetSpec, model: ModelSpec, max_tokens: int, check: RowCheck | None = None
-) -> list[Row]:
+def open_evaluation(dataset: DatasetSpec, prompts: Prompts, check: RowCheck | None = None) -> list[Row]:
     """Reads the held-out rows, at most `maxPrompts`, in the order of the table; empty without spec.dataset.evaluation.
 
     Rows that are too long are skipped or an error, as in training. Raises SpecProblem.
@@ -251,16 +277,10 @@ def open_evaluation(
         return []
     if evaluation.reasoning_gym is not None and dataset.reasoning_gym is not None:
         _check_disjoint(dataset.reasoning_gym, evaluation.reasoning_gym)
-    prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(evaluation.files, evaluation.reasoning_gym, "spec.dataset.evaluation")
     order = Order(len(table), seed=0, shuffle=False)
-    source = TablePrompts(table, dataset, prompts, order, field="spec.dataset.evaluation", check=check)
+    source = TablePrompts(table, dataset, prompts.held_out(), order, field="spec.dataset.evaluation", check=check)
     return source.first(evaluation.max_prompts)
-
-
-def _prompts(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> Prompts:
-    longest = context_length(model)  # first, since it gives the clearest error if there is no model
-    return Prompts(dataset, load_tokenizer(model), longest, max_tokens)
 
 
 def _check_disjoint(trained: ReasoningGymSource, held_out: ReasoningGymSource) -> None:

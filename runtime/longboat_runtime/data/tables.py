@@ -70,19 +70,36 @@ class JsonLines:
 def _check_line(line: bytes, path: Path, number: int, field: str) -> None:
     try:
         value = json.loads(line)
+    except RecursionError as error:
+        raise _invalid(field, f"{path} line {number} is nested too deeply. Remove the line.") from error
     except ValueError as error:
-        raise SpecProblem(
-            Reason.DATASET_INVALID,
-            field,
-            f"{path} line {number} is not JSON ({error}). Write one JSON object per line, or set the "
-            "file's format (`spec.dataset.files.format: Parquet`).",
+        raise _invalid(
+            field, f"{path} line {number} is not JSON ({error}). {_other_format(path, number, line)}"
         ) from error
     if not isinstance(value, dict):
-        raise SpecProblem(
-            Reason.DATASET_INVALID,
+        raise _invalid(
             field,
-            f"{path} line {number} is a JSON {type(value).__name__}. Write one JSON object (column: value) per line.",
+            f"{path} line {number} is a JSON {type(value).__name__}. Write one JSON object (column: value) per line{_ARRAY_CURE}.",
         )
+
+
+# How a JSON array becomes JSON Lines.
+_ARRAY_CURE = " (an array becomes such lines by `jq -c '.[]' FILE`)"
+
+
+def _other_format(path: Path, number: int, line: bytes) -> str:
+    """Says how to fix a file whose first line looks like that of another format."""
+    if number == 1 and line.startswith(b"\x1f\x8b"):
+        return f"It is compressed: `gunzip {path.name}`, or write Parquet, which is compressed in itself."
+    if number == 1 and line.startswith(b"PAR1"):
+        return "It is Parquet: set `spec.dataset.files.format: Parquet`."
+    if number == 1 and line.lstrip().startswith(b"["):
+        return f"Write one JSON object per line{_ARRAY_CURE}."
+    return "Write one JSON object (column: value) per line."
+
+
+def _invalid(field: str, message: str) -> SpecProblem:
+    return SpecProblem(Reason.DATASET_INVALID, field, message)
 
 
 class Parquet:
@@ -92,11 +109,10 @@ class Parquet:
         self.path = path
         try:
             self._table = pq.read_table(path, memory_map=True)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None:
                 raise  # the system can't read the file
-            raise SpecProblem(
-                Reason.DATASET_INVALID,
+            raise _invalid(
                 field,
                 f"{path} is not a Parquet file, or a damaged one ({error}). Copy it again, or set the file's "
                 "format (`spec.dataset.files.format: JSONL`).",

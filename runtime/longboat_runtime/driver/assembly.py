@@ -17,7 +17,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.data.source import open_evaluation, open_source
+from longboat_runtime.data.source import open_evaluation, open_prompts, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
@@ -83,7 +83,6 @@ async def open_components(
     `resume` the mount point of the claim of `checkpoint.resumeFrom`.
     """
     spec = job.spec
-    longest = spec.rollout.sampling.max_tokens
     await asyncio.to_thread(check_profile, job)
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())
@@ -103,8 +102,10 @@ async def open_components(
         )
         stack.push_async_callback(_give_up, starting)
         quotas, check = spec.rounds.quotas or (), row_check(spec.rewards)
-        source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest, quotas, check)
-        evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest, check)
+        state = await asyncio.to_thread(checkpoints.newest_state)
+        prompts = await asyncio.to_thread(open_prompts, spec, state)
+        source = await asyncio.to_thread(open_source, spec.dataset, prompts, quotas, check)
+        evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, prompts, check)
 
         async def ready() -> None:
             await starting

@@ -19,10 +19,13 @@ from longboat_runtime.trainer.protocol import TrainReport, TrainSample
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples that are trained together, sorted by id, with their `rewards` and `advantages`."""
+    """Samples that are trained together, sorted by id, with their `rewards` and `advantages`.
+
+    A sample to which no reward function applies has no reward.
+    """
 
     records: Mapping[SampleId, SampleRecord]
-    rewards: Sequence[float]
+    rewards: Sequence[float | None]
     advantages: Sequence[float]
 
     @property

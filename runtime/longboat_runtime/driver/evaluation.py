@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 import structlog
 
@@ -17,6 +17,7 @@ from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
+    UNSCORED,
     FinishedSample,
     FinishReason,
     Grade,
@@ -64,7 +65,7 @@ def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
 class Evaluation:
     """Runs one evaluation at a time. `take` gets the samples that the fleet finished.
 
-    `seed`, `grade` (of a stored sample; raises KeyError if the store has lost it) and `discard` (from the store) are the driver's.
+    `seed`, `grade` (`RewardScheduler.grade`) and `discard` (from the store) are the driver's.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Evaluation:
         sampling: Sampling,
         fleet: RolloutFleet,
         seed: Callable[[SampleId], int],
-        grade: Callable[[SampleId, Row], Awaitable[Grade]],
+        grade: Callable[..., Awaitable[Grade]],
         discard: Callable[[Sequence[SampleId]], None],
     ) -> None:
         self._spec, self._rows, self._rewards, self._fleet = spec, rows, rewards, fleet
@@ -84,19 +85,25 @@ class Evaluation:
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
         self._graded: list[SampleId] = []
 
-    async def run(self, step: int) -> dict[str, float]:
-        """Evaluates the weights that serve after `step` and returns the `val/...` metrics. Grader errors are counted, not scored.
+    async def run(self, step: int, steps: int) -> dict[str, float]:
+        """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics. Grader errors are counted, not scored.
 
         Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
         """
         count = self._spec.samples_per_prompt
         samples = {evaluation_id(step, row, index): row for row in self._rows for index in range(count)}
         await self._submit(samples)
-        results = await asyncio.gather(*(self._outcome(sample, row) for sample, row in samples.items()))
+        training = {"global_step": step, "max_steps": steps, "epoch": 0}
+        results = await asyncio.gather(
+            *(
+                self._outcomes([evaluation_id(step, row, index) for index in range(count)], row, training)
+                for row in self._rows
+            )
+        )
         self._discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
-        return evaluation_metrics([result for result in results if result is not None], self._rewards)
+        return evaluation_metrics([*chain.from_iterable(results)], self._rewards)
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
         """Takes one result; returns False if it isn't awaited (a duplicate, or from an evaluation that was given up)."""
@@ -126,8 +133,41 @@ class Evaluation:
                 del self._waiting[graded]
             self._graded = []
 
-    async def _outcome(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
-        """Waits for the outcome of a sample that has been submitted; None if it is left out."""
+    async def _outcomes(
+        self, samples: Sequence[SampleId], row: Row, training: Mapping[str, float]
+    ) -> list[EvaluatedSample]:
+        """Waits for the outcomes of a row's samples, which have been submitted; those of samples that are left out are missing.
+
+        They are graded once all have been generated, since rewards may be given all of them at once. One that the store has lost is
+        generated again, and those that weren't graded by then wait for it.
+        """
+        generated = await asyncio.gather(*(self._finished(sample, row) for sample in samples))
+        finished = {result.id: result for result in generated if result is not None}
+        graded: dict[SampleId, EvaluatedSample] = {}
+
+        async def grade(sample: SampleId) -> None:
+            outcome = await self._grade(sample, row, siblings=[*finished], training=training)
+            graded[sample] = EvaluatedSample(row.domain, finished[sample], outcome)
+
+        while waiting := [sample for sample in finished if sample not in graded]:
+            lost: list[SampleId] = []
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for sample in waiting:
+                        tasks.create_task(grade(sample))
+            except* KeyError as missing:
+                lost = [sample for error in missing.exceptions for sample in error.args]
+            for sample in lost:
+                del finished[sample]
+                await self._submit({sample: row})
+                if (again := await self._finished(sample, row)) is not None:
+                    finished[sample] = again
+        for sample in graded:
+            self._discard_graded(sample)
+        return [graded[sample] for sample in samples if sample in graded]
+
+    async def _finished(self, sample: SampleId, row: Row) -> FinishedSample | None:
+        """Waits for a sample that has been submitted; None if it is left out."""
         deaths = 0
         while True:
             result = await self._waiting[sample]
@@ -139,10 +179,7 @@ class Evaluation:
                     log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
                     return None
             elif result.finish_reason is not FinishReason.ABORT:
-                with suppress(KeyError):  # the store lost it
-                    grade = await self._grade(sample, row)
-                    self._discard_graded(sample)
-                    return EvaluatedSample(row.domain, result, grade)
+                return result
             await self._submit({sample: row}, begun)
 
 
@@ -150,15 +187,16 @@ def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[Rew
     """Returns the scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
     `val/accuracy` is the share of graded samples with at least FULL_SCORE, `val/pass@K` is there for prompts with several of them.
-    Grader errors have no score; timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
+    Grader errors and samples to which no function applies have no score; timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
     """
     if not results:
         return {}
     scored: dict[str, list[float]] = {}
-    graded = [result for result in results if result.grade.kind is not GradeKind.GRADER_ERROR]
+    graded = [result for result in results if result.grade.kind not in UNSCORED]
     sample_rewards = batch_rewards(rewards, [result.grade for result in graded])
     prompts: dict[str, dict[PromptId, list[float]]] = {}
     for result, reward in zip(graded, sample_rewards, strict=True):
+        assert reward is not None
         for name in {"", result.domain}:
             prompts.setdefault(name, {}).setdefault(result.finished.id.prompt, []).append(reward)
             scored.setdefault(f"val/score/{name}", []).append(reward)

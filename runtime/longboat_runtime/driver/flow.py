@@ -12,6 +12,7 @@ from typing import Any
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stage, StageClock
+from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.view import View
@@ -52,7 +53,7 @@ class SampleFlow:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
-        self._seed, self._sampling = job.spec.rounds.seed, job.sampling
+        self._seed, self._sampling, self._rewards = job.spec.rounds.seed, job.sampling, job.spec.rewards
         self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()
         self._grades: dict[SampleId, asyncio.Task[None]] = {}
         self._grading = 0
@@ -152,23 +153,32 @@ class SampleFlow:
         round_ = view.last_round + 1 if group.prompt in view.carried else group.round
         urgency = Urgency(round_, max(0, view.group_size - group.graded))
         self._grades[sample] = task
-        self._grading += 1
-        self._stages.set(Stage.REWARD, True)
+        row = self._components.source.row(sample.prompt)
+        by_group = [reward.grades_groups for reward in applicable(self._rewards, row.domain)]
+        siblings = group.siblings(view.group_size) if any(by_group) else []
+        # A sample that only waits for its siblings isn't being graded.
+        graded = bool(siblings) or not all(by_group)
+        self._grading += graded
+        self._stages.set(Stage.REWARD, self._grading > 0)
         try:
-            row = self._components.source.row(sample.prompt)
-            grade = await self._components.rewards.grade(sample, row, urgency, limits)
+            training = {"global_step": view.step, "max_steps": view.steps, "epoch": sample.epoch}
+            grade = await self._components.rewards.grade(
+                sample, row, urgency, limits, siblings=siblings, training=training
+            )
         except KeyError as error:
             if sample not in error.args:
                 raise  # a bug, which would meet the sample again however often it is generated
             self._happened(events.Lost(sample, "the store has lost its data"))
         else:
             message = grade.message[:_MESSAGE_LIMIT]
-            parts, times = dict(grade.parts), dict(grade.times)
-            self._happened(events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts, times))
+            parts, times, metrics = dict(grade.parts), dict(grade.times), dict(grade.metrics)
+            self._happened(
+                events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts, times, metrics)
+            )
         finally:
             if self._grades.get(sample) is task:
                 del self._grades[sample]
-            self._grading -= 1
+            self._grading -= graded
             self._stages.move(Stage.REWARD)
             self._stages.set(Stage.REWARD, self._grading > 0)
 

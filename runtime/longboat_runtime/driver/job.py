@@ -40,7 +40,15 @@ class Job:
         spec = self.spec.rollout.sampling
         loop = spec.repetition
         repetition = Repetition(loop.pattern_tokens, loop.count) if loop else None
-        return Sampling(spec.max_tokens, spec.temperature, spec.top_p, tuple(spec.stop), repetition)
+        return Sampling(
+            spec.max_tokens,
+            spec.temperature,
+            spec.top_p,
+            tuple(spec.stop),
+            tuple(spec.stop_token_ids),
+            spec.include_stop,
+            repetition,
+        )
 
     @property
     def full_batch(self) -> int:

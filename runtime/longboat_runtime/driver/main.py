@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import structlog
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_problem
+from longboat_runtime.data.references import CONFIG_MAPS, resolved
 from longboat_runtime.driver.assembly import RESUME, open_components
 from longboat_runtime.driver.broker import Broker, Superseded
 from longboat_runtime.driver.job import Job
@@ -50,13 +52,14 @@ async def drive(
     sinks: Sequence[Sink] = (),
     sockets: Mapping[str, Path] | None = None,
     resume: Path = RESUME,
+    config_maps: Path = CONFIG_MAPS,
     secrets: Path | None = None,
 ) -> tuple[Ending, SpecProblem | None]:
     """Runs the job until it ends or is suspended. On SIGTERM, once components are open, the job is saved and stopped.
 
     The status of this ending is stored before this returns, unless another driver has superseded this one.
 
-    `sockets` and `resume` are those of `open_components`. `secrets` is the directory with the credentials of trackers, None for those
+    `sockets` and `resume` are those of `open_components`, `config_maps` those of `resolved`. `secrets` is the directory with the credentials of trackers, None for those
     of the user who runs this.
 
     Returns how this start ended, and the problem if the job failed. Raises other errors, which the next start may overcome, such as a
@@ -70,6 +73,7 @@ async def drive(
     try:
         reports.sinks = [*_files(job), *sinks]
         trackers.start()
+        job = replace(job, spec=await asyncio.to_thread(resolved, job.spec, config_maps))
         async with open_components(job, sockets, resume) as components:
             driver = Driver(job, components, open_policy(job.spec), reporter, broker, time.time)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driver.stop)

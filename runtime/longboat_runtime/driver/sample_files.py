@@ -31,7 +31,7 @@ from longboat_runtime.sample_files.contents import (
     choose,
     is_due,
 )
-from longboat_runtime.samples import GradeKind, SampleId
+from longboat_runtime.samples import UNSCORED, SampleId
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class _Outcome:
 
     fate: Fate
     reason: str | None = None
-    trained: Mapping[SampleId, tuple[float, float]] | None = None
+    trained: Mapping[SampleId, tuple[float | None, float]] | None = None
 
 
 class SampleFiles:
@@ -175,7 +175,7 @@ class SampleFiles:
 
     def _facts(self, sample: SampleId, record: SampleRecord, domain: str, outcome: _Outcome) -> SampleFacts:
         assert record.finish_reason is not None, "it has finished"
-        score = record.score if record.kind not in (None, GradeKind.GRADER_ERROR) else None
+        score = record.score if record.kind not in (None, *UNSCORED) else None
         advantage = None
         if outcome.trained is not None:
             score, advantage = outcome.trained[sample]

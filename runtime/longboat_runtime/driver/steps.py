@@ -31,7 +31,14 @@ from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
-from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_metrics, staleness, stream_metrics
+from longboat_runtime.metrics.batch import (
+    ExtraMetrics,
+    batch_metrics,
+    load_metrics,
+    round_metrics,
+    staleness,
+    stream_metrics,
+)
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
@@ -39,7 +46,7 @@ from longboat_runtime.rollout.protocol import PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.rounds.records import SampleRecord
-from longboat_runtime.samples import GradeKind, PromptId, SampleId
+from longboat_runtime.samples import UNSCORED, GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 
@@ -104,7 +111,7 @@ class Steps:
         streams: bool,
     ) -> None:
         """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation; `streams` if steps have chunks."""
-        self._model, self._flat = model, Counter[str]()
+        self._model, self._flat, self._extra = model, Counter[str](), ExtraMetrics()
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
         self._streams = streams
@@ -192,10 +199,11 @@ class Steps:
         measuring = self._spawn(self._measure(step, number))
         round_, waiting = view.rounds[number], queue_metrics(view, number)
         batch = assemble(view, round_.kept, self._spec.rewards, self._algorithm)
-        if not batch.records and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
-            message = "No sample of the round could be graded. Fix the reward function; its last error: "
+        if not batch.records and round_.grades and round_.grades.keys() <= {*UNSCORED}:
+            message = "No sample of the round could be graded. Fix the reward function; "
             last = self._reporter.problems.get(Reason.GRADER_ERRORS)
-            raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
+            why = f"its last error: {last.message}" if last else "every function returned None for every sample."
+            raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + why)
         samples = tuple(sample for sample in batch.samples if sample.id.prompt not in round_.streamed)
         request = TrainRequest(step, view.steps, samples, self._job.full_batch, round_.accumulated)
         report = TrainReport(step, {})
@@ -221,7 +229,7 @@ class Steps:
             self._report_skips(report)
         dropped = None if report.trained else DropReason.NOT_FINITE
         records = list(batch.records.values())
-        reports.add(step, batch_metrics(records, batch.rewards, batch.advantages))
+        reports.add(step, batch_metrics(records, batch.rewards, batch.advantages) | self._extra.means(records))
         reports.add(step, group_metrics(self._outcomes(batch), self._flat))
         self._flat.clear()
         reports.add(
@@ -247,12 +255,16 @@ class Steps:
 
     def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
         """Returns the batch by groups: the domain of each, and its samples' rewards and tokens."""
-        members: dict[PromptId, list[tuple[float, int]]] = {}
+        members: dict[PromptId, list[tuple[float | None, int]]] = {}
         for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
             members.setdefault(sample.prompt, []).append((reward, record.tokens))
         domain = self._components.source.domain
         return [
-            GroupOutcome(domain(prompt.row), *map(list, zip(*of_group, strict=True)))
+            GroupOutcome(
+                domain(prompt.row),
+                [reward for reward, _ in of_group if reward is not None],
+                [tokens for _, tokens in of_group],
+            )
             for prompt, of_group in members.items()
         ]
 
@@ -376,7 +388,7 @@ class Steps:
         if self._evaluation is None or done or not due:
             return
         with self._stages.running(Stage.EVALUATE):
-            metrics = await self._evaluation.run(step)
+            metrics = await self._evaluation.run(step, self._run_state.view.steps)
         self._evaluated = Evaluated(step, metrics.get("val/score/mean"))
         self._reporter.reports.add(step, metrics)
         self._reporter.remember(metrics)

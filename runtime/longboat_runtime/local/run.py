@@ -84,7 +84,7 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
     """Returns the job with paths in a volume mapped to the directory that stands for its mount path in `volumes` (pure).
 
-    These are the paths of the model, datasets, reward functions and profile; the longest mount path wins. With `all_used`, raises
+    These are the paths of the model, datasets, chat template, reward functions and profile; the longest mount path wins. With `all_used`, raises
     ValueError if there is a volume to which none of them maps.
     """
     used: set[str] = set()
@@ -103,6 +103,9 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: b
     rollout = spec.rollout.model_copy(update={"parallelism": parallelism})
     model = spec.model.model_copy(update={"path": here(spec.model.path)})
     dataset = _files_moved(spec.dataset, here)
+    if spec.dataset.chat_template is not None and spec.dataset.chat_template.file is not None:
+        template = spec.dataset.chat_template.model_copy(update={"file": here(spec.dataset.chat_template.file)})
+        dataset = dataset.model_copy(update={"chat_template": template})
     if spec.dataset.evaluation is not None:
         dataset = dataset.model_copy(update={"evaluation": _files_moved(spec.dataset.evaluation, here)})
     rewards = [
@@ -138,11 +141,11 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="longboat-") as folder, Display(job, console) as display:
         broker = LocalBroker(job.incarnation, display.show, job.spec.rollout)
         _heed_signals(broker, console)
-        rewards = link_config_maps(Path(folder) / "rewards", config_maps)
-        with local_graders(job.spec.reward_pools, Path(folder), rewards) as sockets:
+        files = link_config_maps(Path(folder) / "config-maps", config_maps)
+        with local_graders(job.spec.reward_pools, Path(folder), files) as sockets:
             try:
                 start_ray(_resources(job.spec), store)
-                ending, problem = await drive(job, broker, [display], sockets)
+                ending, problem = await drive(job, broker, [display], sockets, config_maps=files)
             finally:
                 ray.shutdown()
     if problem is not None:

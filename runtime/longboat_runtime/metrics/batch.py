@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from longboat_graders.result import LEFT_OUT, MOST_METRICS
 from longboat_runtime.rounds.events import DropReason, RoundGraded, RoundKind, RoundMeasured
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.samples import FinishReason, GradeKind, SampleId
 
 
 def batch_metrics(
-    samples: Sequence[SampleRecord], rewards: Sequence[float], advantages: Sequence[float]
+    samples: Sequence[SampleRecord], rewards: Sequence[float | None], advantages: Sequence[float]
 ) -> dict[str, float]:
     """Returns the metrics of the samples of a step's batch; `rewards` and `advantages` are in the same order.
 
     `reward/parts/NAME` is over the samples that the function scored.
     """
+    scores = [reward for reward in rewards if reward is not None]
     parts: dict[str, list[float]] = {}
     for sample in samples:
         for name, score in sorted(sample.parts.items()):
@@ -24,8 +26,8 @@ def batch_metrics(
                 parts.setdefault(name, []).append(score)
     metrics = {
         "training/samples": float(len(samples)),
-        **spread("critic/score", rewards),
-        **spread("critic/rewards", rewards),
+        **spread("critic/score", scores),
+        **spread("critic/rewards", scores),
         **spread("critic/advantages", advantages),
         **spread("prompt_length", [float(sample.prompt_tokens) for sample in samples]),
         **response_lengths(samples),
@@ -35,6 +37,35 @@ def batch_metrics(
     for name, values in parts.items():
         metrics |= spread(f"reward/parts/{name}", values)
     return metrics
+
+
+class ExtraMetrics:
+    """The numbers that reward functions give besides scores: for each function the first MOST_METRICS keys that this driver meets."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, set[str]] = {}
+
+    def means(self, samples: Sequence[SampleRecord]) -> dict[str, float]:
+        """Computes `reward/extra/NAME/KEY/mean` over the samples for which the function gave that number.
+
+        `left_out` is the mean number of other keys, over the samples that have any.
+        """
+        values: dict[str, list[float]] = {}
+        for sample in samples:
+            left_out: dict[str, float] = {}
+            for name, value in sorted(sample.metrics.items()):
+                function, _, key = name.partition("/")
+                keys = self._keys.setdefault(function, set())
+                if key == LEFT_OUT:
+                    left_out[function] = left_out.get(function, 0.0) + value
+                elif key in keys or len(keys) < MOST_METRICS:
+                    keys.add(key)
+                    values.setdefault(name, []).append(value)
+                else:
+                    left_out[function] = left_out.get(function, 0.0) + 1.0
+            for function, count in left_out.items():
+                values.setdefault(f"{function}/{LEFT_OUT}", []).append(count)
+        return {f"reward/extra/{name}/mean": sum(value / len(own) for value in own) for name, own in values.items()}
 
 
 def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:

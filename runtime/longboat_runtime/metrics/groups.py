@@ -14,7 +14,7 @@ MOST_DOMAINS = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """One group: a reward and a number of response tokens for each of its samples."""
+    """One group: the rewards of its samples, as far as they have one, and the number of response tokens of each."""
 
     domain: str
     rewards: Sequence[float]

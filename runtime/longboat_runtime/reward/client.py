@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_graders.channel import Channel
 from longboat_graders.frames import FrameError, to_json
 from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce, OutcomeKind, RewardFunction
-from longboat_graders.result import RewardSample
+from longboat_graders.result import RESPONSE_FIELDS, RewardSample
 
 # Where the reward pod's two containers meet.
 SOCKET = Path("/run/longboat/graders.sock")
@@ -23,6 +23,17 @@ SOCKET = Path("/run/longboat/graders.sock")
 CONNECT_SECONDS = 60.0
 _RETRY_INTERVAL = 0.2
 _SAMPLE_FIELDS = tuple(field.name for field in fields(RewardSample))
+
+
+def _fields(sample: RewardSample) -> dict[str, Any]:
+    return {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
+
+
+def _group_fields(samples: Sequence[RewardSample]) -> dict[str, Any]:
+    """Returns the fields of the row once, and those of each response."""
+    responses = [{name: getattr(sample, name) for name in RESPONSE_FIELDS} for sample in samples]
+    row = {name: value for name, value in _fields(samples[0]).items() if name not in RESPONSE_FIELDS}
+    return {"row": row, "responses": responses}
 
 
 class GradersGone(ConnectionError):
@@ -54,6 +65,8 @@ class GraderClient:
         # Rewards that are loaded again when graders have restarted.
         self._loaded: dict[str, tuple[RewardSpec, str]] = {}
         self._isolation: dict[str, IsolationInForce] = {}
+        # Rewards, by name, whose functions take the token ids of responses.
+        self.token_ids: set[str] = set()
         self._gone: asyncio.Event = asyncio.Event()
 
     @property
@@ -83,14 +96,16 @@ class GraderClient:
     async def grade(
         self,
         reward: str,
-        sample: RewardSample,
+        sample: RewardSample | Sequence[RewardSample],
         seconds: float,
         seed: int,
         own_seconds: float | None = None,
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """Calls one function on one sample; the outcome is LOST if the graders can't be reached, or go away before they answer.
+        """Calls one function on one sample, or on all responses to a prompt if it is given these.
+
+        The outcome is LOST if the graders can't be reached, or go away before they answer.
 
         `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds.
         Random numbers in it are drawn from `seed` (not negative). With `alone` this client has nothing else graded meanwhile. If the call
@@ -113,10 +128,15 @@ class GraderClient:
                 self._none.set()
 
     async def _grade(
-        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None
+        self,
+        reward: str,
+        sample: RewardSample | Sequence[RewardSample],
+        seconds: float,
+        seed: int,
+        own_seconds: float | None,
     ) -> FunctionOutcome:
         try:
-            body = to_json({name: getattr(sample, name) for name in _SAMPLE_FIELDS})
+            body = to_json(_fields(sample) if isinstance(sample, RewardSample) else _group_fields(sample))
             if self._channel is None or not self._channel.open:
                 await self._connect()
             learned = {} if own_seconds is None else {"own": own_seconds}
@@ -186,6 +206,7 @@ class GraderClient:
         if answer["problem"] is not None:
             return SpecProblem(*answer["problem"])
         self._learn(answer)
+        (self.token_ids.add if answer["token_ids"] else self.token_ids.discard)(reward.name)
         self._isolation[reward.name] = IsolationInForce(RewardIsolation(answer["isolation"]), answer["reason"])
         return None
 

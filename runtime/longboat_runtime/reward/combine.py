@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -10,6 +9,8 @@ from longboat_crds.rewards import RewardSpec
 from longboat_graders.messages import FunctionOutcome, OutcomeKind
 from longboat_runtime.samples import Grade, GradeKind, GradeTime, TimeLimit
 
+# No score times its weight is larger: squares of sums of such numbers are finite.
+LARGEST = 1e30
 # The worst kind among the parts is the kind of the grade.
 _WORST_FIRST = (OutcomeKind.GRADER_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.WRONG_FORMAT, OutcomeKind.SCORED)
 
@@ -22,17 +23,20 @@ def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
 def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcome]) -> Grade:
     """Makes the grade whose score is the weighted sum of the functions' scores; `outcomes` has one for each of `rewards`, by name.
 
-    A grader error makes the grade a grader error, with the score 0; so does a sum that is not finite. Else a timeout makes it a timeout:
+    A grader error gives a grader error with score 0, as does a weighted score beyond LARGEST. Else a timeout makes it a timeout:
     functions that timed out have None in `parts`; they count with their `timeoutScore`, or as in `batch_rewards` if they have none.
-    Functions that don't apply are left out; if none applies, the job's rewards are wrong, which is reported as a grader error.
+    Functions that don't apply are left out. If none applies, the grade is NOT_APPLICABLE; if none exists for the row, it is a grader error.
     """
     counted = [(reward, outcomes[reward.name]) for reward in rewards]
     counted = [(reward, outcome) for reward, outcome in counted if outcome.kind is not OutcomeKind.NOT_APPLICABLE]
+    if rewards and not counted:
+        return Grade(GradeKind.NOT_APPLICABLE, 0.0, sum(outcome.seconds for outcome in outcomes.values()))
     if not counted:
         return Grade(
             GradeKind.GRADER_ERROR, 0.0, 0.0, "no reward function applies to this row: add one without `domains`"
         )
-    kind = next(kind for kind in _WORST_FIRST if any(outcome.kind is kind for _, outcome in counted))
+    present = {outcome.kind for _, outcome in counted}
+    kind = next((kind for kind in _WORST_FIRST if kind in present), OutcomeKind.GRADER_ERROR)
     seconds = sum(outcome.seconds for _, outcome in counted)
     message = "; ".join(f"{reward.name}: {outcome.message}" for reward, outcome in counted if outcome.message)
     parts = {
@@ -46,10 +50,13 @@ def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcom
     part_scores = [
         (reward, reward.timeout_score if parts[reward.name] is None else parts[reward.name]) for reward, _ in counted
     ]
-    score = sum(reward.weight * (part or 0.0) for reward, part in part_scores)
-    if not math.isfinite(score):
-        return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, f"the reward is {score}, which is not a finite number", {})
-    return Grade(GradeKind(kind.value), score, seconds, message, parts)
+    weighted = {reward.name: reward.weight * (part or 0.0) for reward, part in part_scores}
+    if too_large := [f"{name}: {value:g}" for name, value in weighted.items() if not abs(value) <= LARGEST]:
+        message = f"{'; '.join(too_large)}: score times weight exceeds {LARGEST:g} in magnitude"
+        return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, message, {})
+    score = sum(weighted.values())
+    metrics = {f"{reward.name}/{key}": value for reward, outcome in counted for key, value in outcome.metrics.items()}
+    return Grade(GradeKind(kind.value), score, seconds, message, parts, metrics=metrics)
 
 
 def own_seconds(rewards: Sequence[RewardSpec], limits: Mapping[str, TimeLimit] | None) -> dict[str, float]:
@@ -83,14 +90,19 @@ class Graded(Protocol):
     """A grade, or a sample that has one."""
 
     @property
+    def kind(self) -> GradeKind | None: ...
+
+    @property
     def score(self) -> float: ...
 
     @property
     def parts(self) -> Mapping[str, float | None]: ...
 
 
-def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> list[float]:
+def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> list[float | None]:
     """Computes the reward of each sample of a batch: its score, plus a value for each function without `timeoutScore` that timed out on it.
+
+    It is None for a sample to which no function applies.
 
     That value is the least that the function added to any sample of the batch (weight x score), but at most 0. So on any scale a
     response that takes too long to grade gets no more from the function than any other response in the batch. The scores of
@@ -103,6 +115,8 @@ def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> li
         if reward.name in names
     }
     return [
-        grade.score + sum(least.get(name, 0.0) for name, score in grade.parts.items() if score is None)
+        None
+        if grade.kind is GradeKind.NOT_APPLICABLE
+        else grade.score + sum(least.get(name, 0.0) for name, score in grade.parts.items() if score is None)
         for grade in graded
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from longboat_crds.problems import SpecProblem
@@ -25,6 +25,10 @@ class Grader(Protocol):
     def capacity(self) -> GradersCapacity | None:
         """Capacity that it last reported: how many grades run at once. None before a reward is loaded."""
 
+    @property
+    def token_ids(self) -> Collection[str]:
+        """Names of the loaded rewards whose functions take the token ids of responses."""
+
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
         """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone.
 
@@ -34,14 +38,14 @@ class Grader(Protocol):
     async def grade(
         self,
         reward: str,
-        sample: RewardSample,
+        sample: RewardSample | Sequence[RewardSample],
         seconds: float,
         seed: int,
         own_seconds: float | None = None,
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """Grades by the reward of this name; random numbers follow from `seed` (31 bits).
+        """Grades by the reward of this name, one sample or all responses to a prompt; random numbers follow from `seed` (31 bits).
 
         The outcome is TIMEOUT after `seconds`, in which waiting for a CPU doesn't count. It is TIMEOUT, too, after `own_seconds` (see
         `FunctionOutcome`), which are given if its time is learned from. For a reward with test cases both limit each case, and

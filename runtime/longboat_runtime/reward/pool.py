@@ -117,9 +117,9 @@ class RewardPool:
         """Work that the pool has now, and has done. An attempt at a grade counts as a grade."""
         workers, now = self._workers.values(), asyncio.get_running_loop().time()
         oldest = min((pending.since for pending in self._queued.values()), default=now)
-        unanswered = len(self._queued) + sum(len(worker.requests) for worker in workers)
+        unanswered = [*self._queued.values(), *(pending for worker in workers for pending in worker.requests.values())]
         return PoolLoad(
-            asked=unanswered,
+            asked=sum(len(pending.request.samples) for pending in unanswered),
             at_once=sum(worker.at_once for worker in workers),
             queue_seconds=now - oldest,
             arrived=self._arrived,
@@ -136,33 +136,38 @@ class RewardPool:
 
     async def grade(
         self,
-        sample: SampleId,
+        samples: tuple[SampleId, ...],
         row_sample: RewardSample,
         rewards: Sequence[RewardSpec],
         group: Group,
         limits: Mapping[str, TimeLimit] | None = None,
+        *,
+        together: bool = False,
     ) -> dict[str, FunctionOutcome]:
-        """Grades a stored sample by `rewards`, which are of this pool; returns outcomes by name.
+        """Grades a stored sample by `rewards`, which are of this pool; returns outcomes by name. With `together`, all responses to a prompt.
 
         `row_sample` is what functions are told about its row. `limits` are those of functions whose timeouts are learned, by name.
 
         A grader error is retried, on another worker if there is one; workers and graders that are lost cost no attempt (see `Attempts`). If
-        the call is cancelled, so is the grade: it leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost
-        the sample.
+        the call is cancelled, so is the grade: it leaves the queue, or is stopped where it runs. Raises KeyError with the samples that the
+        store has lost.
         """
         outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
         attempts = Attempts()
         while attempts.may_retry:
             functions = tuple(
-                (reward.name, reward.timeout_seconds) for reward in rewards if reward.name not in settled(outcomes)
+                (reward.name, reward.timeout_seconds * len(samples))
+                for reward in rewards
+                if reward.name not in settled(outcomes)
             )
             if not functions:
                 break
             number, loop = next(self._numbers), asyncio.get_running_loop()
-            request = GradeRequest(number, sample, row_sample, functions, own_seconds(rewards, limits), attempts.alone)
+            own = own_seconds(rewards, limits)
+            request = GradeRequest(number, samples, row_sample, functions, own, attempts.alone, together)
             pending = _PendingGrade(request, group, tried, loop.create_future(), loop.time())
-            self._arrived += 1
+            self._arrived += len(samples)
             self._put(pending)
             self._assign_soon()
             try:
@@ -339,7 +344,7 @@ class RewardPool:
         if pending is None:
             return  # given up
         worker.running -= 1
-        self._graded += 1
+        self._graded += len(pending.request.samples)
         if not isinstance(answer.outcomes, Exception):
             if worker.cpu_seconds is None:
                 # The container's CPU time isn't known. This sum lacks programs that functions start.

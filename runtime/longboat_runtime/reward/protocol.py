@@ -36,9 +36,19 @@ class RewardScheduler(Protocol):
         """The current load of each pool, by its name."""
 
     async def grade(
-        self, sample: SampleId, row: Row, urgency: Urgency = ..., limits: Mapping[str, TimeLimit] | None = None
+        self,
+        sample: SampleId,
+        row: Row,
+        urgency: Urgency = ...,
+        limits: Mapping[str, TimeLimit] | None = None,
+        *,
+        siblings: Sequence[SampleId] = (),
+        training: Mapping[str, float] = ...,
     ) -> Grade:
         """Grades a stored sample, in all pools with a reward for it at once.
+
+        Rewards that are given all responses to a prompt wait for the call with `siblings`: all samples of the group that count, this one
+        included, once the store has them. `training` says how far the training is, for functions that ask.
 
         A function that fails is run once more, on another worker if there is one. Cancelling the call cancels the grade, queued or running.
         Raises KeyError if the store has lost the sample.

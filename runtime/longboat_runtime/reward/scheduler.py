@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ from longboat_runtime.reward.pool import RewardPool
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.slots import reward_nodes
+from longboat_runtime.reward.together import GradeAll, Together
 from longboat_runtime.samples import Grade, PromptId, Row, SampleId, TimeLimit
 from longboat_runtime.store.protocol import SampleStore
 
@@ -38,7 +40,6 @@ class RayRewardScheduler:
 
     def __init__(self, spec: RLJobSpec, store: SampleStore, sockets: Mapping[str, Path] | None = None) -> None:
         self._rewards: list[RewardSpec] = list(spec.rewards)
-        self._prompt_column = spec.dataset.columns.prompt
         self.isolation: dict[str, IsolationInForce] = {}
         self._pools: dict[str, RewardPool] = {}
         self._pool_of: dict[str, RewardPool] = {}
@@ -48,6 +49,7 @@ class RayRewardScheduler:
             pool = self._pools[named.name] = RewardPool(named.name, pool_rewards, store, socket, self.isolation)
             self._pool_of |= {reward.name: pool for reward in pool_rewards.values()}
         self._groups: dict[tuple[PromptId, int], Group] = {}
+        self._together: dict[tuple[PromptId, int], Together] = {}
         self._numbers = count()
         self._watching: asyncio.Task[None] | None = None
 
@@ -77,20 +79,57 @@ class RayRewardScheduler:
         row: Row,
         urgency: Urgency = Urgency(),  # noqa: B008 - immutable
         limits: Mapping[str, TimeLimit] | None = None,
+        *,
+        siblings: Sequence[SampleId] = (),
+        training: Mapping[str, float] = MappingProxyType({}),
     ) -> Grade:
         """Grades a stored sample by the functions for the row's domain (see `combine`). Raises KeyError if the store has lost it."""
         rewards = applicable(self._rewards, row.domain)
-        shares: dict[RewardPool, list[RewardSpec]] = {}
-        for reward in rewards:
-            shares.setdefault(self._pool_of[reward.name], []).append(reward)
-        row_sample = self._row_sample(row)
+        row_sample = RewardSample(
+            "",
+            row.text,
+            row.ground_truth,
+            row.domain,
+            row.columns,
+            row.messages,
+            prefill=row.prefill,
+            training=dict(training),
+        )
+        by_group = [reward for reward in rewards if reward.grades_groups]
+        by_sample = [reward for reward in rewards if not reward.grades_groups]
         with self._group_of(sample, urgency) as group:
-            outcomes = await _run_together(
-                [pool.grade(sample, row_sample, pool_rewards, group, limits) for pool, pool_rewards in shares.items()]
-            )
+
+            def grade_all(samples: tuple[SampleId, ...]) -> Coroutine[Any, Any, dict[str, FunctionOutcome]]:
+                return _run_together(
+                    [pool.grade(samples, row_sample, own, group, together=True) for pool, own in self._shares(by_group)]
+                )
+
+            calls = [pool.grade((sample,), row_sample, own, group, limits) for pool, own in self._shares(by_sample)]
+            if by_group:
+                calls.append(self._grade_together(sample, siblings, grade_all))
+            outcomes = await _run_together(calls)
             group.missing = max(0, group.missing - 1)
         grade = combine(rewards, outcomes)
         return replace(grade, times=grade_times(outcomes, limits)) if limits else grade
+
+    def _shares(self, rewards: Sequence[RewardSpec]) -> Iterable[tuple[RewardPool, list[RewardSpec]]]:
+        """Divides rewards between their pools."""
+        shares: dict[RewardPool, list[RewardSpec]] = {}
+        for reward in rewards:
+            shares.setdefault(self._pool_of[reward.name], []).append(reward)
+        return shares.items()
+
+    async def _grade_together(
+        self, sample: SampleId, siblings: Sequence[SampleId], grade_all: GradeAll
+    ) -> dict[str, FunctionOutcome]:
+        """Waits until the sample is graded with all others of its group, which a call with `siblings` begins."""
+        key = sample.prompt, sample.attempt
+        together = self._together.setdefault(key, Together())
+        try:
+            return await together.outcomes(sample, tuple(sorted(siblings)), grade_all)
+        finally:
+            if not together.waiting:
+                self._together.pop(key, None)
 
     def flush(self) -> None:
         for pool in self._pools.values():
@@ -124,12 +163,6 @@ class RayRewardScheduler:
     def _moved(self, group: Group) -> None:
         for pool in self._pools.values():
             pool.moved(group)
-
-    def _row_sample(self, row: Row) -> RewardSample:
-        """Returns what functions are told about a row."""
-        original = row.columns.get(self._prompt_column)
-        messages = original if isinstance(original, list) else None
-        return RewardSample("", row.text, row.ground_truth, row.domain, row.columns, messages)
 
     async def _watch(self) -> None:
         while True:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
 from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce
@@ -16,29 +18,36 @@ from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.grader import Grader
 from longboat_runtime.samples import Response, SampleId, sample_seed
+from longboat_runtime.special_tokens import with_special_tokens
 from longboat_runtime.store.protocol import SampleStore
+
+log = structlog.get_logger()
 
 # How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a
 # millisecond or two of CPU (measured), several times as much as a short grade.
 GATHER_SECONDS = 0.2
 # How many cancellations of unknown requests a worker remembers, the newest ones: most had been answered when they were cancelled.
 _MOST_CANCELLED = 10_000
+# How many differing responses of a group are graded alone too, once for each reward.
+_COMPARED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """Functions (name and timeout in seconds) to be run on one stored sample. `number` names the request in its answer.
+    """Functions (name and timeout in seconds) to be run on stored samples: one, or if `together` all responses to a prompt at once.
 
-    `row` is what functions are told about the row that the sample answers; the worker adds the response. `own_seconds` are the limits
-    of functions whose timeouts are learned, by name. With `alone` the graders have nothing else to do meanwhile.
+    `number` names the request in its answer. `row` is what functions are told about the row that the samples answer; the worker adds the
+    responses. `own_seconds` are the limits of functions whose timeouts are learned, by name. With `alone` the graders have nothing else
+    to do meanwhile.
     """
 
     number: int
-    sample: SampleId
+    samples: tuple[SampleId, ...]
     row: RewardSample
     functions: tuple[tuple[str, float], ...]
     own_seconds: Mapping[str, float] = field(default_factory=dict)
     alone: bool = False
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,11 @@ class RewardWorker:
         self._running: dict[int, asyncio.Task[None]] = {}
         # Requests that were cancelled before they came, since calls may overtake each other: they won't begin.
         self._cancelled: dict[int, None] = {}
+        # Rewards, by name, whose text has special tokens.
+        self._with_special: set[str] = set()
+        # Rewards, by name, whose scores of a group have been compared with those of single responses, and comparisons under way.
+        self._compared: set[str] = set()
+        self._comparing: set[asyncio.Task[None]] = set()
         self._answers: list[GradeAnswer] = []
         self._isolation: dict[str, IsolationInForce] = {}
         # Set while there is something to report (answers, another capacity), and once nothing is being graded any more.
@@ -85,6 +99,7 @@ class RewardWorker:
         Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached, else None. `isolation` is what other
         workers have learned about how the grades of a reward must be kept apart.
         """
+        self._with_special = {reward.name for reward in rewards.values() if reward.special_tokens}
         reasons = {name: in_force.reason for name, in_force in isolation.items() if in_force.reason}
         try:
             problems = await asyncio.gather(
@@ -112,15 +127,19 @@ class RewardWorker:
         self._idle.clear()
         self._fetching.update(request.number for request in requests)
         try:
-            stored = await self._store.responses([request.sample for request in requests])
+            wanted = [sample for request in requests for sample in request.samples]
+            names = {name for request in requests for name, _ in request.functions}
+            token_ids = not names.isdisjoint(self._graders.token_ids)
+            stored = await self._store.responses(wanted, token_ids=token_ids)
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
             self._answer(*(GradeAnswer(request.number, error) for request in self._still_wanted(requests)))
             return
         for request in self._still_wanted(requests):
-            if request.sample not in stored:
-                self._answer(GradeAnswer(request.number, KeyError(request.sample)))
+            if missing := [sample for sample in request.samples if sample not in stored]:
+                self._answer(GradeAnswer(request.number, KeyError(*missing)))
                 continue
-            task = self._running[request.number] = asyncio.create_task(self._run(request, stored[request.sample]))
+            responses = [stored[sample] for sample in request.samples]
+            task = self._running[request.number] = asyncio.create_task(self._run(request, responses))
             task.add_done_callback(partial(self._ended, request.number))
 
     async def cancel(self, numbers: Sequence[int]) -> None:
@@ -153,26 +172,61 @@ class RewardWorker:
         self._isolation = isolation
         return GradeAnswers(answers, isolation, self._graders.capacity)
 
-    async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
-        """Grades a response by the functions of a request; returns outcomes by function name."""
-        sample = replace(
-            request.row,
-            text=response.text,
-            finish_reason=str(response.finish_reason),
-            tokens=response.tokens,
-        )
-        seed = sample_seed("", 0, request.sample)
-        outcomes = await asyncio.gather(
-            *(
-                self._graders.grade(name, sample, timeout, seed, request.own_seconds.get(name), alone=request.alone)
-                for name, timeout in request.functions
-            )
-        )
-        return {name: outcome for (name, _), outcome in zip(request.functions, outcomes, strict=True)}
+    async def grade(self, request: GradeRequest, responses: Sequence[Response]) -> dict[str, FunctionOutcome]:
+        """Grades the responses of a request by its functions; returns outcomes by function name."""
+        seed = sample_seed("", 0, request.samples[0])
+        calls, samples_by_name = [], {}
+        for name, seconds in request.functions:
+            special, token_ids = name in self._with_special, name in self._graders.token_ids
+            samples = samples_by_name[name] = [
+                replace(
+                    request.row,
+                    text=with_special_tokens(response.text, response.special) if special else response.text,
+                    finish_reason=str(response.finish_reason),
+                    tokens=response.tokens,
+                    token_ids=response.token_ids.tolist() if token_ids and response.token_ids is not None else None,
+                )
+                for response in responses
+            ]
+            graded, own = samples if request.together else samples[0], request.own_seconds.get(name)
+            calls.append(self._graders.grade(name, graded, seconds, seed, own, alone=request.alone))
+        outcomes = {
+            name: outcome for (name, _), outcome in zip(request.functions, await asyncio.gather(*calls), strict=True)
+        }
+        if request.together:
+            for name, seconds in request.functions:
+                self._compare_soon(name, samples_by_name[name], outcomes[name], seconds, seed)
+        return outcomes
 
-    async def _run(self, request: GradeRequest, response: Response) -> None:
+    def _compare_soon(
+        self, name: str, samples: Sequence[RewardSample], outcome: FunctionOutcome, seconds: float, seed: int
+    ) -> None:
+        """Compares the first _COMPARED scores that differing responses of one group got together with those that they get alone."""
+        places = {sample.text: index for index, sample in enumerate(samples)}
+        if name in self._compared or len(places) < _COMPARED or len(outcome.each) != len(samples):
+            return
+        self._compared.add(name)
+        compared = [(samples[index], outcome.each[index]) for index in sorted(places.values())[:_COMPARED]]
+        task = asyncio.create_task(self._compare(name, compared, seconds, seed))
+        self._comparing.add(task)
+        task.add_done_callback(self._comparing.discard)
+
+    async def _compare(
+        self, name: str, compared: Sequence[tuple[RewardSample, FunctionOutcome]], seconds: float, seed: int
+    ) -> None:
+        """Recommends `batch: Sample` if these samples score the same alone as they did together."""
+        for sample, outcome in compared:
+            alone = await self._graders.grade(name, [sample], seconds, seed)
+            if [(own.kind, own.score) for own in alone.each] != [(outcome.kind, outcome.score)]:
+                return
+        log.info(
+            "a reward scores responses the same alone as together: with `batch: Sample` each is graded as soon as it is generated",
+            reward=name,
+        )
+
+    async def _run(self, request: GradeRequest, responses: Sequence[Response]) -> None:
         try:
-            self._answer(GradeAnswer(request.number, await self.grade(request, response)))
+            self._answer(GradeAnswer(request.number, await self.grade(request, responses)))
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
             self._answer(GradeAnswer(request.number, error))
 

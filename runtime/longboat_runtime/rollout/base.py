@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
+from longboat_runtime.special_tokens import special_texts
 from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, check_parity, parity
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -31,6 +32,8 @@ class BaseEngine:
 
     _counters: EngineCounters
     _tokenizer: Any
+    # The texts of its special tokens, by id.
+    _special: Mapping[int, str]
     _vocabulary: int
 
     def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
@@ -83,6 +86,7 @@ class BaseEngine:
         (self._counters,) = vllm.logger_manager.stat_loggers
         self._vocabulary = vllm.model_config.get_vocab_size()
         self._tokenizer = vllm.get_tokenizer()
+        self._special = special_texts(self._tokenizer)
 
     def _started(self, name: str, request: SampleRequest, begun: GeneratedSample | None) -> None:
         """Notes that vLLM has the request, under this name."""
@@ -93,7 +97,7 @@ class BaseEngine:
     def _finish(self, name: str, output: Any) -> None:
         """Notes that vLLM has ended the request of this name, and puts its sample into the outbox."""
         request, begun = self._running.pop(name), self._begun.pop(name, None)
-        self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer))
+        self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer, self._special))
 
     def _check_probe(self, publication: WeightPublication) -> None:
         """Refuses a publication whose probe the engine can't score, before any weights change."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from longboat_runtime.samples import (
     first_tokens,
     joined,
 )
+from longboat_runtime.special_tokens import special_tokens
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -67,6 +69,8 @@ def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        include_stop_str_in_output=sampling.include_stop,
         seed=request.next_seed,
         repetition_detection=RepetitionDetectionParams(loop.pattern_tokens, 1, loop.count) if loop else None,
         logprobs=0,
@@ -97,9 +101,17 @@ def probe_params() -> SamplingParams:
 
 
 def generated_sample(
-    request: SampleRequest, begun: GeneratedSample | None, output: RequestOutput, engine: str, tokenizer: Any
+    request: SampleRequest,
+    begun: GeneratedSample | None,
+    output: RequestOutput,
+    engine: str,
+    tokenizer: Any,
+    special: Mapping[int, str],
 ) -> GeneratedSample:
-    """Makes the sample of a request that began with the tokens of `begun`, if that is given. `output` is its final output."""
+    """Makes the sample of a request that began with the tokens of `begun`, if that is given. `output` is its final output.
+
+    `special` are the texts of the tokenizer's special tokens, by id.
+    """
     completion = output.outputs[0]
     token_ids = np.asarray(completion.token_ids, dtype=np.int32)
     logprobs, spans = _sampled_logprobs(completion.logprobs, len(token_ids)), _spans(completion.weight_versions or ())
@@ -110,8 +122,14 @@ def generated_sample(
     if begun is not None and (end := repetition_end(token_ids, len(begun.token_ids), request.sampling.repetition)):
         token_ids, logprobs, spans = token_ids[:end], logprobs[:end], first_tokens(spans, end)
         reason, text = FinishReason.REPETITION, None
+    ids, sampling = token_ids.tolist(), request.sampling
+    stopped = reason is FinishReason.STOP and ids[-1:] and ids[-1] in sampling.stop_token_ids
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
     if text is None:
-        text = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        text = decode(ids[:-1] if stopped and not sampling.include_stop else ids)
+    left_out = special_tokens(ids, text, special, decode)
+    if stopped and sampling.include_stop and ids[-1] in special:
+        text, left_out = text + special[ids[-1]], left_out[:-1]
     return GeneratedSample(
         id=request.id,
         prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
@@ -122,6 +140,7 @@ def generated_sample(
         text=text,
         engine=engine,
         evaluation=request.evaluation,
+        special=left_out,
     )
 
 

@@ -31,6 +31,8 @@ class DropReason(StrEnum):
     """All rewards of the group are equal: with a baseline of its own it teaches nothing (DAPO, arXiv:2503.14476, section 3.2)."""
     GRADER_ERROR = "grader_error"
     """A sample could not be graded."""
+    NOT_APPLICABLE = "not_applicable"
+    """Reward functions applied to fewer than two of its samples, so there is nothing to compare."""
     ENGINE_DEATHS = "engine_deaths"
     """A sample ran in several engines that died: retried, it would kill the next one."""
     NOT_FINITE = "not_finite"
@@ -38,7 +40,7 @@ class DropReason(StrEnum):
 
 
 # A group dropped for one of these reasons is not replaced: the batch is smaller, against the same denominator.
-NOT_REPLACED = (DropReason.GRADER_ERROR, DropReason.ENGINE_DEATHS)
+NOT_REPLACED = (DropReason.GRADER_ERROR, DropReason.ENGINE_DEATHS, DropReason.NOT_APPLICABLE)
 
 
 class DeferReason(StrEnum):
@@ -301,7 +303,8 @@ class Graded:
     """A sample was graded. `score` is the weighted sum of the reward functions' scores; a grader error has none (0.0).
 
     `seconds` is the time it took. `parts` are the scores of the single reward functions, None if one timed out: what that counts
-    may be known only with the batch (`reward.combine.batch_rewards`). `times` are there for those whose timeouts are learned.
+    may be known only with the batch (`reward.combine.batch_rewards`). `times` are there for those whose timeouts are learned, `metrics`
+    are what functions measured, by REWARD/KEY.
     """
 
     sample: SampleId
@@ -311,6 +314,7 @@ class Graded:
     message: str = ""
     parts: Mapping[str, float | None] = field(default_factory=dict)
     times: Annotated[Mapping[str, GradeTime], Field(exclude_if=lambda times: not times)] = field(default_factory=dict)
+    metrics: Annotated[Mapping[str, float], Field(exclude_if=lambda metrics: not metrics)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,11 +157,12 @@ class Ledger(LedgerState):
             return False
         round_ = self._counters(group)
         round_.grades[body.kind] = round_.grades.get(body.kind, 0) + 1
-        record.kind, record.score, record.parts, record.grading_seconds = (
+        record.kind, record.score, record.parts, record.grading_seconds, record.metrics = (
             body.kind,
             body.score,
             body.parts,
             body.seconds,
+            body.metrics,
         )
         group.graded += 1
         error = body.kind is GradeKind.GRADER_ERROR

@@ -74,6 +74,7 @@ class SampleRecord:
     score: float = 0.0
     parts: Mapping[str, float | None] = field(default_factory=dict)
     grading_seconds: float = 0.0
+    metrics: Annotated[Mapping[str, float], Field(exclude_if=lambda metrics: not metrics)] = field(default_factory=dict)
     begun: tuple[VersionSpan, ...] = ()
     moved: tuple[VersionSpan, ...] = ()
     engine_deaths: int = 0
@@ -130,6 +131,12 @@ class GroupRecord:
     def counted_ids(self) -> list[SampleId]:
         return [self.sample_id(index) for index in self.counted]
 
+    def siblings(self, group_size: int) -> list[SampleId]:
+        """Returns the ids of the samples that count once all `group_size` are in the store, else none."""
+        stored = {SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT}
+        whole = len(self.counted) == group_size and all(self.samples[index].state in stored for index in self.counted)
+        return self.counted_ids if whole else []
+
     @property
     def sample_ids(self) -> list[SampleId]:
         return [self.sample_id(sample.index) for sample in self.samples]
@@ -168,10 +175,20 @@ class GroupRecord:
         return self.completed is not None and self.graded == len(self.counted)
 
     @property
+    def scored(self) -> list[SampleRecord]:
+        """The samples that count and to which a reward function applies."""
+        counted = (self.samples[index] for index in self.counted)
+        return [sample for sample in counted if sample.kind is not GradeKind.NOT_APPLICABLE]
+
+    @property
+    def incomparable(self) -> bool:
+        """Whether reward functions apply to fewer than two of several samples."""
+        return len(self.scored) < min(2, len(self.counted))
+
+    @property
     def zero_variance(self) -> bool:
         """Whether all rewards are equal. The reward of a timeout is known only with the batch: timeouts of the same functions are equal."""
-        counted = [self.samples[index] for index in self.counted]
-        return len({(sample.score, sample.timed_out) for sample in counted}) == 1
+        return len({(sample.score, sample.timed_out) for sample in self.scored}) == 1
 
 
 @dataclass(slots=True)

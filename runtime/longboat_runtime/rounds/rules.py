@@ -126,13 +126,18 @@ def deferred(group: GroupRecord, reason: DeferReason) -> events.GroupDeferred:
 
 
 def judge(group: GroupRecord | None, *, drop_zero_variance: bool) -> events.GroupKept | events.GroupDropped | None:
-    """Keeps a group once it is fully graded; drops it for a grader error, or for equal rewards with `drop_zero_variance`."""
+    """Keeps a group once it is fully graded.
+
+    Drops it for a grader error, if reward functions apply to too few of its samples, or for equal rewards with `drop_zero_variance`.
+    """
     if group is None:
         return None
     if group.errors:
         return dropped(group, DropReason.GRADER_ERROR)
     if not group.rewarded or group.state is SampleState.KEPT:
         return None
+    if group.incomparable:
+        return dropped(group, DropReason.NOT_APPLICABLE)
     if drop_zero_variance and group.zero_variance:
         return dropped(group, DropReason.ZERO_VARIANCE)
     return events.GroupKept(group.prompt, group.attempt)

@@ -142,7 +142,7 @@ class LedgerState:
         if record.kind is not None:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR
-            record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
+            record.kind, record.score, record.parts, record.grading_seconds, record.metrics = None, 0.0, {}, 0.0, {}
 
     def _next_to_train(self, step: int) -> RoundRecord | None:
         """Returns the oldest round if `step` is the next one, which it feeds; else None."""

@@ -23,6 +23,8 @@ from longboat_runtime.sample_files.reading import (
     read_files,
     select,
 )
+from longboat_runtime.samples import SpecialToken
+from longboat_runtime.special_tokens import with_special_tokens
 
 _FAILED = 1
 # How many samples are shown if nobody says.
@@ -49,6 +51,7 @@ class Options:
     domain: str | None = None
     limit: int | None = None
     full: bool = False
+    special: bool = False
     json: bool = False
     terminal: int | None = None
 
@@ -110,7 +113,7 @@ def show(target: str, namespace: str | None, options: Options) -> int:
             typer.echo(json.dumps(sample))
     else:
         console = Console(width=options.terminal, force_terminal=True if options.terminal else None, highlight=False)
-        _print(console, selection, full=options.full)
+        _print(console, selection, full=options.full, special=options.special)
     return 0
 
 
@@ -135,7 +138,7 @@ def _selection(root: Path, query: Query, options: Options) -> Selection:
                 raise
 
 
-def _print(console: Console, selection: Selection, *, full: bool) -> None:
+def _print(console: Console, selection: Selection, *, full: bool, special: bool) -> None:
     before = None
     for sample in selection.samples:
         heading, details = headings(sample)
@@ -145,7 +148,8 @@ def _print(console: Console, selection: Selection, *, full: bool) -> None:
         prompt = sample["epoch"], sample["row"]
         text = "the same prompt" if prompt == before else shown(sample["prompt"], full=full)
         console.print(Text(text, "cyan"))
-        console.print(Text(shown(sample["response"], full=full)))
+        tokens = [SpecialToken(**token) for token in sample["special"]] if special else []
+        console.print(Text(shown(with_special_tokens(sample["response"], tokens), full=full)))
         console.print()
         before = prompt
     matched = ", ".join(f"{count} {fate}" for fate, count in selection.matched.items())

@@ -18,7 +18,7 @@ import structlog
 from longboat_runtime.checkpoint.files import fsync_directory
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.sample_files.contents import SampleFacts, SampleFileRequest
-from longboat_runtime.samples import PromptId, Response, SampleId
+from longboat_runtime.samples import PromptId, Response, SampleId, SpecialToken
 
 log = structlog.get_logger()
 
@@ -26,6 +26,7 @@ DIRECTORY = "samples"
 _NAME = re.compile(r"step-(\d+)\.parquet")
 _PARTIAL = ".partial"
 
+_SPECIAL = pa.struct([("at", pa.int32()), ("text", pa.string())])
 _SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
 SCHEMA = pa.schema(
     [
@@ -53,7 +54,9 @@ SCHEMA = pa.schema(
         # Which weights drew response tokens `start` (inclusive) to `end` (exclusive).
         ("versions", pa.list_(_SPAN)),
         ("engine", pa.string()),
-        # The grader's message; the prompt as the model got it, special tokens included; the response.
+        # Special tokens of the response, and before which of its characters they stand.
+        ("special", pa.list_(_SPECIAL)),
+        # The grader's message; the prompt as the model got it, special tokens included; the response without special tokens.
         ("message", pa.string()),
         ("prompt", pa.string()),
         ("response", pa.string()),
@@ -159,6 +162,7 @@ def _batch(
             request.round,
             facts,
             {"prompt": texts[facts.id.prompt], "response": stored[facts.id].text},
+            stored[facts.id].special,
         )
         for facts in samples
     ]
@@ -178,7 +182,9 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
         yield portion
 
 
-def _row(step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str]) -> dict[str, Any]:
+def _row(
+    step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str], special: Sequence[SpecialToken]
+) -> dict[str, Any]:
     """Makes one row; text that is not valid Unicode gets question marks."""
     epoch, row, attempt, index = facts.id
     texts = {"message": facts.message or "", **texts}
@@ -203,6 +209,7 @@ def _row(step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str]) -
         "finish_reason": facts.finish_reason.value,
         "versions": [span._asdict() for span in facts.spans],
         "engine": facts.engine,
+        "special": [token._asdict() for token in special],
         **whole,
     }
 

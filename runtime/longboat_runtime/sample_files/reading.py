@@ -170,6 +170,8 @@ def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]
             for sample in samples:
                 if "parts" in sample:
                     sample["parts"] = dict(sample["parts"])
+                if "special" in columns:  # files of earlier versions lack it
+                    sample["special"] = sample.get("special") or []
             yield group, samples
 
 

@@ -43,9 +43,13 @@ class HeldSamples:
             raise KeyError(*missing)
         return [self._samples[sample] for sample in ids]
 
-    def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
-        """Returns the responses by id; samples that aren't held are left out."""
-        return {sample: self._samples[sample].response for sample in ids if sample in self._samples}
+    def responses(self, ids: Sequence[SampleId], *, token_ids: bool) -> dict[SampleId, Response]:
+        """Returns the responses by id, with or without the ids of their tokens; samples that aren't held are left out."""
+        stored = {sample: self._samples[sample] for sample in ids if sample in self._samples}
+        return {
+            id_: sample.response._replace(token_ids=sample.token_ids) if token_ids else sample.response
+            for id_, sample in stored.items()
+        }
 
     def delete(self, ids: Iterable[SampleId]) -> None:
         for sample in ids:
@@ -76,8 +80,8 @@ class SampleStoreActor:
         except KeyError as missing:
             return [], list(missing.args)
 
-    def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
-        return self._held.responses(ids)
+    def responses(self, ids: Sequence[SampleId], token_ids: bool) -> dict[SampleId, Response]:
+        return self._held.responses(ids, token_ids=token_ids)
 
     def delete(self, ids: Sequence[SampleId]) -> None:
         self._held.delete(ids)

@@ -37,8 +37,8 @@ class StoreClient:
             raise KeyError(*missing)
         return samples
 
-    async def responses(self, ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
-        responses: Mapping[SampleId, Response] = await self._call("responses", list(ids))
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> Mapping[SampleId, Response]:
+        responses: Mapping[SampleId, Response] = await self._call("responses", list(ids), token_ids)
         return responses
 
     async def delete(self, ids: Sequence[SampleId]) -> None:

@@ -20,8 +20,8 @@ class SampleStore(Protocol):
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         """Returns samples. Raises KeyError naming the ids that are missing."""
 
-    async def responses(self, ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
-        """Returns what graders need of those samples that it holds."""
+    async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> Mapping[SampleId, Response]:
+        """Returns what graders need of those samples that it holds, with or without the ids of their tokens."""
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 

@@ -137,7 +137,8 @@ class TrainerActor:
         weights = ((name, weight.to("cpu", copy=True)) for name, weight in self._trainer.weights())
         if self._rank == 0:
             dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
-            export(Path(self._spec.model.path), dict(weights), dtype, directory)
+            own = self._spec.dataset.chat_template
+            export(Path(self._spec.model.path), dict(weights), dtype, directory, own.text if own else None)
         else:
             for _ in weights:
                 pass

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 STD_EPSILON = 1e-6
 
 
-def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: ResolvedAlgorithm) -> list[float]:
+def advantages(
+    rewards: Sequence[float | None], groups: Sequence[Hashable], algorithm: ResolvedAlgorithm
+) -> list[float]:
     """Computes one advantage for each sample: (reward - baseline) / scale.
 
-    `rewards[i]` is the reward of sample i and `groups[i]` names its group.
+    `rewards[i]` is the reward of sample i and `groups[i]` names its group. A sample without a reward counts in no baseline or scale, and its
+    advantage is 0 (TRL 1.16, `GRPOTrainer._generate_and_score_completions`).
 
     Baselines: GroupMean (GRPO, arXiv 2402.03300 §4.1.1), LeaveOneOut, the mean of the group's other samples (RLOO, arXiv
     2402.14740 §3.3; a group of one has baseline 0), BatchMean (REINFORCE++, arXiv 2501.03262).
@@ -30,17 +33,20 @@ def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: 
     """
     if len(rewards) != len(groups):
         raise ValueError(f"{len(rewards)} rewards for {len(groups)} group names")
-    if not all(map(math.isfinite, rewards)):
-        raise ValueError("rewards must be finite numbers; drop a sample without a score beforehand, with its group")
+    scored = [position for position, reward in enumerate(rewards) if reward is not None]
+    scores = [reward for reward in rewards if reward is not None]
+    if not all(map(math.isfinite, scores)):
+        raise ValueError("rewards must be finite: drop the groups of samples that couldn't be graded first")
     members: dict[Hashable, list[int]] = {}
-    for position, group in enumerate(groups):
-        members.setdefault(group, []).append(position)
-    centred = _centre(rewards, list(members.values()), algorithm.advantage_baseline)
-    return _scale(rewards, centred, list(members.values()), algorithm.advantage_scale)
+    for index, position in enumerate(scored):
+        members.setdefault(groups[position], []).append(index)
+    centred = _centre(scores, list(members.values()), algorithm.advantage_baseline)
+    scaled = dict(zip(scored, _scale(scores, centred, list(members.values()), algorithm.advantage_scale), strict=True))
+    return [scaled.get(position, 0.0) for position in range(len(rewards))]
 
 
 def look_beyond_group(algorithm: ResolvedAlgorithm) -> bool:
-    """Whether an advantage depends on rewards of other groups, so that none is known before the whole batch is."""
+    """Whether an advantage depends on rewards of other groups, so that none is scores before the whole batch is."""
     return (
         algorithm.advantage_baseline is AdvantageBaseline.BATCH_MEAN
         or algorithm.advantage_scale is AdvantageScale.BATCH_STD

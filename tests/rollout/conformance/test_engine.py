@@ -8,6 +8,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from longboat_runtime.rollout.engine import EngineDead, kv_tokens
 from longboat_runtime.rollout.factory import read_model_config
@@ -18,6 +19,7 @@ from longboat_runtime.weights.payload import WeightPayload
 from tests.rollout.conformance.conftest import MAX_SEQUENCES
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
+from tests.support.tiny_model import SPECIAL_TOKENS
 from tests.support.waiting import DEADLINE_SECONDS, eventually
 
 LONG = 480  # tokens of a response that is still running when something happens to it
@@ -146,6 +148,18 @@ def test_a_stop_string_ends_a_response(engine: HostedEngine, reference: Referenc
     assert sample.finish_reason is FinishReason.STOP
     assert sample.text == whole.text[: whole.text.index(stop)]
     assert sample.token_ids.tolist() == whole.token_ids.tolist()[: len(sample.token_ids)]
+
+
+def test_a_stop_token_ends_a_response(engine: HostedEngine, reference: ReferenceModel) -> None:
+    asked, whole = long_response(engine, 0)
+    last = next(letter for letter in whole.text if letter.isascii() and letter.isalnum())
+    stop = len(SPECIAL_TOKENS) + sorted(ByteLevel.alphabet()).index(last)
+    for include in (False, True):
+        sampling = replace(asked.sampling, stop_token_ids=(stop,), include_stop=include)
+        sample = run(engine, [replace(asked, sampling=sampling)])[asked.id]
+        assert sample.finish_reason is FinishReason.STOP
+        assert sample.token_ids.tolist() == whole.token_ids.tolist()[: whole.token_ids.tolist().index(stop) + 1]
+        assert sample.text == whole.text[: whole.text.index(last) + include]
 
 
 def test_a_loop_is_ended_and_named(engine: HostedEngine, reference: ReferenceModel) -> None:
