@@ -46,7 +46,7 @@ def advantages(
 
 
 def look_beyond_group(algorithm: ResolvedAlgorithm) -> bool:
-    """Whether an advantage depends on rewards of other groups, so that none is scores before the whole batch is."""
+    """Whether an advantage depends on rewards of other groups, so that none is known before the whole batch is."""
     return (
         algorithm.advantage_baseline is AdvantageBaseline.BATCH_MEAN
         or algorithm.advantage_scale is AdvantageScale.BATCH_STD
