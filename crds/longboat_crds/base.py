@@ -50,9 +50,6 @@ ReferenceName = Annotated[
     ),
 ]
 
-# The key of a file in a ConfigMap.
-ConfigMapKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
-
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 Path = Annotated[str, Field(min_length=1, max_length=1024)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -139,3 +136,12 @@ class Role(StrEnum):
     ROLLOUT = "rollout"
     REWARD = "reward"
     TRAINER = "trainer"
+
+
+class ConfigMapFile(ApiModel):
+    """A file kept in a ConfigMap of the job's namespace."""
+
+    name: ReferenceName = Field(description="Name of the ConfigMap.")
+    key: str = Field(
+        min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Key of the file in the ConfigMap."
+    )

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ConfigMapKey, Opaque, Path, ReferenceName, Seed
+from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ConfigMapFile, Opaque, Path, Seed
 from longboat_crds.expressions import exactly_one
 from longboat_crds.rules import Changeable, Rule
 
@@ -45,13 +45,6 @@ class ReasoningGymSource(ApiModel):
     size: int = Field(default=10_000, ge=1, le=10_000_000, description="Number of rows.")
     seed: Seed = Field(default=0, description="Seed of the rows; another seed gives other rows.")
     config: Opaque = Field(default_factory=dict, description="Keyword arguments of the task's own configuration.")
-
-
-class ConfigMapFile(ApiModel):
-    """A file kept in a ConfigMap of the job's namespace."""
-
-    name: ReferenceName = Field(description="Name of the ConfigMap.")
-    key: ConfigMapKey = Field(description="Key of the file in the ConfigMap, such as `chat_template.jinja`.")
 
 
 class ChatTemplateSpec(ApiModel):

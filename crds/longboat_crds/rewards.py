@@ -9,13 +9,12 @@ from longboat_crds.base import (
     LIST_TYPE,
     ApiModel,
     ColumnName,
-    ConfigMapKey,
+    ConfigMapFile,
     CpuQuantity,
     ObjectName,
     Opaque,
     PoolName,
     Quantity,
-    ReferenceName,
 )
 from longboat_crds.expressions import (
     at_most,
@@ -38,11 +37,9 @@ from longboat_crds.reward_kinds import Credit, RewardBatch, RewardIsolation, Rew
 from longboat_crds.rules import FieldError, Rule
 
 
-class ConfigMapFunction(ApiModel):
+class ConfigMapFunction(ConfigMapFile):
     """A function in a Python file kept in a ConfigMap of the job's namespace."""
 
-    name: ReferenceName = Field(description="Name of the ConfigMap.")
-    key: ConfigMapKey = Field(description="Key of the file in the ConfigMap, such as `reward.py`.")
     function: str = Field(
         min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$", description="Name of the function in that file."
     )

@@ -128,7 +128,7 @@ class PacedSite(Site):
     def open_fleet(self, order: int) -> FakeFleet:
         """In the shape of the newest checkpoint, as real ones start."""
         job = Job("job-uid", self.spec, self.root, self.incarnation)
-        shape = starting_shape(job, lambda: newest(self.root))
+        shape = starting_shape(job, newest(self.root))
         fleet = PacedFleet(self.store, tensor_parallel=shape)
         fleet.site = self
         return fleet

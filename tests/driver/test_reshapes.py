@@ -223,8 +223,8 @@ async def test_the_plan_survives_the_driver(tmp_path: Path) -> None:
     assert not site.fleet.reshaped
     state = manifests(tmp_path)[-1]
     job = Job("job-uid", site.spec, tmp_path, 2)
-    assert starting_shape(job, lambda: state) == state["parallelism"]["tensor_parallel"]
-    assert starting_shape(replace(job, spec=make_spec()), lambda: state) == 1, "fixed by the spec"
+    assert starting_shape(job, state) == state["parallelism"]["tensor_parallel"]
+    assert starting_shape(replace(job, spec=make_spec()), state) == 1, "fixed by the spec"
     site.spec = site.spec.model_copy(update={"rounds": site.spec.rounds.model_copy(update={"steps": 4})})
     await run(site, MANY, MANY, MANY, MANY)
     assert site.fleet.reshaped == [(2, False)], "the third round follows two like it"
@@ -236,4 +236,4 @@ def test_engines_start_within_bounds_that_were_edited_while_the_job_was_suspende
 ) -> None:
     site = site_of(tmp_path, ParallelismSpec(mode=ParallelismMode.ADAPTIVE, **bounds))
     state = {"parallelism": {"tensor_parallel": saved}}
-    assert starting_shape(Job("job-uid", site.spec, tmp_path, 2), lambda: state) == started
+    assert starting_shape(Job("job-uid", site.spec, tmp_path, 2), state) == started

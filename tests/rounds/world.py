@@ -7,10 +7,10 @@ from math import inf
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
-from longboat_runtime.rounds.ledger import STORED, Ledger
+from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.records import STORED, SampleState
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 

@@ -41,8 +41,8 @@ class Chat:
     ) -> str:
         """Returns the prompt text. The model answers the last message or, if that is the assistant's, continues it.
 
-        Raises ValueError if the template leaves out arguments, tools or messages, and whatever else it raises itself. (What an assistant
-        said before may lose its reasoning.)
+        Raises ValueError if the template leaves out arguments, tools or messages, and whatever else it raises itself.
+        Earlier messages of the assistant may lose their reasoning.
         """
         template = self._tokenizer.get_chat_template(self._template, tools=tools)
         if unknown := sorted(arguments.keys() - _variables(template)):

@@ -24,7 +24,7 @@ _LAST_ROLES = ("user", "tool", "assistant")
 def without_nulls(value: Any) -> Any:
     """Drops the keys that are null, at any depth.
 
-    Arrow gives every object of a column all keys that any of them has (TRL's `remove_none_values` mends the same).
+    Arrow gives every object of a column all keys that any of them has (TRL's `remove_none_values` does the same).
     """
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}

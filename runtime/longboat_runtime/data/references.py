@@ -25,7 +25,7 @@ def resolved(spec: RLJobSpec, config_maps: Path = CONFIG_MAPS) -> RLJobSpec:
     if (
         sampling.stop
         or sampling.stop_token_ids
-        or any(reward.kind is RewardKind.REASONING_GYM for reward in spec.rewards)
+        or any(reward.kind is RewardKind.REASONING_GYM and "tag" in reward.parameters for reward in spec.rewards)
     ):
         tokenizer = load_tokenizer(spec.model)
         special = special_texts(tokenizer)

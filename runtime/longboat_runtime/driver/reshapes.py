@@ -197,14 +197,13 @@ def check_profile(job: Job) -> None:
     profile_of(job, job.spec.rollout, bounds_of(job))
 
 
-def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
+def starting_shape(job: Job, state: Mapping[str, Any] | None) -> int:
     """Chooses how many devices an engine has when a driver starts: as in the newest checkpoint, or the nearest within the bounds.
 
-    If shapes are fixed or `newest_state` returns None, it is the spec's number. `newest_state` reads the state in the checkpoint that the
-    job starts from.
+    If shapes are fixed or there is no `state`, that of the checkpoint that the job starts from, it is the spec's number.
     """
     bounds = job.spec.rollout.parallelism
-    if bounds.mode is ParallelismMode.FIXED or (state := newest_state()) is None:
+    if bounds.mode is ParallelismMode.FIXED or state is None:
         return job.spec.rollout.tensor_parallel
     within = bounds_of(job).within(bounds.min_tensor_parallel, bounds.max_tensor_parallel)
     return within.nearest(int(state.get("parallelism", {}).get("tensor_parallel", within.start)))

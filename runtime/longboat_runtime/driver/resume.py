@@ -17,8 +17,9 @@ from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary,
 from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
-from longboat_runtime.rounds.ledger import STORED, Ledger
+from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policies import races_per_period
+from longboat_runtime.rounds.records import STORED
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.protocol import ModelInfo

@@ -10,12 +10,9 @@ from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event, RoundKind
-from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, SampleState
+from longboat_runtime.rounds.records import STORED, GroupRecord, RoundRecord, RoundState, SampleRecord, SampleState
 from longboat_runtime.rounds.state import LedgerState
 from longboat_runtime.samples import FinishReason, GradeKind
-
-# States in which the store has the sample's data.
-STORED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
 
 
 def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:

@@ -42,6 +42,10 @@ class SampleState(StrEnum):
     LOST = "lost"
 
 
+# States in which the store has the sample's data.
+STORED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
+
+
 class RoundState(StrEnum):
     """Open rounds launch and decide groups; closed rounds wait to be trained; rounds in training feed the current step."""
 
@@ -133,8 +137,7 @@ class GroupRecord:
 
     def siblings(self, group_size: int) -> list[SampleId]:
         """Returns the ids of the samples that count once all `group_size` are in the store, else none."""
-        stored = {SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT}
-        whole = len(self.counted) == group_size and all(self.samples[index].state in stored for index in self.counted)
+        whole = len(self.counted) == group_size and all(self.samples[index].state in STORED for index in self.counted)
         return self.counted_ids if whole else []
 
     @property
