@@ -90,7 +90,7 @@ def _rank(
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         # It came with torch 2.13. Measurements on an older one don't need it: these models use all of their weights.
         FSDPModule.set_reduce_scatter_unused_params = lambda *_: None
-    rank = TrainerRank(_spec(model, tokens), index, ranks, address)
+    rank = TrainerRank(spec_of(model, tokens), index, ranks, address)
     line: dict[str, Any] = {"rank": index, "world_size": ranks}
     try:
         with _measured(device) as line["load"]:
@@ -216,11 +216,12 @@ def request_of(samples: Sequence[GeneratedSample], step: int) -> TrainRequest:
     return TrainRequest(step, step, entries, len(entries))
 
 
-def _spec(model: Path, tokens: int) -> RLJobSpec:
+def spec_of(model: Path, tokens: int, dtype: str = "BFloat16") -> RLJobSpec:
+    """Makes the spec of a job that trains `model`, of which `tokens` fill a bin and are what a prompt and its response may have."""
     return RLJobSpec.model_validate(
         {
             "runtimeRef": {"name": "bench"},
-            "model": {"path": str(model), "dtype": "BFloat16"},
+            "model": {"path": str(model), "dtype": dtype},
             "dataset": {"reasoningGym": {"task": "chain_sum"}},
             "rewards": [{"name": "scorer", "kind": "ReasoningGym"}],
             "algorithm": {"importanceCap": 0},
