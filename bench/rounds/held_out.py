@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import evaluation_id
 from longboat_runtime.driver.job import Job
-from longboat_runtime.metrics.groups import FULL_SCORE
+from longboat_runtime.reward.tasks import FULL_SCORE
 from longboat_runtime.samples import FinishedSample, Row, SampleRequest, sample_seed
 
 

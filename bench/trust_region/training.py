@@ -22,7 +22,7 @@ from bench.trust_region.sampler import Sampler
 from longboat_crds.job import RLJobSpec
 from longboat_graders.result import RewardSample
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.metrics.groups import FULL_SCORE
+from longboat_runtime.reward.tasks import FULL_SCORE
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.advantages import advantages

@@ -349,6 +349,25 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
         _FAILED,
     ),
+    Reason.NO_LEARNING_SIGNAL: _run(
+        "A step had nothing to learn from: the rewards of every group were equal, or what differs is left out of the loss. The job fails "
+        "after rounds.maxIdleSteps such steps in a row if no step of it ever learned; the last step is saved before.",
+        "The message has the rewards that were seen. Look at responses with `longboat samples`, and correct the reward, the prompts or "
+        "maxTokens in another job.",
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.NOTHING_LEFT_TO_LEARN: _run(
+        "Every response of a step was right, so the step had nothing to learn from.",
+        "Give harder rows in a new job that resumes from the claim (checkpoint.resumeFrom), or lower rounds.steps to end this one.",
+        _DEGRADED,
+    ),
+    Reason.REWARD_SUSPECT: _run(
+        "A reward can't tell responses that are right from ones that are wrong or empty, or gives the same response different scores.",
+        "The message has the row and the scores. Correct the reward function, the column that it compares with, or the canary "
+        "(rewards[].canary).",
+        _DEGRADED,
+    ),
     Reason.LENGTH_BIAS: _run(
         "Trained responses are shorter than those first launched by more than rounds.maxLengthBias allows; rounds don't race for a "
         "period.",

@@ -27,6 +27,17 @@ class RewardSignature(StrEnum):
     TRL = "TRL"
 
 
+class RewardRole(StrEnum):
+    """What a reward is for.
+
+    Task: it tells whether a response solves its row; accuracy, pass@k and dropZeroVariance are about it. Shaping: it only adds to the sum,
+    such as a penalty for length.
+    """
+
+    TASK = "Task"
+    SHAPING = "Shaping"
+
+
 class RewardBatch(StrEnum):
     """What a TRL function is given in one call.
 

@@ -33,7 +33,15 @@ from longboat_crds.expressions import (
     present,
 )
 from longboat_crds.quantities import millicores
-from longboat_crds.reward_kinds import Credit, RewardBatch, RewardIsolation, RewardKind, RewardSignature, TestCaseFormat
+from longboat_crds.reward_kinds import (
+    Credit,
+    RewardBatch,
+    RewardIsolation,
+    RewardKind,
+    RewardRole,
+    RewardSignature,
+    TestCaseFormat,
+)
 from longboat_crds.rules import FieldError, Rule
 
 
@@ -95,6 +103,9 @@ class SandboxSpec(ApiModel):
         "Python, run by the version that the graders have, in a fork of a process that has started already.",
         json_schema_extra={LIST_TYPE: "atomic"},
     )
+    solution: ColumnName | None = Field(
+        default=None, description="Column with a program that passes all test cases, for a canary (see `canary`)."
+    )
     credit: Credit = Credit.ALL_OR_NOTHING
     max_cases: int = Field(
         default=20, ge=1, le=10_000, description="How many test cases of a row are run at most: the first ones."
@@ -127,6 +138,30 @@ class LearnedTimeout(ApiModel):
         le=1.0,
         description="Share of grades that run to the hard limit all the same: by them is known how many kills are wrong.",
     )
+
+
+# How often canaries are graded unless the spec says it, in steps.
+CANARY_STEPS = 10
+
+
+class CanarySpec(ApiModel):
+    """Responses whose worth is known: a right one and a wrong one, as Jinja templates over a row's columns.
+
+    They are graded before the first step and every `everySteps` steps, beside the samples. The job is reported as RewardSuspect if the reward
+    can't tell them apart, gives an empty response as much as the right one, or gives one response two scores.
+    """
+
+    right: str = Field(
+        min_length=1,
+        max_length=8192,
+        description="Template of a right response, such as the column with the answer in the tags that the reward looks for.",
+    )
+    wrong: str = Field(
+        min_length=1,
+        max_length=8192,
+        description="Template of a wrong response in the same form, best one that a careless check takes for right: a digit more, say.",
+    )
+    every_steps: int = Field(default=CANARY_STEPS, ge=1, le=10_000_000)
 
 
 class RewardSpec(ApiModel):
@@ -218,6 +253,22 @@ class RewardSpec(ApiModel):
             "sandbox",
             FieldError.REQUIRED,
         ),
+        Rule(
+            negation(
+                both(present("canary"), present("role"), equals(field("role"), constant(RewardRole.SHAPING.value)))
+            ),
+            "a reward with role Shaping doesn't tell right from wrong: leave canary out, or set role to Task",
+            "canary",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            negation(
+                both(present("solvedAt"), present("role"), equals(field("role"), constant(RewardRole.SHAPING.value)))
+            ),
+            "a reward with role Shaping doesn't tell whether a response is right: leave solvedAt out, or set role to Task",
+            "solvedAt",
+            FieldError.FORBIDDEN,
+        ),
     )
 
     name: ObjectName = Field(description="Name of the reward in metrics; no two rewards share one.")
@@ -236,6 +287,23 @@ class RewardSpec(ApiModel):
     )
     sandbox: SandboxSpec | None = None
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
+    role: RewardRole | None = Field(
+        default=None,
+        description="Which reward tells whether a response is right. Several rewards may have role Task if no two of them grade the same "
+        "domain. Default: Shaping if another reward has role Task; else Task, or the weighted sum if several rewards grade the same rows.",
+    )
+    solved_at: float | None = Field(
+        default=None,
+        ge=-1e6,
+        le=1e6,
+        description="Score, before the weight, from which on a response is right. Default: 1.0; accuracy and pass@k are withheld once a "
+        "function without it gives more.",
+    )
+    canary: CanarySpec | None = Field(
+        default=None,
+        description="Responses that show whether the reward tells right from wrong. Default: for ReasoningGym the row's answer, for Sandbox "
+        "the program in sandbox.solution; else none.",
+    )
     batch: RewardBatch | None = Field(
         default=None,
         description="For signature TRL: what the function is given in one call. Default: Group.",

@@ -120,6 +120,13 @@ class RoundsSpec(ApiModel):
         default=0,
         description="Seed of every sample and of the minibatches; docs/reproducibility.md says what repeats bit for bit, and when.",
     )
+    max_idle_steps: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="A step is idle if no sample in its loss has an advantage, such as when all rewards of every group are equal. The job "
+        "fails, after a checkpoint and its export, after this many idle steps in a row if no step of it ever learned.",
+    )
     stage_deadline_seconds: Annotated[Seconds, Changeable.WHILE_SUSPENDED] = Field(
         default=1800,
         ge=1,

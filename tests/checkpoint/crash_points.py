@@ -17,6 +17,7 @@ from typing import Any
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.run_state import RunState, StepBoundary
 from longboat_runtime.eventlog import EventLog
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
@@ -72,7 +73,7 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     site.incarnation = incarnation - 1
     driver = site.driver()
     log = EventLog(root, incarnation, {})
-    run_state = RunState(Ledger(2), LengthHistory(), LearnedTimeouts((), str), log, audited=False)
+    run_state = RunState(Ledger(2), LengthHistory(), LearnedTimeouts((), str), TaskRewards(()), log, audited=False)
     driver._steps.resume(run_state, None, None, ModelInfo(1, 1, 1), streams=False)
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:

@@ -278,6 +278,7 @@ class FakeRewards:
         *,
         siblings: Sequence[SampleId] = (),
         training: Mapping[str, float] = MappingProxyType({}),
+        only: str | None = None,
     ) -> Grade:
         self.asked[sample] = urgency
         try:
@@ -294,7 +295,7 @@ class FakeRewards:
             return Grade(GradeKind.GRADER_ERROR, 0.0, 0.1, "the grader crashed")
         if {sample, sample.prompt} & self.timeouts:
             return Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"main": None})
-        score = self.flat if self.flat is not None else float(int(stored.text) % 4)
+        score = self.flat if self.flat is not None else float(int(stored.text or 0) % 4)
         return self._timed(sample, score, limits) or Grade(GradeKind.SCORED, score, 0.1, parts={"main": score})
 
     def _timed(self, sample: SampleId, score: float, limits: Mapping[str, TimeLimit] | None) -> Grade | None:
@@ -461,13 +462,14 @@ class FakeSource:
 
 
 def make_spec(**rounds: Any) -> RLJobSpec:
-    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `trainer`, `evaluation` and `samples`."""
+    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `trainer`, `evaluation`, `reward` and `samples`."""
     columns = {"domain": "parity"} if "quotas" in rounds else {}
     algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
     sampling = {"max_tokens": 7, **rounds.pop("sampling", {})}
     checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
     dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}, "columns": columns}
     samples, trainer = rounds.pop("samples", None), rounds.pop("trainer", {})
+    reward = rounds.pop("reward", {})
     if "evaluation" in rounds:
         dataset["evaluation"] = {"files": {"paths": ["/data/test.jsonl"]}, **rounds.pop("evaluation")}
     return RLJobSpec.model_validate(
@@ -478,7 +480,7 @@ def make_spec(**rounds: Any) -> RLJobSpec:
             "algorithm": algorithm,
             "rounds": {"steps": 5, "prompts_per_round": 2, **rounds},
             "rollout": {"sampling": sampling},
-            "rewards": [{"name": "main", "function": "rewards:main"}],
+            "rewards": [{"name": "main", "function": "rewards:main", "solved_at": 1.0, **reward}],
             "trainer": trainer,
             "checkpoint": checkpoint,
             "samples": samples,
@@ -542,6 +544,7 @@ class Site:
         self, root: Path, spec: RLJobSpec, policy: Policy | None = None, *, adopted: Path | None = None
     ) -> None:
         self.root, self.spec, self._adopted = root, spec, adopted
+        self.tokenizer: Any = None
         self.policy = policy or open_policy(spec)
         self.incarnation = 0
 
@@ -557,7 +560,14 @@ class Site:
         held_out = [Row(PromptId(0, row), f"test {row}", (100 + row,), "") for row in range(3)]
         evaluation = tuple(held_out) if self.spec.dataset.evaluation else ()
         components = Components(
-            self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation
+            self.store,
+            self.fleet,
+            self.rewards,
+            self.trainer,
+            self.source,
+            self.checkpoints,
+            evaluation,
+            self.tokenizer,
         )
         job = Job("job-uid", self.spec, self.root, self.incarnation)
         self.broker = EditedBroker(self.incarnation, self.spec)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from longboat_crds.dataset import EvaluationSpec, FilesSource
+from longboat_crds.reward_kinds import RewardRole
 from longboat_crds.rewards import RewardSpec
 from longboat_crds.rollout import RepetitionSpec, SamplingSpec
 from longboat_runtime.driver.evaluation import (
@@ -16,6 +17,7 @@ from longboat_runtime.driver.evaluation import (
     is_due,
 )
 from longboat_runtime.driver.job import Job
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.samples import FinishedSample, FinishReason, Grade, GradeKind, PromptId, Repetition, Row, SampleId
 from tests.driver.fakes import Site, make_spec
 
@@ -29,7 +31,7 @@ def evaluated(score: float, kind: GradeKind = GradeKind.SCORED, domain: str = ""
 
 
 def test_scores_accuracy_and_lengths() -> None:
-    metrics = evaluation_metrics([evaluated(1.0), evaluated(0.5, tokens=8)], EXACT)
+    metrics = evaluation_metrics([evaluated(1.0), evaluated(0.5, tokens=8)], EXACT, TaskRewards(EXACT))
     assert metrics["val/score/mean"] == metrics["val/reward/exact/mean"] == 0.75
     assert metrics["val/accuracy/mean"] == 0.5
     assert metrics["val/response_length/mean"] == 6
@@ -38,18 +40,40 @@ def test_scores_accuracy_and_lengths() -> None:
 
 def test_a_timeout_scores_as_the_worst_answer_and_a_grader_error_is_left_out() -> None:
     late = EvaluatedSample("", evaluated(0.0).finished, Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"exact": None}))
-    metrics = evaluation_metrics([evaluated(1.0), evaluated(-1.0), late, evaluated(0.0, GradeKind.GRADER_ERROR)], EXACT)
+    metrics = evaluation_metrics(
+        [evaluated(1.0), evaluated(-1.0), late, evaluated(0.0, GradeKind.GRADER_ERROR)], EXACT, TaskRewards(EXACT)
+    )
     assert metrics["val/score/mean"] == -1 / 3
     assert metrics["val/reward/exact/mean"] == 0.0
     assert (metrics["val/grades/timeout"], metrics["val/grades/grader_error"]) == (1, 1)
 
 
+def test_accuracy_is_of_the_task_and_withheld_once_its_full_score_is_unclear() -> None:
+    rewards = [
+        RewardSpec(name="exact", function="m:f"),
+        RewardSpec(name="short", function="m:f", role=RewardRole.SHAPING),
+    ]
+    tasks = TaskRewards(rewards)
+    wrong = EvaluatedSample(
+        "", evaluated(0.0).finished, Grade(GradeKind.SCORED, 2.0, 0.1, parts={"exact": 0.0, "short": 2.0})
+    )
+    metrics = evaluation_metrics([evaluated(1.0), wrong], rewards, tasks)
+    assert metrics["val/accuracy/mean"] == metrics["val/solved/exact/mean"] == 0.5
+    metrics = evaluation_metrics([evaluated(5.0), evaluated(1.0)], rewards, tasks)
+    assert metrics["val/score/mean"] == 3.0
+    assert not [name for name in metrics if "accuracy" in name or "pass@" in name or "solved" in name]
+
+
 def test_nothing_graded_gives_no_score() -> None:
-    assert "val/score/mean" not in evaluation_metrics([evaluated(0.0, GradeKind.GRADER_ERROR)], EXACT)
+    assert "val/score/mean" not in evaluation_metrics(
+        [evaluated(0.0, GradeKind.GRADER_ERROR)], EXACT, TaskRewards(EXACT)
+    )
 
 
 def test_each_domain_has_its_own_metrics() -> None:
-    metrics = evaluation_metrics([evaluated(1.0, domain="code"), evaluated(0.0, domain="math")], EXACT)
+    metrics = evaluation_metrics(
+        [evaluated(1.0, domain="code"), evaluated(0.0, domain="math")], EXACT, TaskRewards(EXACT)
+    )
     assert (metrics["val/score/code/mean"], metrics["val/score/math/mean"], metrics["val/score/mean"]) == (1, 0, 0.5)
 
 

@@ -121,6 +121,7 @@ class Worker(FakeRewards):
         *,
         siblings: Sequence[SampleId] = (),
         training: Mapping[str, float] = MappingProxyType({}),
+        only: str | None = None,
     ) -> Grade:
         rewards = applicable(self._spec.rewards, row.domain)
         functions = tuple((reward.name, reward.timeout_seconds) for reward in rewards)

@@ -32,16 +32,16 @@ def test_more_than_there_are_can_not_be_drawn(k: int) -> None:
 
 
 def test_rates_are_for_powers_of_two_up_to_the_largest_group() -> None:
-    rates = pass_rates([[1.0, 0.0, 0.0, 0.0], [0.5, 2.0]])
+    rates = pass_rates([[True, False, False, False], [False, True]])
     assert rates == {"pass@1": (0.25 + 0.5) / 2, "pass@2": (0.5 + 1.0) / 2, "pass@4": 1.0}
     assert pass_rates([]) == {}
 
 
 def test_domains_have_their_own_rewards_lengths_and_shares_of_equal_rewards() -> None:
     groups = [
-        GroupOutcome("math", [1.0, 0.0], [10, 20]),
-        GroupOutcome("math", [1.0, 1.0], [30, 40]),
-        GroupOutcome("code", [0.0, 0.5], [1, 3]),
+        GroupOutcome("math", [1.0, 0.0], [10, 20], [True, False], False),
+        GroupOutcome("math", [1.0, 1.0], [30, 40], [True, True], True),
+        GroupOutcome("code", [0.0, 0.5], [1, 3], [False, False], False),
     ]
     metrics = group_metrics(groups, {"code": 1, "chat": 2})
     assert metrics["critic/rewards/math/mean"] == 0.75
@@ -55,14 +55,14 @@ def test_domains_have_their_own_rewards_lengths_and_shares_of_equal_rewards() ->
 
 
 def test_rows_without_domains_have_only_the_totals() -> None:
-    metrics = group_metrics([GroupOutcome("", [1.0, 0.0], [1, 2])], {"": 1})
+    metrics = group_metrics([GroupOutcome("", [1.0, 0.0], [1, 2], [True, False], False)], {"": 1})
     assert metrics == {"critic/pass@1": 0.5, "critic/pass@2": 1.0, "critic/zero_variance": 0.5}
     assert group_metrics([], {}) == {}
 
 
 def test_the_number_of_domains_with_metrics_is_bounded() -> None:
-    groups = [GroupOutcome(f"d{number}", [1.0], [1]) for number in range(100)]
-    metrics = group_metrics([*groups, GroupOutcome("d99", [0.0], [1])], {})
+    groups = [GroupOutcome(f"d{number}", [1.0], [1], [True], True) for number in range(100)]
+    metrics = group_metrics([*groups, GroupOutcome("d99", [0.0], [1], [False], True)], {})
     assert metrics["critic/rewards/d99/mean"] == 0.5
     assert sum(name.startswith("critic/rewards/") for name in metrics) == MOST_DOMAINS
 

@@ -60,7 +60,7 @@ class Prompts:
                 "spec.rollout.sampling.maxTokens",
                 f"Responses of {max_tokens} tokens leave no room for a prompt in the model's {context} tokens. Lower maxTokens.",
             )
-        self._dataset, self._tokenizer = dataset, tokenizer
+        self._dataset, self.tokenizer = dataset, tokenizer
         self.started, self._max_tokens, self._longest = started, max_tokens, min(context, bin_tokens)
         self._context, self._limiting = (
             context,
@@ -183,9 +183,9 @@ class Prompts:
 
         Text that already begins with the tokenizer's BOS token gets no second one.
         """
-        begin = self._tokenizer.bos_token
+        begin = self.tokenizer.bos_token
         whole = prompt.chat or (begin is not None and prompt.text.startswith(begin))
-        ids = tuple(self._tokenizer(prompt.text, add_special_tokens=not whole)["input_ids"])
+        ids = tuple(self.tokenizer(prompt.text, add_special_tokens=not whole)["input_ids"])
         if not ids:
             raise SpecProblem(
                 Reason.DATASET_INVALID, "spec.dataset", f"The prompt of {place} has no tokens. Remove the row."

@@ -110,7 +110,9 @@ async def open_components(
         async def ready() -> None:
             await starting
 
-        yield Components(store, fleet, rewards, trainer, source, checkpoints, tuple(evaluation), ready)
+        yield Components(
+            store, fleet, rewards, trainer, source, checkpoints, tuple(evaluation), prompts.tokenizer, ready
+        )
 
 
 async def _own_store() -> ActorHandle:

@@ -28,6 +28,14 @@ class Batch:
     rewards: Sequence[float | None]
     advantages: Sequence[float]
 
+    def in_loss(self, *, mask_truncated: bool) -> list[float]:
+        """Lists the advantages of the samples in the loss: with `mask_truncated`, not of those that were cut off."""
+        return [
+            advantage
+            for record, advantage in zip(self.records.values(), self.advantages, strict=True)
+            if not (mask_truncated and record.finish_reason is FinishReason.LENGTH)
+        ]
+
     @property
     def samples(self) -> tuple[TrainSample, ...]:
         """The batch in the form that the trainer takes."""

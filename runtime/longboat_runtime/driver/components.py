@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.checkpoint.protocol import Checkpoints
 from longboat_runtime.data.protocol import PromptSource
@@ -13,6 +13,9 @@ from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.samples import Row
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.trainer.protocol import TrainerGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 async def _at_once() -> None:
@@ -24,7 +27,7 @@ class Components:
     """Everything except the driver itself.
 
     `evaluation` are the held-out rows, empty if there are none. `ready` waits until engines and graders can work; the trainer
-    loads its model meanwhile.
+    loads its model meanwhile. `tokenizer` is the model's, None where there is none.
     """
 
     store: SampleStore
@@ -34,4 +37,5 @@ class Components:
     source: PromptSource
     checkpoints: Checkpoints
     evaluation: tuple[Row, ...] = ()
+    tokenizer: PreTrainedTokenizerBase | None = None
     ready: Callable[[], Coroutine[Any, Any, None]] = _at_once

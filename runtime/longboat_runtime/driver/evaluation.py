@@ -12,8 +12,9 @@ import structlog
 
 from longboat_crds.dataset import EvaluationSpec
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.metrics.groups import FULL_SCORE, pass_rates
+from longboat_runtime.metrics.groups import pass_rates
 from longboat_runtime.reward.combine import batch_rewards
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
@@ -73,6 +74,7 @@ class Evaluation:
         spec: EvaluationSpec,
         rows: Sequence[Row],
         rewards: Sequence[RewardSpec],
+        task_rewards: TaskRewards,
         sampling: Sampling,
         fleet: RolloutFleet,
         seed: Callable[[SampleId], int],
@@ -80,6 +82,7 @@ class Evaluation:
         discard: Callable[[Sequence[SampleId]], None],
     ) -> None:
         self._spec, self._rows, self._rewards, self._fleet = spec, rows, rewards, fleet
+        self._task_rewards = task_rewards
         self._sampling = held_out_sampling(spec, sampling)
         self._seed, self._grade, self._discard = seed, grade, discard
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
@@ -103,7 +106,7 @@ class Evaluation:
         self._discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
-        return evaluation_metrics([*chain.from_iterable(results)], self._rewards)
+        return evaluation_metrics([*chain.from_iterable(results)], self._rewards, self._task_rewards)
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
         """Takes one result; returns False if it isn't awaited (a duplicate, or from an evaluation that was given up)."""
@@ -183,24 +186,31 @@ class Evaluation:
             await self._submit({sample: row}, begun)
 
 
-def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
+def evaluation_metrics(
+    results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec], task_rewards: TaskRewards
+) -> dict[str, float]:
     """Returns the scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
-    `val/accuracy` is the share of graded samples with at least FULL_SCORE, `val/pass@K` is there for prompts with several of them.
+    `val/accuracy` is the share of solved samples among those of which that can be told, by reward in `val/solved`; `val/pass@K` is there for
+    prompts with several of them.
     Grader errors and samples to which no function applies have no score; timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
     """
     if not results:
         return {}
     scored: dict[str, list[float]] = {}
+    for result in results:
+        task_rewards.observe(result.grade)
     graded = [result for result in results if result.grade.kind not in UNSCORED]
     sample_rewards = batch_rewards(rewards, [result.grade for result in graded])
-    prompts: dict[str, dict[PromptId, list[float]]] = {}
+    prompts: dict[str, dict[PromptId, list[bool]]] = {}
     for result, reward in zip(graded, sample_rewards, strict=True):
         assert reward is not None
+        solved = task_rewards.solved(result.grade)
         for name in {"", result.domain}:
-            prompts.setdefault(name, {}).setdefault(result.finished.id.prompt, []).append(reward)
             scored.setdefault(f"val/score/{name}", []).append(reward)
-            scored.setdefault(f"val/accuracy/{name}", []).append(float(reward >= FULL_SCORE))
+            if solved is not None:
+                prompts.setdefault(name, {}).setdefault(result.finished.id.prompt, []).append(solved)
+                scored.setdefault(f"val/accuracy/{name}", []).append(float(solved))
             for part, score in result.grade.parts.items():
                 if score is not None:
                     scored.setdefault(f"val/reward/{part}/{name}", []).append(score)
@@ -208,14 +218,15 @@ def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[Rew
     cut = sum(result.finished.finish_reason is FinishReason.LENGTH for result in results)
     passed = {
         f"val/{rate}/{name}": value
-        for name, rewards_of in prompts.items()
-        for rate, value in pass_rates(list(rewards_of.values())).items()
+        for name, by_prompt in prompts.items()
+        for rate, value in pass_rates(list(by_prompt.values())).items()
         if rate != "pass@1"  # val/accuracy
     }
     kinds = Counter(result.grade.kind for result in results)
     return {
         **{f"{name.removesuffix('/')}/mean": sum(scores) / len(scores) for name, scores in sorted(scored.items())},
         **{f"{name.removesuffix('/')}/mean": value for name, value in sorted(passed.items())},
+        **task_rewards.shares("val/solved", [result.grade for result in graded]),
         "val/response_length/mean": sum(lengths) / len(lengths),
         "val/response_length/clip_ratio": cut / len(lengths),
         **{f"val/grades/{kind}": float(kinds[kind]) for kind in GradeKind},

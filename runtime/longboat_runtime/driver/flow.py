@@ -14,6 +14,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stage, StageClock
 from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.protocol import Urgency
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import (
@@ -48,11 +49,13 @@ class SampleFlow:
         self,
         job: Job,
         components: Components,
+        task_rewards: TaskRewards,
         stages: StageClock,
         happened: Callable[[events.Body], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
+        self._task_rewards = task_rewards
         self._seed, self._sampling, self._rewards = job.spec.rounds.seed, job.sampling, job.spec.rewards
         self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()
         self._grades: dict[SampleId, asyncio.Task[None]] = {}
@@ -173,7 +176,17 @@ class SampleFlow:
             message = grade.message[:_MESSAGE_LIMIT]
             parts, times, metrics = dict(grade.parts), dict(grade.times), dict(grade.metrics)
             self._happened(
-                events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts, times, metrics)
+                events.Graded(
+                    sample,
+                    grade.kind,
+                    grade.score,
+                    grade.seconds,
+                    message,
+                    parts,
+                    times,
+                    metrics,
+                    self._task_rewards.task_of(parts),
+                )
             )
         finally:
             if self._grades.get(sample) is task:

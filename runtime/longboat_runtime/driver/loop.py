@@ -16,11 +16,13 @@ from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.canaries import Canaries
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job, spec_changed
+from longboat_runtime.driver.learning import gave_up
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.resume import Restored, restore
@@ -33,6 +35,7 @@ from longboat_runtime.driver.streaming import streams, with_chunks
 from longboat_runtime.driver.trainer_queue import Task
 from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop
@@ -51,6 +54,8 @@ class RunOutcome(StrEnum):
     SUSPENDED = "suspended"
     STOPPED = "stopped"
     """Saved like a suspended job, but only because the driver's process must end."""
+    IDLE = "idle"
+    """Saved as well, but failed: it has learned nothing."""
 
 
 class Driver:
@@ -69,7 +74,10 @@ class Driver:
         self._reporter, self._broker = reporter, broker
         self.now, self.draw = clock, components.source.draw
         self._inbox: asyncio.Queue[events.Body | RunOutcome] = asyncio.Queue()
-        self._flow = SampleFlow(job, components, reporter.stages, self._inbox.put_nowait, self._spawn)
+        self._task_rewards = TaskRewards(job.spec.rewards)
+        self._flow = SampleFlow(
+            job, components, self._task_rewards, reporter.stages, self._inbox.put_nowait, self._spawn
+        )
         self._evaluation = self._open_evaluation()
         inbox = self._inbox.put_nowait
         self._sample_files = SampleFiles(job, components, reporter, self._spawn)
@@ -86,6 +94,7 @@ class Driver:
             self._reported,
             self._spawn,
         )
+        self._canaries = Canaries(job, components, reporter.problems, self._spawn)
         self._watchdog = Watchdog(job, components, reporter)
         self._pods = RolloutPods(job, components.fleet, reporter, broker, inbox)
         self._engines = EngineWatch(job, components.fleet, reporter, self._publish_again)
@@ -113,8 +122,11 @@ class Driver:
             outcome = await self._begin() or await self._rounds()
             for task in self._background:
                 task.cancel()
-        if outcome is RunOutcome.DONE and self._job.spec.checkpoint.export:
+        if outcome in (RunOutcome.DONE, RunOutcome.IDLE) and self._job.spec.checkpoint.export:
             await self._export()
+        if outcome is RunOutcome.IDLE:
+            last = self._reporter.problems.get(Reason.NO_LEARNING_SIGNAL)
+            raise gave_up(self._run_state.ledger.idle_steps, last.message if last else "")
         if outcome is not RunOutcome.STOPPED:
             self._reporter.set_state(TrainingState.SUCCEEDED if outcome is RunOutcome.DONE else TrainingState.SUSPENDED)
         return outcome
@@ -133,7 +145,7 @@ class Driver:
 
     async def _begin(self) -> RunOutcome | None:
         """Restores the newest checkpoint. Returns an outcome if that was interrupted."""
-        self._starting = asyncio.create_task(restore(self._job, self._components))
+        self._starting = asyncio.create_task(restore(self._job, self._components, self._task_rewards))
         with self._reporter.stages.running(Stage.START):
             try:
                 restored = await self._starting
@@ -166,6 +178,8 @@ class Driver:
         """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""
         for work in (self._flow.collect(self._evaluated), self._flow.send(), self._steps.run()):
             self._spawn(work)
+        self._task_rewards.log()
+        self._canaries.log()
         self._happened(events.Started(self._view.step))
         if self._job.spec.rounds.steps != self._view.steps:
             self._happened(spec_changed(self._job.spec))
@@ -204,11 +218,14 @@ class Driver:
         timeouts = self._run_state.timeouts
         if timeouts.rewards:
             timeouts.fold(event.body)
+        if isinstance(event.body, events.Graded):
+            self._task_rewards.observe(event.body)
         match event.body:
             case events.SpecChanged() as changed:
                 self._steps.checkpoint_every = changed.checkpoint_every_steps
                 self._components.checkpoints.keep = changed.checkpoint_keep
             case events.Generated(sample=sample):
+                self._canaries.launched(self._view.step, self._view.groups)
                 record = self._view.sample(sample)
                 if record and record.state is SampleState.GENERATED:
                     limits = timeouts.limits(sample, self._view.groups[sample.prompt].round) if timeouts.rewards else {}
@@ -232,7 +249,7 @@ class Driver:
                 self._flow.launch({i: record.stored for i in samples if (record := self._view.sample(i))})
             case (events.GroupDropped() | events.GroupDeferred()) as body if effects.given_up:
                 if isinstance(body, events.GroupDropped) and body.reason is DropReason.ZERO_VARIANCE:
-                    self._steps.dropped_flat(body.prompt)
+                    self._steps.dropped_flat(effects.given_up)
                 self._flow.give_up_grades(effects.given_up.sample_ids)
                 self._flow.discard(self._sample_files.given_up(body, effects.given_up))
                 self._components.source.forget([body.prompt])
@@ -261,6 +278,7 @@ class Driver:
         self._flow.discard(self._sample_files.committed(body))
         self._components.source.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)
+        self._canaries.committed(body.step)
 
     def _discard_if_unwanted(self, body: events.Body) -> None:
         """Discards late data of a sample that is surplus, or no longer part of a live group."""
@@ -280,7 +298,10 @@ class Driver:
         self._reporter.exported(EXPORT_DIRECTORY)
 
     def _reported(self, record: Record) -> None:
-        if record.step >= self._view.steps:
+        ledger = self._run_state.ledger
+        if not ledger.learned and ledger.idle_steps >= self._job.spec.rounds.max_idle_steps:
+            self._inbox.put_nowait(RunOutcome.IDLE)
+        elif record.step >= self._view.steps:
             self._inbox.put_nowait(RunOutcome.DONE)
 
     async def _suspension(self) -> None:
@@ -341,7 +362,9 @@ class Driver:
         def seed(sample: SampleId) -> int:
             return flow.seed(sample)  # whose job the training began as is known only once it has resumed
 
-        return Evaluation(spec, rows, rewards, sampling, components.fleet, seed, grade, flow.discard)
+        return Evaluation(
+            spec, rows, rewards, self._task_rewards, sampling, components.fleet, seed, grade, flow.discard
+        )
 
     def _evaluated(self, sample: FinishedSample | LostSample) -> bool:
         return self._evaluation is not None and self._evaluation.take(sample)

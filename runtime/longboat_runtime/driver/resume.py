@@ -15,6 +15,7 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, calibrations, read_boundary
 from longboat_runtime.eventlog import EventLog, LogPosition
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
@@ -44,12 +45,12 @@ class Restored:
     parallelism: Mapping[str, Any] | None
 
 
-async def restore(job: Job, components: Components) -> Restored:
+async def restore(job: Job, components: Components, task_rewards: TaskRewards) -> Restored:
     """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem, alone or in an ExceptionGroup.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
     it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
-    grading times isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job.
+    grading times and scores isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job.
     """
     timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
     manifest = await asyncio.to_thread(components.checkpoints.newest)
@@ -72,8 +73,17 @@ async def restore(job: Job, components: Components) -> Restored:
             ledger.start_over()
             timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
             ledger.incarnation, manifest, resumes = 0, None, None
+        else:
+            task_rewards.restore(boundary.unclear)
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
-    run_state = _opened(job, ledger, lengths, timeouts, resumes)
+    run_state = RunState(
+        ledger,
+        lengths,
+        timeouts,
+        task_rewards,
+        _opened_log(job, ledger, resumes),
+        audited=races_per_period(job.spec) > 0,
+    )
     stored = set(await components.store.held_ids())
     wanted = _stored(ledger)
     await components.store.delete(sorted(stored - wanted))
@@ -81,14 +91,11 @@ async def restore(job: Job, components: Components) -> Restored:
     return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored), info, parallelism)
 
 
-def _opened(
-    job: Job, ledger: Ledger, lengths: LengthHistory, timeouts: LearnedTimeouts, resumes: LogPosition | None
-) -> RunState:
+def _opened_log(job: Job, ledger: Ledger, resumes: LogPosition | None) -> EventLog:
     try:
-        log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
+        return EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return RunState(ledger, lengths, timeouts, log_, audited=races_per_period(job.spec) > 0)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

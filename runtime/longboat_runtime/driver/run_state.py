@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.eventlog import EventLog, LogPosition
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
@@ -30,7 +31,8 @@ class StepBoundary:
     """The state between two steps, as JSON values: taken right after a commit, before anything else happens, or as a driver starts.
 
     `identity` belongs to the job that the training started as (it goes into seeds), `source` is the prompt source's state,
-    `lengths` the history of response lengths, `log` the position then, `timeouts` what is known of grading times.
+    `lengths` the history of response lengths, `log` the position then, `timeouts` what is known of grading times, `unclear` those task
+    rewards whose scores don't tell whether a row is solved.
     """
 
     identity: str
@@ -39,6 +41,7 @@ class StepBoundary:
     lengths: Mapping[str, Any]
     log: LogPosition
     timeouts: Mapping[str, Any]
+    unclear: Sequence[str] = ()
 
     @property
     def step(self) -> int:
@@ -58,24 +61,32 @@ class StepBoundary:
 
 
 class RunState:
-    """The ledger with its view, the history of response lengths, learned timeouts, what open rounds ask of engines (`works`), and the log.
+    """The ledger with its view, the history of response lengths, learned timeouts, task rewards, what open rounds ask of engines (`works`), and the log.
 
     `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
     counts reported events that had no effect; they get no number and aren't logged.
     """
 
     def __init__(
-        self, ledger: Ledger, lengths: LengthHistory, timeouts: LearnedTimeouts, log: EventLog, *, audited: bool
+        self,
+        ledger: Ledger,
+        lengths: LengthHistory,
+        timeouts: LearnedTimeouts,
+        task_rewards: TaskRewards,
+        log: EventLog,
+        *,
+        audited: bool,
     ) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
-        self.timeouts = timeouts
+        self.timeouts, self.task_rewards = timeouts, task_rewards
         self.audited, self.works = audited, RoundWorks()
         self.late_events = 0
 
     def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
         """Returns the boundary for the current state, which must be at one."""
         snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
-        return StepBoundary(identity, *snapshots, self.log.position, self.timeouts.to_snapshot())
+        unclear = self.task_rewards.to_snapshot()
+        return StepBoundary(identity, *snapshots, self.log.position, self.timeouts.to_snapshot(), unclear)
 
 
 def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
@@ -96,7 +107,13 @@ def read_boundary(
         position = LogPosition(**state["log"])
         learned = state.get("timeouts", {})
         boundary = StepBoundary(
-            state["identity"], state["ledger"], state["source"], state["lengths"], position, learned
+            state["identity"],
+            state["ledger"],
+            state["source"],
+            state["lengths"],
+            position,
+            learned,
+            state.get("unclear", ()),
         )
         evaluated = Evaluated(**state["evaluated"]) if state["evaluated"] else None
         timeouts.restore(learned)

@@ -24,6 +24,7 @@ from longboat_runtime.driver.batch import Batch, assemble, skip_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.learning import GroupScores, learning, learning_problem
 from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
@@ -45,7 +46,7 @@ from longboat_runtime.metrics.record import Record
 from longboat_runtime.rollout.protocol import PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind
-from longboat_runtime.rounds.records import SampleRecord
+from longboat_runtime.rounds.records import GroupRecord, RoundRecord, SampleRecord, equal_scores
 from longboat_runtime.samples import UNSCORED, GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
@@ -95,6 +96,8 @@ class Steps:
         self._algorithm = resolve(job.spec.algorithm)
         self.queue = TrainerQueue()
         self.saved: Manifest | None = None
+        # Groups that were dropped for their equal scores since the last step, with their domains.
+        self._flat: list[tuple[str, GroupScores]] = []
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
@@ -111,7 +114,7 @@ class Steps:
         streams: bool,
     ) -> None:
         """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation; `streams` if steps have chunks."""
-        self._model, self._flat, self._extra = model, Counter[str](), ExtraMetrics()
+        self._model, self._extra = model, ExtraMetrics()
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
         self._streams = streams
@@ -230,7 +233,10 @@ class Steps:
         dropped = None if report.trained else DropReason.NOT_FINITE
         records = list(batch.records.values())
         reports.add(step, batch_metrics(records, batch.rewards, batch.advantages) | self._extra.means(records))
-        reports.add(step, group_metrics(self._outcomes(batch), self._flat))
+        outcomes = self._outcomes(batch)
+        reports.add(step, group_metrics(outcomes, Counter(domain for domain, _ in self._flat)))
+        reports.add(step, self._run_state.task_rewards.shares("critic/solved", records))
+        outcome = self._learning(step, batch, outcomes, round_)
         self._flat.clear()
         reports.add(
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
@@ -241,7 +247,7 @@ class Steps:
         self._round = partial(round_metrics, round_, sum(record.tokens for record in records), dropped)
         self._sample_files.batch(batch)
         await measuring
-        self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
+        self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped, outcome))
 
     async def _measure(self, step: int, number: int) -> None:
         """Logs and reports what engines felt in the round."""
@@ -249,23 +255,47 @@ class Steps:
             self._happened(measured)
             self._reporter.reports.add(step, load_metrics(measured))
 
-    def dropped_flat(self, prompt: PromptId) -> None:
-        """Counts a group that was dropped because its rewards are equal."""
-        self._flat[self._components.source.domain(prompt.row)] += 1
+    def dropped_flat(self, group: GroupRecord) -> None:
+        """Takes notice of a group that was dropped because its scores are equal."""
+        scores = GroupScores(
+            [sample.score for sample in group.scored], all(map(self._run_state.task_rewards.solved, group.scored))
+        )
+        self._flat.append((self._components.source.domain(group.prompt.row), scores))
+
+    def _learning(
+        self, step: int, batch: Batch, outcomes: Sequence[GroupOutcome], round_: RoundRecord
+    ) -> events.Learning:
+        """Decides whether the step had anything to learn from, and reports it if not."""
+        groups = [
+            GroupScores(group.rewards, len(group.solved) == len(group.rewards) and all(group.solved))
+            for group in outcomes
+        ]
+        groups += [scores for _, scores in self._flat]
+        in_loss = batch.in_loss(mask_truncated=self._algorithm.mask_truncated)
+        outcome = learning(in_loss, groups)
+        problem = learning_problem(step, outcome, groups, round_.dropped, self._spec.rounds.max_idle_steps)
+        for reason in (Reason.NO_LEARNING_SIGNAL, Reason.NOTHING_LEFT_TO_LEARN):
+            self._reporter.problems.clear(reason)
+        if problem is not None:
+            log.warning("the step had nothing to learn from", step=step, seen=problem.message)
+            self._reporter.problems.put(Reason(problem.reason), problem.field, problem.message)
+        return outcome
 
     def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
-        """Returns the batch by groups: the domain of each, and its samples' rewards and tokens."""
-        members: dict[PromptId, list[tuple[float | None, int]]] = {}
+        """Returns the batch by groups."""
+        members: dict[PromptId, list[tuple[SampleRecord, float | None]]] = {}
         for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
-            members.setdefault(sample.prompt, []).append((reward, record.tokens))
-        domain = self._components.source.domain
+            members.setdefault(sample.prompt, []).append((record, reward))
+        domain, solved = self._components.source.domain, self._run_state.task_rewards.solved
         return [
             GroupOutcome(
                 domain(prompt.row),
-                [reward for reward, _ in of_group if reward is not None],
-                [tokens for _, tokens in of_group],
+                [reward for _, reward in group if reward is not None],
+                [record.tokens for record, _ in group],
+                [outcome for record, _ in group if (outcome := solved(record)) is not None],
+                equal_scores([record for record, reward in group if reward is not None]),
             )
-            for prompt, of_group in members.items()
+            for prompt, group in members.items()
         ]
 
     def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:

@@ -6,36 +6,34 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-# A response passes if its reward is at least this: the full score for rewards between 0 and 1.
-FULL_SCORE = 1.0
 # This many domains have metrics of their own: those with the most groups, dropped ones included.
 MOST_DOMAINS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """One group: the rewards of its samples, as far as they have one, and the number of response tokens of each."""
+    """One group: the rewards of its samples, as far as they have one, and the number of response tokens of each.
+
+    `solved` says of each sample of which it can be told whether it solves the row, `flat` whether all samples are worth the same.
+    """
 
     domain: str
     rewards: Sequence[float]
     tokens: Sequence[int]
-
-    @property
-    def flat(self) -> bool:
-        """Whether all rewards are equal."""
-        return len(set(self.rewards)) == 1
+    solved: Sequence[bool]
+    flat: bool
 
 
 def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) -> dict[str, float]:
     """Returns the metrics of the groups of a step's batch.
 
-    `dropped` counts, by domain, groups given up for equal rewards since the step before.
+    `dropped` counts, by domain, groups given up for equal scores since the step before.
 
-    `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over the batch. The
+    `critic/zero_variance` is the share of groups with equal scores, the dropped ones included; `critic/pass@K` is over the batch. The
     MOST_DOMAINS domains with most groups, dropped ones included, also have `critic/zero_variance/DOMAIN` and, if they are in the batch,
     `critic/rewards/DOMAIN/mean` and `response_length/DOMAIN/mean`.
     """
-    metrics = {f"critic/{name}": value for name, value in pass_rates([group.rewards for group in groups]).items()}
+    metrics = {f"critic/{name}": value for name, value in pass_rates([group.solved for group in groups]).items()}
     metrics |= _zero_variance("critic/zero_variance", groups, sum(dropped.values()))
     by_domain: dict[str, list[GroupOutcome]] = {domain: [] for domain in dropped if domain}
     for group in groups:
@@ -50,14 +48,15 @@ def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) ->
     return metrics
 
 
-def pass_rates(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Computes `pass@K` for K = 1, 2, 4, ... up to the largest group: the mean over the groups with at least K rewards."""
+def pass_rates(groups: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """Computes `pass@K` for K = 1, 2, 4, ... up to the largest group: the mean over the groups with at least K samples.
+
+    `groups` says of each sample whether it solves its row.
+    """
     largest = max(map(len, groups), default=0)
     rates = {}
     for k in _powers_of_two(largest):
-        counted = [
-            (len(rewards), sum(reward >= FULL_SCORE for reward in rewards)) for rewards in groups if len(rewards) >= k
-        ]
+        counted = [(len(solved), sum(solved)) for solved in groups if len(solved) >= k]
         rates[f"pass@{k}"] = math.fsum(pass_at_k(n, passed, k) for n, passed in counted) / len(counted)
     return rates
 

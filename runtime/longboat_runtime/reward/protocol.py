@@ -21,6 +21,10 @@ class Urgency(NamedTuple):
     missing: int = 1
 
 
+# Of grades that nothing waits for.
+LEAST_URGENT = Urgency(2**62)
+
+
 class RewardScheduler(Protocol):
     """Grades samples in all reward pools of a job. `unserved` names the pools without a worker."""
 
@@ -44,8 +48,9 @@ class RewardScheduler(Protocol):
         *,
         siblings: Sequence[SampleId] = (),
         training: Mapping[str, float] = ...,
+        only: str | None = None,
     ) -> Grade:
-        """Grades a stored sample, in all pools with a reward for it at once.
+        """Grades a stored sample, in all pools with a reward for it at once, or by the one reward `only`.
 
         Rewards that are given all responses to a prompt wait for the call with `siblings`: all samples of the group that count, this one
         included, once the store has them. `training` says how far the training is, for functions that ask.

@@ -82,9 +82,10 @@ class RayRewardScheduler:
         *,
         siblings: Sequence[SampleId] = (),
         training: Mapping[str, float] = MappingProxyType({}),
+        only: str | None = None,
     ) -> Grade:
         """Grades a stored sample by the functions for the row's domain (see `combine`). Raises KeyError if the store has lost it."""
-        rewards = applicable(self._rewards, row.domain)
+        rewards = [reward for reward in applicable(self._rewards, row.domain) if only in (None, reward.name)]
         row_sample = RewardSample(
             "",
             row.text,

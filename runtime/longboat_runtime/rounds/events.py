@@ -304,7 +304,7 @@ class Graded:
 
     `seconds` is the time it took. `parts` are the scores of the single reward functions, None if one timed out: what that counts
     may be known only with the batch (`reward.combine.batch_rewards`). `times` are there for those whose timeouts are learned, `metrics`
-    are what functions measured, by REWARD/KEY.
+    are what functions measured, by REWARD/KEY. `task` is the part that tells whether the row is solved.
     """
 
     sample: SampleId
@@ -315,6 +315,7 @@ class Graded:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     times: Annotated[Mapping[str, GradeTime], Field(exclude_if=lambda times: not times)] = field(default_factory=dict)
     metrics: Annotated[Mapping[str, float], Field(exclude_if=lambda metrics: not metrics)] = field(default_factory=dict)
+    task: Annotated[str | None, Field(exclude_if=lambda task: task is None)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,13 +450,23 @@ class StepFailed:
     reason: str
 
 
+class Learning(StrEnum):
+    """Says whether the samples in a step's loss had any advantage."""
+
+    LEARNS = "learns"
+    SOLVED = "solved"
+    """None had, since all responses were right."""
+    IDLE = "idle"
+    """None had, for another reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
     """The optimizer step is done on all ranks. `version` is the weight version it made, `samples` the batch, sorted.
 
     `skipped` is how many of its minibatches all ranks skipped because their gradient was not finite. If all were skipped,
     `dropped` says why the batch's prompts are given up for this epoch instead of trained. In that case, and if the batch is empty,
-    `version` has the same weights as the previous version.
+    `version` has the same weights as the previous version. `learning` says whether there was anything to learn from.
     """
 
     step: int
@@ -464,6 +475,7 @@ class StepCommitted:
     samples: tuple[SampleId, ...]
     skipped: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
     dropped: Annotated[DropReason | None, Field(exclude_if=lambda reason: reason is None)] = None
+    learning: Annotated[Learning, Field(exclude_if=lambda learning: learning is Learning.LEARNS)] = Learning.LEARNS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,21 @@ def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:
     return 0 if committed.samples else before
 
 
+def idle_in_a_row(before: int, committed: events.StepCommitted) -> int:
+    """Counts the steps in a row, up to this one, that had nothing to learn from.
+
+    A step whose responses were all right, or whose gradient wasn't finite, leaves the count as it is.
+    """
+    if committed.learning is events.Learning.IDLE:
+        return before + 1
+    return 0 if learned(committed) else before
+
+
+def learned(committed: events.StepCommitted) -> bool:
+    """Whether the step's batch was trained and had something to learn from."""
+    return committed.learning is events.Learning.LEARNS and committed.dropped is None
+
+
 class Ledger(LedgerState):
     """The state of every sample, as the fold of all events."""
 
@@ -154,13 +169,8 @@ class Ledger(LedgerState):
             return False
         round_ = self._counters(group)
         round_.grades[body.kind] = round_.grades.get(body.kind, 0) + 1
-        record.kind, record.score, record.parts, record.grading_seconds, record.metrics = (
-            body.kind,
-            body.score,
-            body.parts,
-            body.seconds,
-            body.metrics,
-        )
+        record.kind, record.score, record.parts, record.task = body.kind, body.score, body.parts, body.task
+        record.grading_seconds, record.metrics = body.seconds, body.metrics
         group.graded += 1
         error = body.kind is GradeKind.GRADER_ERROR
         group.errors += error
@@ -403,6 +413,8 @@ class Ledger(LedgerState):
         else:
             self.trained += len(groups)
         self.skipped_steps = skipped_in_a_row(self.skipped_steps, body)
+        self.idle_steps = idle_in_a_row(self.idle_steps, body)
+        self.learned = self.learned or learned(body)
         self.step = body.step
         return True
 

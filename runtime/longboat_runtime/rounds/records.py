@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Self
@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from longboat_runtime.scores import all_equal
 
 # Prompts in a fixed order; a list in JSON.
 PromptSet = Annotated[
@@ -59,7 +60,7 @@ class SampleRecord:
     """One response.
 
     `seq` is the number of its first `Generated` event, `counts` whether that was among the group's first `groupSize`; the grade
-    fields are set while it has a grade. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
+    fields are set while it has a grade; `task` is the part that tells whether its row is solved. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
     continues after them; `moved` are those that it had when it last moved to another engine, or that were left when it was lost.
     `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the smallest number of tokens
     that the store had of it when it was lost, None if it never was: those behind them are drawn again.
@@ -77,6 +78,7 @@ class SampleRecord:
     kind: GradeKind | None = None
     score: float = 0.0
     parts: Mapping[str, float | None] = field(default_factory=dict)
+    task: Annotated[str | None, Field(exclude_if=lambda task: task is None)] = None
     grading_seconds: float = 0.0
     metrics: Annotated[Mapping[str, float], Field(exclude_if=lambda metrics: not metrics)] = field(default_factory=dict)
     begun: tuple[VersionSpan, ...] = ()
@@ -107,6 +109,19 @@ class SampleRecord:
     def timed_out(self) -> frozenset[str]:
         """The reward functions that timed out on it."""
         return frozenset(name for name, score in self.parts.items() if score is None)
+
+
+def equal_scores(samples: Sequence[SampleRecord]) -> bool:
+    """Whether the samples' task rewards gave equal scores or all timed out; False without samples.
+
+    If a sample has no task reward, the weighted sums have to be equal. Of timeouts their scores are known only with the batch: those of the
+    same functions are equal.
+    """
+    by_task = [sample.parts[sample.task] for sample in samples if sample.task is not None]
+    if len(by_task) < len(samples):
+        return len({sample.timed_out for sample in samples}) == 1 and all_equal([sample.score for sample in samples])
+    scores = [score for score in by_task if score is not None]
+    return len(scores) in (0, len(samples)) and all_equal(scores or [0.0]) and bool(samples)
 
 
 @dataclass(slots=True)
@@ -190,8 +205,8 @@ class GroupRecord:
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rewards are equal. The reward of a timeout is known only with the batch: timeouts of the same functions are equal."""
-        return len({(sample.score, sample.timed_out) for sample in self.scored}) == 1
+        """Whether the samples to which a reward function applies are worth the same (`equal_scores`)."""
+        return equal_scores(self.scored)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -28,6 +28,8 @@ _SCALARS = (
     "trained",
     "skipped_steps",
 )
+# What snapshots of earlier versions lack. Steps made by them are taken for ones that have learned.
+_LATER: dict[str, Callable[[Ledger], Any]] = {"idle_steps": lambda _: 0, "learned": lambda ledger: ledger.step > 0}
 _GIVEN_UP = TypeAdapter(list[GivenUp])
 _GROUPS = TypeAdapter(list[GroupRecord])
 _ROUND = TypeAdapter(RoundRecord)
@@ -38,7 +40,7 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
     """Returns the ledger as plain JSON values; two ledgers have the same state if and only if their snapshots are equal."""
     return {
         "group_size": ledger.group_size,
-        **{name: getattr(ledger, name) for name in _SCALARS},
+        **{name: getattr(ledger, name) for name in (*_SCALARS, *_LATER)},
         "dropped": {str(reason): count for reason, count in sorted(ledger.dropped.items())},
         "deferred": {str(reason): count for reason, count in sorted(ledger.deferred.items())},
         "queue": [[*prompt, attempt] for prompt, attempt in ledger.queue.items()],
@@ -57,6 +59,8 @@ def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
     ledger = Ledger(snapshot["group_size"])
     for name in _SCALARS:
         setattr(ledger, name, snapshot[name])
+    for name, default in _LATER.items():
+        setattr(ledger, name, snapshot[name] if name in snapshot else default(ledger))
     ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
     ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
     ledger.domains = {PromptId(epoch, row): domain for epoch, row, domain in snapshot["domains"]}

@@ -28,7 +28,8 @@ class LedgerState:
     so far, `races` those that raced, `calm_rounds` future short rounds that must not race. `lost` are the samples of live groups that are
     LOST. `carried` are groups that wait for a round, oldest first; `between` counts what happens to them after the
     round they were in is trained, and is added to the next round. `counts` counts samples of live groups by state. `skipped_steps`
-    counts the last steps in a row whose batch was dropped since none of it could be trained.
+    counts the last steps in a row whose batch was dropped since none of it could be trained, `idle_steps` those that had nothing to learn
+    from; `learned` says whether any step of the job had.
     """
 
     def __init__(self, group_size: int, steps: int = 0) -> None:
@@ -46,6 +47,8 @@ class LedgerState:
         self.drawn = 0
         self.trained = 0
         self.skipped_steps = 0
+        self.idle_steps = 0
+        self.learned = False
         self.dropped: Counter[DropReason] = Counter()
         self.deferred: Counter[DeferReason] = Counter()
         self.queue: dict[PromptId, int] = {}
@@ -186,7 +189,7 @@ class LedgerState:
         return group
 
     def start_over(self) -> None:
-        """Prepares the state for another job: unfinished groups are queued first for another attempt, rounds and skips are reset."""
+        """Prepares the state for another job: unfinished groups are queued first for another attempt, rounds, skips and idle steps are reset."""
         unfinished = [*self.groups.values()]
         waiting = [(prompt, attempt, self.deferred_prompts.get(prompt)) for prompt, attempt in self.queue.items()]
         for prompt, _, _ in waiting:
@@ -197,7 +200,8 @@ class LedgerState:
         for prompt, attempt, given_up in waiting:
             self.enqueue(prompt, attempt, given_up)
         self.rounds.clear()
-        self.skipped_steps = 0
+        self.skipped_steps = self.idle_steps = 0
+        self.learned = False
         self.between = RoundRecord(0, RoundKind.SHORT, version=-1)
 
     def _forget(self, group: GroupRecord) -> None:

@@ -14,6 +14,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.run_state import RunState
 from longboat_runtime.eventlog import EventLog
+from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import Body, Event, Started
@@ -88,7 +89,7 @@ class DriverLoop:
         ledger, lengths = from_snapshot(snapshot), LengthHistory()
         log = NotedLog(self._root, self._incarnation, snapshot)
         log.loop = self
-        run_state = RunState(ledger, lengths, LearnedTimeouts((), str), log, audited=False)
+        run_state = RunState(ledger, lengths, LearnedTimeouts((), str), TaskRewards(()), log, audited=False)
         driver = self._driver
         driver._flow, driver._steps, driver._run_state, driver._view = Flow(self), Steps(), run_state, run_state.view
         driver._sample_files.resume(run_state.view)

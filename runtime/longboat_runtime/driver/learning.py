@@ -1,0 +1,80 @@
+"""Tells whether a step's batch had anything to learn from, and what people are told if it hadn't. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
+from longboat_runtime.rounds.events import DropReason, Learning
+from longboat_runtime.scores import TOLERANCE, all_equal
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScores:
+    """The rewards of a group's samples, as far as they have one, and whether all of them solve their row."""
+
+    scores: Sequence[float]
+    solved: bool
+
+
+def learning(advantages: Iterable[float], groups: Sequence[GroupScores]) -> Learning:
+    """Decides what a step could learn.
+
+    `advantages` are those of the samples in its loss, `groups` all that were judged for it: trained, or dropped for their equal scores.
+    The gradient's norm doesn't count: KL, entropy and decay move weights without any advantage.
+    """
+    if any(abs(advantage) > TOLERANCE for advantage in advantages):
+        return Learning.LEARNS
+    return Learning.SOLVED if groups and all(group.solved for group in groups) else Learning.IDLE
+
+
+def learning_problem(
+    step: int, outcome: Learning, groups: Sequence[GroupScores], dropped: Mapping[DropReason, int], max_idle_steps: int
+) -> SpecProblem | None:
+    """Makes the problem to report of a step without anything to learn from; None for one that learns.
+
+    `dropped` counts the groups of its round that were given up, by reason.
+    """
+    if outcome is Learning.LEARNS:
+        return None
+    if outcome is Learning.SOLVED:
+        return SpecProblem(
+            Reason.NOTHING_LEFT_TO_LEARN,
+            "spec.dataset",
+            f"All {len(groups)} groups of step {step} are solved: every response is right, so there is nothing to learn from them. Give harder "
+            "rows in a new job that resumes from this one's claim, or lower rounds.steps to end this one.",
+            fatal=False,
+        )
+    scores = [score for group in groups for score in group.scores]
+    cure = "Check the rewards on some responses (`longboat samples`)"
+    if not scores:
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in sorted(dropped.items()) if count)
+        cause = f"no group of step {step} had rewards to learn from ({f'dropped: {reasons}' if reasons else 'the round had none'})"
+    elif not all(all_equal(group.scores) for group in groups if group.scores):
+        cause = f"the responses of step {step} whose rewards differ were all cut off at maxTokens, and maskTruncated leaves these out"
+        cure = "Raise rollout.sampling.maxTokens, or set algorithm.maskTruncated to false"
+    else:
+        values = f"{scores[0]:g} everywhere" if all_equal(scores) else f"from {min(scores):g} to {max(scores):g}"
+        cause = f"all {len(groups)} groups of step {step} had equal rewards: {values}"
+    return SpecProblem(
+        Reason.NO_LEARNING_SIGNAL,
+        "spec.rewards",
+        f"There was nothing to learn from: {cause}. {cure}. The job fails after {max_idle_steps} such steps in a row (rounds.maxIdleSteps) if "
+        "it has learned nothing by then.",
+        fatal=False,
+    )
+
+
+def gave_up(idle_steps: int, last: str) -> SpecProblem:
+    """Makes the problem of a job that ends since `idle_steps` steps in a row, and none before, had anything to learn from.
+
+    `last` is the message about the last of them.
+    """
+    return SpecProblem(
+        Reason.NO_LEARNING_SIGNAL,
+        "spec.rewards",
+        f"The job has learned nothing: {idle_steps} steps in a row (rounds.maxIdleSteps) had equal rewards or none. Its last step is saved. "
+        f"{last}",
+    )
