@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -89,10 +90,7 @@ def harm(response: Response, directory: Path, victim: int) -> str | None:
         with (directory / "secret").open(), (directory / "out").open("w+b") as output:
             return _seen(response, place, output.fileno())
     finally:
-        for pid in _others(victim):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        _reap(victim)
+        _end_others(victim)
         remove_tree(str(directory))
         for stray in (*Path("/tmp").glob("harm-*"), *Path("/var/tmp").glob("harm-*"), *Path("/dev/shm").glob("harm-*")):
             with suppress(OSError):
@@ -171,11 +169,15 @@ def _others(victim: int) -> list[int]:
     return [pid for pid in descendants().pids if pid != victim]
 
 
-def _reap(victim: int) -> None:
+def _end_others(victim: int) -> None:
+    """Kills and reaps until none is left: one that is just being forked isn't in the list before."""
     while others := _others(victim):
         for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
