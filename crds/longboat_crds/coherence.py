@@ -189,6 +189,14 @@ COHERENCE = (
         "rollout.sampling.maxTokens",
     ),
     Rule(
+        either(
+            negation(present("dataset.evaluation.maxTokens")),
+            if_present("model.maxLength", lambda longest: less_than(field("dataset.evaluation.maxTokens"), longest)),
+        ),
+        "leaves no room for a prompt within model.maxLength: lower maxTokens, or raise model.maxLength",
+        "dataset.evaluation.maxTokens",
+    ),
+    Rule(
         less_than(_MAX_TOKENS, field("trainer.maxTokensPerBin")),
         "can't hold a prompt and a response of rollout.sampling.maxTokens: raise maxTokensPerBin",
         "trainer.maxTokensPerBin",
@@ -212,6 +220,16 @@ COHERENCE = (
         either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", variable="r")))),
         "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
         "rewards",
+    ),
+    Rule(
+        either(
+            negation(present("dataset.evaluation.columns")),
+            present("dataset.evaluation.columns.domain"),
+            every("rewards", "r", empty(field("domains", variable="r"))),
+        ),
+        "a reward for some domains needs to know the domain of held-out rows too: set columns.domain, or leave columns out to read those of "
+        "the dataset",
+        "dataset.evaluation.columns",
     ),
     Rule(
         every("rewards", "r", either(negation(present("pool", variable="r")), _NAMES_A_POOL)),

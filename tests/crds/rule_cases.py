@@ -5,6 +5,7 @@ from typing import Any
 GYM = {"spec.dataset": {"reasoningGym": {"task": "chain_sum"}}}
 SCORER = {"spec.rewards": [{"name": "scorer", "kind": "ReasoningGym"}]}
 
+HELD_OUT = {"files": {"paths": ["/t"]}}
 DOMAINS = {"spec.dataset.columns.domain": "topic"}
 
 STALE = {"spec.rounds.policy": "BoundedAsync"}
@@ -140,6 +141,34 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rollout.sampling.topP": 1}, None),
     ({"spec.rollout.sampling.topP": 0.95}, "spec.rollout.sampling.topP"),
     ({"spec.dataset.evaluation": {"files": {"paths": ["/t"]}, "temperature": 0.6, "topP": 0.95}}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "temperature": 0.6, "topK": 20, "minP": 0.05}}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "topK": 20}}, "spec.dataset.evaluation.topK"),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "minP": 0.05}}, "spec.dataset.evaluation.minP"),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "minP": 0}}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "temperature": 0.6, "topK": 0}}, "spec.dataset.evaluation.topK"),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "maxTokens": 100_000}}, None),
+    (
+        {"spec.dataset.evaluation": {**HELD_OUT, "maxTokens": 99}, "spec.model.maxLength": 99},
+        "spec.dataset.evaluation.maxTokens",
+    ),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "maxTokens": 99}, "spec.model.maxLength": 100}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "chatTemplate": {}}}, "spec.dataset.evaluation.chatTemplate.text"),
+    (
+        DOMAINS
+        | {
+            "spec.rewards.0.domains": ["math"],
+            "spec.dataset.evaluation": {**HELD_OUT, "columns": {"prompt": "problem"}},
+        },
+        "spec.dataset.evaluation.columns",
+    ),
+    (
+        DOMAINS
+        | {
+            "spec.rewards.0.domains": ["math"],
+            "spec.dataset.evaluation": {**HELD_OUT, "columns": {"prompt": "problem", "domain": "kind"}},
+        },
+        None,
+    ),
     ({"spec.model.maxLength": 65}, None),
     ({"spec.model.maxLength": 64}, "spec.rollout.sampling.maxTokens"),
     ({"spec.trainer.maxTokensPerBin": 64}, "spec.trainer.maxTokensPerBin"),
