@@ -167,6 +167,11 @@ COHERENCE = (
         "rounds.promptsPerRound",
     ),
     Rule(
+        if_present("checkpoint.exportEverySteps", lambda every_steps: less_than(every_steps, field("rounds.steps"))),
+        "exports nothing before the last step, after which `export` does: lower it below rounds.steps, or leave it out",
+        "checkpoint.exportEverySteps",
+    ),
+    Rule(
         at_most(field("trainer.minibatches"), field("rounds.promptsPerRound")),
         "every minibatch needs a prompt with all of its samples: lower minibatches to at most rounds.promptsPerRound",
         "trainer.minibatches",

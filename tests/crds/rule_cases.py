@@ -340,6 +340,10 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         {"spec.checkpoint.claimName": "a", "spec.checkpoint.resumeFrom": {"claimName": "a"}},
         "spec.checkpoint.resumeFrom",
     ),
+    ({"spec.rounds.steps": 10, "spec.checkpoint": {"exportEverySteps": 5, "keepExports": 1}}, None),
+    ({"spec.rounds.steps": 10, "spec.checkpoint.exportEverySteps": 10}, "spec.checkpoint.exportEverySteps"),
+    ({"spec.checkpoint.exportEverySteps": 0}, "spec.checkpoint.exportEverySteps"),
+    ({"spec.checkpoint.keepExports": 1}, "spec.checkpoint.keepExports"),
     ({"metadata.name": "1st"}, "metadata.name"),
     ({"metadata.name": "a" * 35}, None),
     ({"metadata.name": "a" * 36}, "metadata.name"),
@@ -350,6 +354,8 @@ CHANGES: dict[str, Any] = {
     "algorithm": {"groupSize": 4},
     "checkpoint.claimName": "other",
     "checkpoint.export": False,
+    "checkpoint.exportEverySteps": 1,
+    "checkpoint.keepExports": 3,
     "checkpoint.resumeFrom": {"claimName": "other"},
     "checkpoint.volume": {"size": "1Gi"},
     "dataset.asMessages": True,
@@ -407,6 +413,7 @@ WITH_CHANGE: dict[str, dict[str, Any]] = {
 
 # What the job needs to have from the start for a change to be possible at all.
 BEFORE_CHANGE: dict[str, dict[str, Any]] = {
+    "checkpoint.keepExports": {"spec.checkpoint.exportEverySteps": 1},
     "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
     "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
     "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},
