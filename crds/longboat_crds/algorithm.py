@@ -19,6 +19,20 @@ class AlgorithmName(StrEnum):
     RLOO = "RLOO"
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
     DAPO = "DAPO"
+    GSPO = "GSPO"
+    CISPO = "CISPO"
+
+
+class PolicyLoss(StrEnum):
+    """What becomes of the probability ratio of new to old policy, which the name chooses.
+
+    PPO: each token's ratio is clipped. GSPO: the geometric mean of a response's ratios is, for all its tokens alike. CISPO: each token's
+    ratio, up to a cap, is the constant weight of its log-probability.
+    """
+
+    PPO = "PPO"
+    GSPO = "GSPO"
+    CISPO = "CISPO"
 
 
 class AdvantageBaseline(StrEnum):
@@ -80,13 +94,13 @@ class AlgorithmSpec(ApiModel):
         default=None,
         gt=0.0,
         lt=1.0,
-        description="Lower clip of the probability ratio is 1 - clipLow. Default: the preset's.",
+        description="Lower clip of the probability ratio is 1 - clipLow. Default: the preset's; CISPO has none.",
     )
     clip_high: float | None = Field(
         default=None,
         gt=0.0,
         le=10.0,
-        description="Upper clip of the probability ratio is 1 + clipHigh. Default: the preset's.",
+        description="Upper clip of the probability ratio is 1 + clipHigh, and with CISPO its cap. Default: the preset's.",
     )
     aggregation: Aggregation | None = Field(default=None, description="Default: the preset's.")
     kl_coefficient: float = Field(
@@ -94,6 +108,13 @@ class AlgorithmSpec(ApiModel):
         ge=0.0,
         le=1000.0,
         description="Weight of the KL penalty against the starting model (k3 estimator); 0 leaves it out.",
+    )
+    entropy_coefficient: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=10.0,
+        description="Weight of the bonus for the entropy, in nats, of each token's distribution, which is subtracted from the loss; 0 leaves "
+        "it out.",
     )
     clip_against: ClipAgainst | None = Field(
         default=None,
@@ -141,6 +162,7 @@ class Preset:
     advantage_baseline: AdvantageBaseline
     advantage_scale: AdvantageScale
     aggregation: Aggregation
+    policy_loss: PolicyLoss = PolicyLoss.PPO
     clip_low: float = 0.2
     clip_high: float = 0.2
     drop_zero_variance: bool = False
@@ -167,6 +189,24 @@ PRESETS = {
         drop_zero_variance=True,
         mask_truncated=True,
     ),
+    # Group Sequence Policy Optimization, arXiv:2507.18071: sections 4.1 and 4.3, with the clips of section 5.1.
+    AlgorithmName.GSPO: Preset(
+        AdvantageBaseline.GROUP_MEAN,
+        AdvantageScale.GROUP_STD,
+        Aggregation.SEQUENCE_MEAN,
+        PolicyLoss.GSPO,
+        clip_low=3e-4,
+        clip_high=4e-4,
+    ),
+    # MiniMax-M1, arXiv:2506.13585, section 3.1: without a lower bound, which is 1 - 1. The cap of 5 is from ScaleRL, arXiv:2510.13786.
+    AlgorithmName.CISPO: Preset(
+        AdvantageBaseline.GROUP_MEAN,
+        AdvantageScale.GROUP_STD,
+        Aggregation.TOKEN_MEAN,
+        PolicyLoss.CISPO,
+        clip_low=1.0,
+        clip_high=4.0,
+    ),
 }
 
 
@@ -178,10 +218,12 @@ class ResolvedAlgorithm:
     advantage_baseline: AdvantageBaseline
     advantage_scale: AdvantageScale
     aggregation: Aggregation
+    policy_loss: PolicyLoss
     clip_low: float
     clip_high: float
     dual_clip: float | None
     kl_coefficient: float
+    entropy_coefficient: float
     importance_mask: RatioBounds | None
     sequence_mask: RatioBounds | None
     drop_zero_variance: bool
@@ -204,10 +246,12 @@ def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
         advantage_baseline=spec.advantage_baseline or preset.advantage_baseline,
         advantage_scale=spec.advantage_scale or preset.advantage_scale,
         aggregation=spec.aggregation or preset.aggregation,
+        policy_loss=preset.policy_loss,
         clip_low=preset.clip_low if spec.clip_low is None else spec.clip_low,
         clip_high=preset.clip_high if spec.clip_high is None else spec.clip_high,
         dual_clip=spec.dual_clip,
         kl_coefficient=spec.kl_coefficient,
+        entropy_coefficient=spec.entropy_coefficient,
         importance_mask=spec.importance_mask,
         sequence_mask=spec.sequence_mask,
         drop_zero_variance=preset.drop_zero_variance if spec.drop_zero_variance is None else spec.drop_zero_variance,

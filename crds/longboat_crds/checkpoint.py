@@ -9,6 +9,9 @@ from longboat_crds.base import ApiModel, Quantity, ReferenceName, Seconds
 from longboat_crds.expressions import both, constant, either, equals, field, negation, present
 from longboat_crds.rules import Changeable, FieldError, Rule
 
+# How many exports of steps a job keeps unless it says otherwise.
+KEPT_EXPORTS = 2
+
 
 class AccessMode(StrEnum):
     """How the claim may be mounted. ReadWriteOnce pins driver and trainer pods to one node."""
@@ -62,6 +65,11 @@ class CheckpointSpec(ApiModel):
             "resumeFrom",
             FieldError.FORBIDDEN,
         ),
+        Rule(
+            either(present("exportEverySteps"), negation(present("keepExports"))),
+            "says how many exports of exportEverySteps are kept: give that too, or leave keepExports out",
+            "keepExports",
+        ),
     )
 
     every_steps: Annotated[int, Changeable.ANY_TIME] = Field(
@@ -90,4 +98,17 @@ class CheckpointSpec(ApiModel):
     resume_from: ResumeFrom | None = None
     export: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         default=True, description="Write a Hugging Face directory (`export/`) after the last step."
+    )
+    export_every_steps: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="Write a Hugging Face directory (`exports/step-00000010/`) every so many steps, but for the last step if `export` writes "
+        "one. The trainer waits for it. Default: none.",
+    )
+    keep_exports: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description=f"How many of the newest directories of exportEverySteps to keep. Default: {KEPT_EXPORTS}.",
     )

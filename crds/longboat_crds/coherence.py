@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale, ClipAgainst
+from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale, ClipAgainst, PolicyLoss
 from longboat_crds.expressions import (
     at_most,
     both,
@@ -42,6 +42,8 @@ _BATCH_BASELINES = [
 ]
 _GROUP_SCALES = [p.value for p, preset in PRESETS.items() if preset.advantage_scale is AdvantageScale.GROUP_STD]
 _BATCH_SCALES = [p.value for p, preset in PRESETS.items() if preset.advantage_scale is AdvantageScale.BATCH_STD]
+_GSPO = [p.value for p, preset in PRESETS.items() if preset.policy_loss is PolicyLoss.GSPO]
+_CISPO = [p.value for p, preset in PRESETS.items() if preset.policy_loss is PolicyLoss.CISPO]
 _DROPPING = [p.value for p, preset in PRESETS.items() if preset.drop_zero_variance]
 
 _NAME = field("algorithm.name")
@@ -165,6 +167,11 @@ COHERENCE = (
         "rounds.promptsPerRound",
     ),
     Rule(
+        if_present("checkpoint.exportEverySteps", lambda every_steps: less_than(every_steps, field("rounds.steps"))),
+        "exports nothing before the last step, after which `export` does: lower it below rounds.steps, or leave it out",
+        "checkpoint.exportEverySteps",
+    ),
+    Rule(
         at_most(field("trainer.minibatches"), field("rounds.promptsPerRound")),
         "every minibatch needs a prompt with all of its samples: lower minibatches to at most rounds.promptsPerRound",
         "trainer.minibatches",
@@ -185,6 +192,14 @@ COHERENCE = (
         if_present("model.maxLength", lambda longest: less_than(_MAX_TOKENS, longest)),
         "leaves no room for a prompt within model.maxLength: lower maxTokens, or raise model.maxLength",
         "rollout.sampling.maxTokens",
+    ),
+    Rule(
+        either(
+            negation(present("dataset.evaluation.maxTokens")),
+            if_present("model.maxLength", lambda longest: less_than(field("dataset.evaluation.maxTokens"), longest)),
+        ),
+        "leaves no room for a prompt within model.maxLength: lower maxTokens, or raise model.maxLength",
+        "dataset.evaluation.maxTokens",
     ),
     Rule(
         less_than(_MAX_TOKENS, field("trainer.maxTokensPerBin")),
@@ -210,6 +225,16 @@ COHERENCE = (
         either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", variable="r")))),
         "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
         "rewards",
+    ),
+    Rule(
+        either(
+            negation(present("dataset.evaluation.columns")),
+            present("dataset.evaluation.columns.domain"),
+            every("rewards", "r", empty(field("domains", variable="r"))),
+        ),
+        "a reward for some domains needs to know the domain of held-out rows too: set columns.domain, or leave columns out to read those of "
+        "the dataset",
+        "dataset.evaluation.columns",
     ),
     Rule(
         every("rewards", "r", either(negation(present("pool", variable="r")), _NAMES_A_POOL)),
@@ -302,6 +327,36 @@ COHERENCE = (
         "with one minibatch the ratio to the proximal policy is always 1, so dualClip never acts: set trainer.minibatches to 2 or "
         "more, set clipAgainst to Behaviour, or leave dualClip out",
         "algorithm.dualClip",
+    ),
+    Rule(
+        either(_AGAINST_BEHAVIOUR, negation(_ONE_MINIBATCH), negation(one_of(_NAME, [*_GSPO, *_CISPO]))),
+        "with one minibatch the ratio to the proximal policy is always 1, so GSPO and CISPO do what GRPO and DAPO do without their "
+        "clips: set trainer.minibatches to 2 or more, set clipAgainst to Behaviour, or choose another name",
+        "algorithm.name",
+    ),
+    Rule(
+        either(
+            negation(one_of(_NAME, _GSPO)),
+            negation(_AGAINST_BEHAVIOUR),
+            both(present("algorithm.clipLow"), present("algorithm.clipHigh")),
+        ),
+        "GSPO's own clips (3e-4 and 4e-4) are within the differences of half-precision log-probs between engine and trainer, which "
+        "clipAgainst Behaviour (the default of ContinueUnfinished and BoundedAsync) has in its ratio: give clipLow and clipHigh, or set "
+        "clipAgainst to Proximal",
+        "algorithm.clipHigh",
+        FieldError.REQUIRED,
+    ),
+    Rule(
+        either(negation(one_of(_NAME, _CISPO)), negation(present("algorithm.clipLow"))),
+        "CISPO has no lower bound: leave clipLow out",
+        "algorithm.clipLow",
+        FieldError.FORBIDDEN,
+    ),
+    Rule(
+        either(negation(one_of(_NAME, _CISPO)), negation(present("algorithm.dualClip"))),
+        "CISPO caps the weight of every token, whatever the advantage's sign: leave dualClip out, and set clipHigh to limit it further",
+        "algorithm.dualClip",
+        FieldError.FORBIDDEN,
     ),
     Rule(
         either(negation(present("rounds.quotas")), negation(one_of(_POLICY, _OFF_POLICY))),

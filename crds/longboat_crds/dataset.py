@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ConfigMapFile, Opaque, Path, Seed
-from longboat_crds.expressions import exactly_one
+from longboat_crds.expressions import constant, either, exactly_one, field, less_than, negation, present
 from longboat_crds.rules import Changeable, Rule
 
 ONE_SOURCE = Rule(exactly_one("files", "reasoningGym"), "give exactly one of files and reasoningGym", "files")
@@ -83,10 +83,34 @@ class Columns(ApiModel):
 class EvaluationSpec(ApiModel):
     """Held-out evaluation on exactly one source of rows. It never changes the order of the training data."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (ONE_SOURCE,)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        ONE_SOURCE,
+        Rule(
+            either(less_than(constant(0.0), field("temperature")), negation(present("topK"))),
+            "temperature 0, the default, always takes the likeliest token: set temperature above 0, or leave topK out",
+            "topK",
+        ),
+        Rule(
+            either(less_than(constant(0.0), field("temperature")), negation(less_than(constant(0.0), field("minP")))),
+            "temperature 0, the default, always takes the likeliest token: set temperature above 0, or leave minP out",
+            "minP",
+        ),
+    )
 
     files: FilesSource | None = None
     reasoning_gym: ReasoningGymSource | None = None
+    columns: Columns | None = Field(
+        default=None, description="Columns of these rows, all of them. Default: those of the dataset."
+    )
+    prompt_template: str | None = Field(
+        default=None,
+        max_length=16_384,
+        description="Jinja template that gives the prompt text of these rows. An empty one disables that of the dataset. Default: the "
+        "dataset's.",
+    )
+    chat_template: ChatTemplateSpec | None = Field(
+        default=None, description="Renders the messages of these rows. Default: the dataset's, else the tokenizer's."
+    )
     every_steps: int = Field(
         default=10,
         ge=1,
@@ -99,9 +123,24 @@ class EvaluationSpec(ApiModel):
     samples_per_prompt: int = Field(
         default=1, ge=1, le=64, description="Responses to each prompt; their mean score counts."
     )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Longest response, in tokens. Default: rollout.sampling.maxTokens.",
+    )
     temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="0 always takes the likeliest token.")
     top_p: float = Field(
         default=1.0, gt=0.0, le=1.0, description="Draw from the likeliest tokens whose probabilities add up to this."
+    )
+    top_k: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="Draw from this many likeliest tokens. Default: from all."
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Draw from the tokens that are at least this times as likely as the likeliest one.",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from longboat_crds.algorithm import PRESETS, Preset
+from longboat_crds.algorithm import PRESETS, AlgorithmSpec, Preset
 from longboat_crds.base import PRESERVE_UNKNOWN
 from longboat_crds.fixed import FIXED, WHILE_SUSPENDED, WITH_RENEWAL
 from longboat_crds.objects import ClusterRLRuntime, RLJob, RLRuntime
@@ -132,7 +132,8 @@ def _presets() -> str:
         f"| `{name}` | " + " | ".join(f"`{_plain(getattr(preset, knob))}`" for knob in knobs) + " |"
         for name, preset in PRESETS.items()
     ]
-    head = " | ".join(f"`{to_camel(knob)}`" for knob in knobs)
+    fields = AlgorithmSpec.model_fields
+    head = " | ".join(f"`{to_camel(knob)}`" if knob in fields else knob.replace("_", " ") for knob in knobs)
     return "\n".join(
         ["What the presets stand for:", "", f"| name | {head} |", "|---" * (len(knobs) + 1) + "|", *rows, ""]
     )

@@ -284,7 +284,7 @@ class CheckpointStatus(FieldsModel):
     step: Count = Field(description="Optimizer steps it contains.")
     path: str | None = Field(default=None, max_length=1024, description="Its directory in the claim.")
     export: str | None = Field(
-        default=None, max_length=1024, description="Directory of the exported model, once there is one."
+        default=None, max_length=1024, description="Directory in the claim of the newest exported model."
     )
     time: Timestamp | None = Field(
         default=None, description="When it was completed; if no driver has told, when one found it."

@@ -126,7 +126,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Says how tokens are drawn. `temperature` 0 is greedy (held-out evaluation only).
+    """Says how tokens are drawn. `temperature` 0 is greedy; that, `top_k` (0: all tokens) and `min_p` are for held-out evaluation only.
 
     A response ends with one of `stop_token_ids`, or before one of the texts `stop`; its text has what ended it only if `include_stop`.
     """
@@ -138,6 +138,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     repetition: Repetition | None = None
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class Disk:
         changes = event in CHANGES or (event == "open" and arguments[2] & WRITING)
         if changes and str(arguments[0]).startswith(self.root):
             self._operation()
+        if event == "os.rename" and (names := self.synced_names.pop(str(arguments[0]), None)) is not None:
+            self.synced_names[str(arguments[1])] = names
 
     def _operation(self) -> None:
         self.count += 1

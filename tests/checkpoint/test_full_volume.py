@@ -21,7 +21,10 @@ volume = Path(sys.argv[1])
 tensors = {f"weight{number}": torch.ones(64, 1024) for number in range(16)}
 try:
     if sys.argv[2] == "export":
-        export(volume, tensors, "float32", volume / "export")
+        try:
+            export(volume, tensors, "float32", volume / "export", volume / ".export.1.partial")
+        finally:
+            assert not (volume / ".export.1.partial").exists()
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         sharded.write(tensors, volume / "trainer")

@@ -5,6 +5,7 @@ from typing import Any
 GYM = {"spec.dataset": {"reasoningGym": {"task": "chain_sum"}}}
 SCORER = {"spec.rewards": [{"name": "scorer", "kind": "ReasoningGym"}]}
 
+HELD_OUT = {"files": {"paths": ["/t"]}}
 DOMAINS = {"spec.dataset.columns.domain": "topic"}
 
 STALE = {"spec.rounds.policy": "BoundedAsync"}
@@ -140,6 +141,34 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rollout.sampling.topP": 1}, None),
     ({"spec.rollout.sampling.topP": 0.95}, "spec.rollout.sampling.topP"),
     ({"spec.dataset.evaluation": {"files": {"paths": ["/t"]}, "temperature": 0.6, "topP": 0.95}}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "temperature": 0.6, "topK": 20, "minP": 0.05}}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "topK": 20}}, "spec.dataset.evaluation.topK"),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "minP": 0.05}}, "spec.dataset.evaluation.minP"),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "minP": 0}}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "temperature": 0.6, "topK": 0}}, "spec.dataset.evaluation.topK"),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "maxTokens": 100_000}}, None),
+    (
+        {"spec.dataset.evaluation": {**HELD_OUT, "maxTokens": 99}, "spec.model.maxLength": 99},
+        "spec.dataset.evaluation.maxTokens",
+    ),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "maxTokens": 99}, "spec.model.maxLength": 100}, None),
+    ({"spec.dataset.evaluation": {**HELD_OUT, "chatTemplate": {}}}, "spec.dataset.evaluation.chatTemplate.text"),
+    (
+        DOMAINS
+        | {
+            "spec.rewards.0.domains": ["math"],
+            "spec.dataset.evaluation": {**HELD_OUT, "columns": {"prompt": "problem"}},
+        },
+        "spec.dataset.evaluation.columns",
+    ),
+    (
+        DOMAINS
+        | {
+            "spec.rewards.0.domains": ["math"],
+            "spec.dataset.evaluation": {**HELD_OUT, "columns": {"prompt": "problem", "domain": "kind"}},
+        },
+        None,
+    ),
     ({"spec.model.maxLength": 65}, None),
     ({"spec.model.maxLength": 64}, "spec.rollout.sampling.maxTokens"),
     ({"spec.trainer.maxTokensPerBin": 64}, "spec.trainer.maxTokensPerBin"),
@@ -218,6 +247,19 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.algorithm.dualClip": 3} | MINIBATCHES, None),
     (STALE | {"spec.algorithm.dualClip": 3}, None),
     (STALE | {"spec.algorithm.dualClip": 1}, "spec.algorithm.dualClip"),
+    ({"spec.algorithm.name": "GSPO"}, "spec.algorithm.name"),
+    ({"spec.algorithm.name": "CISPO"}, "spec.algorithm.name"),
+    ({"spec.algorithm.name": "GSPO"} | MINIBATCHES, None),
+    ({"spec.algorithm.name": "CISPO"} | MINIBATCHES, None),
+    ({"spec.algorithm": {"name": "GSPO", "clipAgainst": "Behaviour"}}, "spec.algorithm.clipHigh"),
+    ({"spec.algorithm": {"name": "GSPO", "clipAgainst": "Behaviour", "clipHigh": 0.03}}, "spec.algorithm.clipHigh"),
+    (STALE | {"spec.algorithm": {"name": "GSPO", "clipLow": 0.03, "clipHigh": 0.03}}, None),
+    (STALE | {"spec.algorithm.name": "CISPO"}, None),
+    (STALE | {"spec.algorithm": {"name": "CISPO", "clipLow": 0.2}}, "spec.algorithm.clipLow"),
+    (STALE | {"spec.algorithm": {"name": "CISPO", "dualClip": 3}}, "spec.algorithm.dualClip"),
+    (STALE | STREAM | {"spec.algorithm.name": "CISPO"}, None),
+    ({"spec.algorithm.entropyCoefficient": 0.001}, None),
+    ({"spec.algorithm.entropyCoefficient": -0.001}, "spec.algorithm.entropyCoefficient"),
     (STALE | {"spec.algorithm.importanceMask": {"low": 1, "high": 2}}, "spec.algorithm.importanceMask.low"),
     (STALE | {"spec.algorithm.importanceMask": {"low": 0.5, "high": 1}}, "spec.algorithm.importanceMask.high"),
     (STALE | {"spec.algorithm.sequenceMask": {"low": 0.5}}, "spec.algorithm.sequenceMask.high"),
@@ -298,6 +340,10 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         {"spec.checkpoint.claimName": "a", "spec.checkpoint.resumeFrom": {"claimName": "a"}},
         "spec.checkpoint.resumeFrom",
     ),
+    ({"spec.rounds.steps": 10, "spec.checkpoint": {"exportEverySteps": 5, "keepExports": 1}}, None),
+    ({"spec.rounds.steps": 10, "spec.checkpoint.exportEverySteps": 10}, "spec.checkpoint.exportEverySteps"),
+    ({"spec.checkpoint.exportEverySteps": 0}, "spec.checkpoint.exportEverySteps"),
+    ({"spec.checkpoint.keepExports": 1}, "spec.checkpoint.keepExports"),
     ({"metadata.name": "1st"}, "metadata.name"),
     ({"metadata.name": "a" * 35}, None),
     ({"metadata.name": "a" * 36}, "metadata.name"),
@@ -308,6 +354,8 @@ CHANGES: dict[str, Any] = {
     "algorithm": {"groupSize": 4},
     "checkpoint.claimName": "other",
     "checkpoint.export": False,
+    "checkpoint.exportEverySteps": 1,
+    "checkpoint.keepExports": 3,
     "checkpoint.resumeFrom": {"claimName": "other"},
     "checkpoint.volume": {"size": "1Gi"},
     "dataset.asMessages": True,
@@ -365,6 +413,7 @@ WITH_CHANGE: dict[str, dict[str, Any]] = {
 
 # What the job needs to have from the start for a change to be possible at all.
 BEFORE_CHANGE: dict[str, dict[str, Any]] = {
+    "checkpoint.keepExports": {"spec.checkpoint.exportEverySteps": 1},
     "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
     "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
     "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},

@@ -32,23 +32,27 @@ KNOBS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize(
-    ("name", "baseline", "scale", "aggregation", "clip_high", "filters"),
+    ("name", "baseline", "scale", "aggregation", "loss", "clips", "filters"),
     [
-        ("GRPO", "GroupMean", "GroupStd", "SequenceMean", 0.2, False),
-        ("DrGRPO", "GroupMean", "None", "SequenceSum", 0.2, False),
-        ("RLOO", "LeaveOneOut", "None", "SequenceSum", 0.2, False),
-        ("ReinforcePlusPlus", "BatchMean", "BatchStd", "TokenMean", 0.2, False),
-        ("DAPO", "GroupMean", "GroupStd", "TokenMean", 0.28, True),
+        ("GRPO", "GroupMean", "GroupStd", "SequenceMean", "PPO", (0.2, 0.2), False),
+        ("DrGRPO", "GroupMean", "None", "SequenceSum", "PPO", (0.2, 0.2), False),
+        ("RLOO", "LeaveOneOut", "None", "SequenceSum", "PPO", (0.2, 0.2), False),
+        ("ReinforcePlusPlus", "BatchMean", "BatchStd", "TokenMean", "PPO", (0.2, 0.2), False),
+        ("DAPO", "GroupMean", "GroupStd", "TokenMean", "PPO", (0.2, 0.28), True),
+        ("GSPO", "GroupMean", "GroupStd", "SequenceMean", "GSPO", (0.0003, 0.0004), False),
+        ("CISPO", "GroupMean", "GroupStd", "TokenMean", "CISPO", (1.0, 4.0), False),
     ],
 )
-def test_presets(name: str, baseline: str, scale: str, aggregation: str, clip_high: float, filters: bool) -> None:
+def test_presets(
+    name: str, baseline: str, scale: str, aggregation: str, loss: str, clips: tuple[float, float], filters: bool
+) -> None:
     resolved = resolve(AlgorithmSpec(name=AlgorithmName(name)))
     assert (resolved.advantage_baseline, resolved.advantage_scale, resolved.aggregation) == (
         baseline,
         scale,
         aggregation,
     )
-    assert (resolved.clip_low, resolved.clip_high) == (0.2, clip_high)
+    assert (resolved.policy_loss, (resolved.clip_low, resolved.clip_high)) == (loss, clips)
     assert (resolved.drop_zero_variance, resolved.mask_truncated) == (filters, filters)
 
 

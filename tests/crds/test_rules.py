@@ -118,7 +118,7 @@ def test_a_group_of_one_and_mixed_advantages_are_refused_exactly_where_the_resol
         AdvantageBaseline.BATCH_MEAN,
         AdvantageScale.GROUP_STD,
     )
-    body = changed({"spec.algorithm": spec.to_json()})
+    body = changed({"spec.algorithm": spec.to_json(), "spec.trainer.minibatches": 2})
     if needs_group and group_size == 1:
         with pytest.raises(ValidationError, match="a group of one has no mean"):
             RLJob.model_validate(body)
@@ -130,6 +130,8 @@ def test_a_group_of_one_and_mixed_advantages_are_refused_exactly_where_the_resol
 
 
 @given(
+    name=st.sampled_from([AlgorithmName.GRPO, AlgorithmName.GSPO, AlgorithmName.CISPO]),
+    clips=st.sampled_from([(None, None), (0.1, None), (None, 0.1), (0.1, 0.1)]),
     policy=st.sampled_from(RoundPolicyName),
     minibatches=st.integers(1, 2),
     against=st.none() | st.sampled_from(ClipAgainst),
@@ -138,6 +140,8 @@ def test_a_group_of_one_and_mixed_advantages_are_refused_exactly_where_the_resol
     limit=st.none() | st.just(3.0),
 )
 def test_losses_are_refused_exactly_where_a_knob_would_not_act_or_nothing_holds_old_tokens(
+    name: AlgorithmName,
+    clips: tuple[float | None, float | None],
     policy: RoundPolicyName,
     minibatches: int,
     against: ClipAgainst | None,
@@ -145,7 +149,15 @@ def test_losses_are_refused_exactly_where_a_knob_would_not_act_or_nothing_holds_
     mask: RatioBounds | None,
     limit: float | None,
 ) -> None:
-    spec = AlgorithmSpec(clip_against=against, importance_cap=cap, importance_mask=mask, dual_clip=limit)
+    spec = AlgorithmSpec(
+        name=name,
+        clip_low=clips[0],
+        clip_high=clips[1],
+        clip_against=against,
+        importance_cap=cap,
+        importance_mask=mask,
+        dual_clip=limit,
+    )
     stale = policy in OFF_POLICY
     resolved = resolve_loss(spec, off_policy=stale)
     ratio_moves = minibatches > 1 or resolved.clip_against is ClipAgainst.BEHAVIOUR
@@ -156,6 +168,9 @@ def test_losses_are_refused_exactly_where_a_knob_would_not_act_or_nothing_holds_
         or (stale and not ratio_moves and mask is None)
         or (stale and ratio_moves and resolved.clip_against is ClipAgainst.PROXIMAL and cap == 0)
         or (limit is not None and not ratio_moves)
+        or (name is not AlgorithmName.GRPO and not ratio_moves)
+        or (name is AlgorithmName.GSPO and resolved.clip_against is ClipAgainst.BEHAVIOUR and None in clips)
+        or (name is AlgorithmName.CISPO and (clips[0] is not None or limit is not None))
     )
     changes = {
         "spec.algorithm": spec.to_json(),

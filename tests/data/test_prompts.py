@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_crds.dataset import DatasetSpec
+from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.data.prompts import Prompts, column
 from longboat_runtime.data.references import with_template_text
@@ -141,6 +141,10 @@ def test_the_jobs_own_chat_template_takes_the_place_of_the_tokenizers(tmp_path: 
     with pytest.raises(SpecProblem, match="can't be read") as caught:
         with_template_text(dataset, tmp_path)
     assert caught.value.field == "spec.dataset.chatTemplate.configMap"
+    evaluation = EvaluationSpec.model_validate({"files": {"paths": ["/x"]}, "chatTemplate": by_map})
+    with pytest.raises(SpecProblem) as caught:
+        with_template_text(evaluation, tmp_path, "spec.dataset.evaluation")
+    assert caught.value.field == "spec.dataset.evaluation.chatTemplate.configMap"
     with pytest.raises(SpecProblem, match=r"the tokenizer has no chat template.*chatTemplate"):
         text({"prompt": QUESTION}, template=None)
 

@@ -184,6 +184,72 @@ def test_evaluation_takes_the_first_rows(model: ModelSpec, tmp_path: Path) -> No
     assert open_evaluation(spec.model_copy(update={"evaluation": None}), model, 32) == []
 
 
+def held_out(model: ModelSpec, directory: Path, rows: Rows, evaluation: Mapping[str, Any], **dataset: Any) -> list[Row]:
+    """The rows of an evaluation, each rendered; those of the training have other columns. Training's maxTokens are 32."""
+    (directory / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = DatasetSpec.model_validate(
+        {
+            "files": {"paths": [f"{directory}/train.jsonl"]},
+            "promptTemplate": "{{ q }}",
+            "columns": {"groundTruth": "a", "domain": "d"},
+            "evaluation": {"files": {"paths": [f"{directory}/test.jsonl"]}, **evaluation},
+            **dataset,
+        }
+    )
+    return open_evaluation(spec, model, 32)
+
+
+OWN = {"prompt": "problem", "groundTruth": "answer", "domain": "kind"}
+
+
+def test_held_out_rows_may_have_columns_and_templates_of_their_own(model: ModelSpec, tmp_path: Path) -> None:
+    rows = [{"problem": "1+1", "answer": "2", "kind": "sums"}]
+    (row,) = held_out(model, tmp_path, rows, {"columns": OWN, "promptTemplate": "{{ problem }}="})
+    assert (row.text, row.ground_truth, row.domain) == ("1+1=", "2", "sums")
+    (row,) = held_out(model, tmp_path, rows, {"columns": OWN, "promptTemplate": ""})
+    assert row.text == "1+1"
+    chat = {"chatTemplate": {"text": "{% for m in messages %}[{{ m.content }}]{% endfor %}"}}
+    (row,) = held_out(model, tmp_path, rows, {"columns": OWN, "promptTemplate": "", **chat}, asMessages=True)
+    assert row.text == "[1+1]"
+    (row,) = held_out(model, tmp_path, [{"q": "1+1", "a": "2", "d": "sums"}], chat, asMessages=True)
+    assert (row.text, row.ground_truth) == ("[1+1]", "2")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "field"),
+    [
+        ({"columns": OWN}, "spec.dataset.promptTemplate"),
+        ({"promptTemplate": "{{ problem }}"}, "spec.dataset.columns.domain"),
+        ({"promptTemplate": "{{ proble }}"}, "spec.dataset.evaluation.promptTemplate"),
+        ({"promptTemplate": "{{ problem"}, "spec.dataset.evaluation.promptTemplate"),
+        ({"promptTemplate": "", "columns": {"prompt": "question"}}, "spec.dataset.evaluation.columns.prompt"),
+        ({"promptTemplate": "", "columns": {**OWN, "domain": "sort"}}, "spec.dataset.evaluation.columns.domain"),
+        (
+            {"promptTemplate": "", "columns": OWN, "chatTemplate": {"text": "{{ messages }}"}},
+            "spec.dataset.evaluation.chatTemplate",
+        ),
+    ],
+)
+def test_errors_name_the_field_that_held_out_rows_were_read_by(
+    model: ModelSpec, tmp_path: Path, evaluation: Mapping[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecProblem) as caught:
+        held_out(model, tmp_path, [{"problem": "1+1", "answer": "2", "kind": "sums"}], evaluation)
+    assert caught.value.field == field
+
+
+def test_held_out_prompts_leave_room_for_the_evaluations_own_longest_response(model: ModelSpec, tmp_path: Path) -> None:
+    rows = [{"q": "x" * 40, "a": "2", "d": "sums"}]
+    with pytest.raises(SpecProblem, match=r"lower spec\.rollout\.sampling\.maxTokens"):
+        held_out(model, tmp_path, rows, {})
+    assert held_out(model, tmp_path, rows, {"maxTokens": 24})
+    with pytest.raises(SpecProblem, match=r"lower spec\.dataset\.evaluation\.maxTokens"):
+        held_out(model, tmp_path, rows, {"maxTokens": 25})
+    with pytest.raises(SpecProblem, match="leave no room") as caught:
+        held_out(model, tmp_path, rows, {"maxTokens": 64})
+    assert caught.value.field == "spec.dataset.evaluation.maxTokens"
+
+
 def test_reasoning_gym_rows_name_their_origin(model: ModelSpec) -> None:
     spec = DatasetSpec.model_validate(
         {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -322,7 +323,8 @@ class FakeTrainer:
     """Weights are a digest of everything that was trained. `crash` is the step at which it dies, and whether after the update.
 
     A write of a checkpoint waits for `may_write`; `full` has the numbers of the writes that find no space. Files of samples wait for
-    `may_write_samples`; those of the steps in `no_space` find none. It `holds` its last publication.
+    `may_write_samples`; those of the steps in `no_space` find none. It `holds` its last publication. `exports` are the names of the
+    exports that were begun; those with a number in `no_room` find no space, and each waits for `may_export` before it is whole.
     """
 
     store: FakeStore
@@ -337,14 +339,18 @@ class FakeTrainer:
     writes: int = 0
     snapshots: list[str] = field(default_factory=list)
     no_space: set[int] = field(default_factory=set)
+    exports: list[str] = field(default_factory=list)
+    no_room: set[int] = field(default_factory=set)
     holds: bool = False
     lost_in_chunk: list[tuple[int, int]] = field(default_factory=list)
     chunks: list[ChunkRequest] = field(default_factory=list)
     accumulated: list[tuple[ChunkRequest, list[GeneratedSample]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.may_write, self.may_write_samples, self.may_accumulate = (asyncio.Event() for _ in range(3))
-        for may in (self.may_write, self.may_write_samples, self.may_accumulate):
+        self.may_write, self.may_write_samples, self.may_accumulate, self.may_export = (
+            asyncio.Event() for _ in range(4)
+        )
+        for may in (self.may_write, self.may_write_samples, self.may_accumulate, self.may_export):
             may.set()
 
     async def load(self) -> ModelInfo:
@@ -425,8 +431,14 @@ class FakeTrainer:
     async def restore(self, directory: Path) -> None:
         self.weights = (directory / "weights").read_text()
 
-    async def export(self, directory: Path) -> None:
-        await self._write(directory, self.weights)
+    async def export(self, directory: Path, partial: Path) -> None:
+        self.exports.append(directory.name)
+        if len(self.exports) in self.no_room:
+            raise OSError(28, "No space left on device")
+        await self._write(partial, self.weights)
+        await self.may_export.wait()
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        await asyncio.to_thread(partial.rename, directory)
 
     async def _write(self, directory: Path, weights: str) -> None:
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)

@@ -90,18 +90,25 @@ TRAINING = SamplingSpec(
 
 def test_held_out_samples_are_drawn_like_training_samples_except_for_what_the_evaluation_sets() -> None:
     job = Job("job", make_spec(sampling=TRAINING.model_dump(exclude_unset=True)), Path(), 1)
-    spec = EvaluationSpec(files=FilesSource(paths=["/t"]), temperature=0.6, top_p=0.95)
+    source = FilesSource(paths=["/t"])
+    spec = EvaluationSpec(files=source, max_tokens=9, temperature=0.6, top_p=0.95, top_k=20, min_p=0.05)
     drawn = asdict(held_out_sampling(spec, job.sampling))
     assert drawn == {
-        "max_tokens": 7,
+        "max_tokens": 9,
         "temperature": 0.6,
         "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.05,
         "stop": (".",),
         "stop_token_ids": (3,),
         "include_stop": True,
         "repetition": {"pattern_tokens": 3, "count": 4},
     }
-    assert drawn.keys() == SamplingSpec.model_fields.keys(), "give a new field a value here and above"
+    assert drawn.keys() == SamplingSpec.model_fields.keys() | {"top_k", "min_p"}, (
+        "give a new field a value here and above"
+    )
+    plain = held_out_sampling(EvaluationSpec(files=source), job.sampling)
+    assert (plain.max_tokens, plain.temperature, plain.top_k, plain.min_p) == (7, 0.0, 0, 0.0)
 
 
 async def test_a_loop_ends_in_held_out_samples_as_in_training(tmp_path: Path) -> None:

@@ -91,6 +91,18 @@ def test_a_chat_template_in_a_config_map_is_a_file_for_the_driver_alone(role: Ro
     assert mounts == ({"driver": str(CONFIG_MAPS / "mine")} if drives else {})
 
 
+@pytest.mark.parametrize(("name", "volumes"), [("mine", ["mine"]), ("other", ["mine", "other"])])
+def test_the_evaluation_may_have_its_chat_template_in_the_same_config_map_or_another(
+    name: str, volumes: list[str]
+) -> None:
+    rows, held_out = ({"chatTemplate": {"configMap": {"name": each, "key": "chat.jinja"}}} for each in ("mine", name))
+    pod = built(Role.DRIVER, dataset={**rows, "evaluation": {"reasoningGym": {"task": "chain_sum"}, **held_out}})
+    named = {v["name"]: v["configMap"]["name"] for v in pod["spec"]["volumes"] if "configMap" in v}
+    mounts = {m["name"]: m["mountPath"] for m in containers(pod)["driver"]["volumeMounts"] if m["name"] in named}
+    assert list(named.values()) == volumes
+    assert mounts == {volume: str(CONFIG_MAPS / each) for volume, each in named.items()}
+
+
 @pytest.mark.parametrize("role", list(Role))
 def test_every_container_is_restricted(role: Role) -> None:
     pod = built(role)

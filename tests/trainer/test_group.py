@@ -100,7 +100,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     assert again.checksum == publication.checksum
     assert again.probe_logprobs == publication.probe_logprobs
 
-    await group.export(tmp_path / "export")
+    await group.export(tmp_path / "export", tmp_path / ".export.1.partial")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     published = {name: tensor for bucket in fetched(publication.payload) for name, tensor in bucket.tensors()}
     assert pack(published.items()).checksum == publication.checksum

@@ -1,10 +1,11 @@
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -39,6 +40,61 @@ def test_clipped_tokens_are_those_without_gradient(
     clipped = losses.clipped(ratio, torch.tensor(advantages), low, high)
     assert not logprobs.grad[clipped].any()
     assert logprobs.grad[~clipped & (torch.tensor(advantages) != 0)].abs().gt(0).all()
+
+
+OWNERS = [0, 0, 1, 2, 2, 2]
+response_advantages = arrays(np.float64, 3, elements=st.floats(-3, 3))
+
+
+@given(logs, logs)
+def test_the_sequence_ratio_is_the_geometric_mean_of_a_responses_ratios(new: FloatArray, old: FloatArray) -> None:
+    ratio = losses.sequence_ratio(torch.tensor(new), torch.tensor(old), torch.tensor(OWNERS))
+    expected = [np.exp(np.mean([n - o for n, o, k in zip(new, old, OWNERS, strict=True) if k == i])) for i in OWNERS]
+    np.testing.assert_allclose(ratio, expected, rtol=1e-9)
+
+
+def gspo(new: FloatArray, old: FloatArray, advantages: FloatArray, low: float, high: float) -> float:
+    """The published loss: one clipped ratio for each response."""
+    total = 0.0
+    for response, advantage in enumerate(advantages):
+        tokens = [token for token, owner in enumerate(OWNERS) if owner == response]
+        ratio = math.exp(np.mean(new[tokens] - old[tokens]))
+        total -= min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+    return total
+
+
+def slopes(function: Callable[[FloatArray], float], place: FloatArray, width: float) -> FloatArray:
+    """The derivative by each entry, from central differences."""
+    return np.array([(function(place + move) - function(place - move)) / (2 * width) for move in width * np.eye(6)])
+
+
+@given(logs, logs, response_advantages, st.floats(0.01, 0.9), st.floats(0.01, 5))
+def test_the_token_form_of_gspo_has_the_gradient_of_the_clipped_ratio_of_responses(
+    new: FloatArray, old: FloatArray, advantages: FloatArray, low: float, high: float
+) -> None:
+    owners, logprobs, width = torch.tensor(OWNERS), torch.tensor(new, requires_grad=True), 1e-6
+    ratio = losses.sequence_ratio(logprobs, torch.tensor(old), owners)
+    bounds = (1 - low, 1 + high)
+    assume(all(abs(value / bound - 1) > 2 * width for value in ratio.tolist() for bound in bounds))
+    loss = losses.policy_loss(ratio, torch.tensor(advantages)[owners], low, high) / owners.bincount()[owners]
+    loss.sum().backward()
+    assert loss.sum().item() == pytest.approx(gspo(new, old, advantages, low, high), rel=1e-9, abs=1e-12)
+    expected = slopes(lambda place: gspo(place, old, advantages, low, high), new, width)
+    np.testing.assert_allclose(logprobs.grad, expected, rtol=1e-5, atol=1e-7 * max(1.0, ratio.max().item()))
+
+
+@given(logs, logs, advantage_arrays, st.floats(0.01, 9))
+def test_cispo_weights_log_probabilities_by_ratios_up_to_the_cap_and_has_no_lower_bound(
+    new: FloatArray, old: FloatArray, advantages: FloatArray, high: float
+) -> None:
+    logprobs = torch.tensor(new, requires_grad=True)
+    ratio = losses.probability_ratio(logprobs, torch.tensor(old))
+    loss = losses.capped_weight_loss(logprobs, ratio, torch.tensor(advantages), high)
+    loss.sum().backward()
+    weights = np.minimum(np.exp(new - old), 1 + high)
+    np.testing.assert_allclose(loss.detach(), -weights * advantages * new, rtol=1e-9)
+    expected = slopes(lambda place: -(weights * advantages * place).sum(), new, 1e-4)
+    np.testing.assert_allclose(logprobs.grad, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_without_off_policy_the_gradient_is_that_of_reinforce() -> None:

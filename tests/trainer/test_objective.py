@@ -14,6 +14,7 @@ from longboat_crds.algorithm import (
     AlgorithmName,
     AlgorithmSpec,
     ClipAgainst,
+    PolicyLoss,
     RatioBounds,
     ResolvedLoss,
     resolve_loss,
@@ -42,9 +43,14 @@ def expected(algorithm: ResolvedLoss, truncated: set[int], denominator: int) -> 
     inside = [i for i in range(len(SAMPLES)) if not (algorithm.mask_truncated and i in truncated)]
     total = 0.0
     for i in inside:
-        ratio = np.exp(NEW[i].astype(np.float64) - OLD[i])
+        log_ratio = NEW[i].astype(np.float64) - OLD[i]
+        ratio = np.exp(
+            np.full_like(log_ratio, log_ratio.mean()) if algorithm.policy_loss is PolicyLoss.GSPO else log_ratio
+        )
         clip = np.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
         token = -np.minimum(ratio * values[i], clip * values[i])
+        if algorithm.policy_loss is PolicyLoss.CISPO:
+            token = -np.minimum(ratio, 1 + algorithm.clip_high) * values[i] * NEW[i]
         if algorithm.importance_cap:
             token = token * np.minimum(
                 np.exp(OLD[i].astype(np.float64) - SAMPLES[i].logprobs), algorithm.importance_cap
@@ -124,8 +130,9 @@ def test_metrics_are_means_over_the_tokens_that_count() -> None:
     inside, outside = SAMPLES[0], SAMPLES[1]
     batch = build_batch([weighted(inside, 0.25), weighted(outside, 0.0)], torch.device("cpu"))
     logprobs = TokenLogprobs(joined(NEW, (0, 1)), joined(OLD, (0, 1)), None, torch.ones(len(batch.targets)))
-    _, sums = loss_and_sums(logprobs, batch, resolve_loss(AlgorithmSpec(), off_policy=False))
-    metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, kl_coefficient=0.0)
+    algorithm = resolve_loss(AlgorithmSpec(), off_policy=False)
+    _, sums = loss_and_sums(logprobs, batch, algorithm)
+    metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, algorithm=algorithm)
     difference = np.abs(np.exp(OLD[0]) - np.exp(inside.logprobs))
     assert metrics["actor/loss_tokens"] == len(inside.token_ids)
     assert metrics["actor/entropy"] == pytest.approx(1.0)
@@ -133,7 +140,23 @@ def test_metrics_are_means_over_the_tokens_that_count() -> None:
     assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(difference.mean(), rel=1e-4)
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(difference.max(), rel=1e-4)
     assert metrics["mismatch_kl/k1"] == pytest.approx((inside.logprobs - OLD[0]).mean(), rel=1e-4)
-    assert "actor/kl_loss" not in metrics
+    assert not metrics.keys() & {"actor/kl_loss", "actor/entropy_loss"}
+
+
+def test_an_entropy_bonus_is_subtracted_with_the_weights_of_the_tokens() -> None:
+    plain = resolve_loss(AlgorithmSpec(kl_coefficient=0.2), off_policy=False)
+    algorithm = replace(plain, entropy_coefficient=0.5)
+    batch, logprobs = whole_batch(plain), all_logprobs(plain)
+    entropy = torch.linspace(0.5, 2.0, len(batch.targets)).requires_grad_()
+    without = objective(logprobs, batch, plain).total
+    loss, sums = loss_and_sums(replace(logprobs, entropy=entropy), batch, algorithm)
+    loss.backward()
+    weighted_sum = (entropy * batch.weights).sum().item()
+    assert loss.item() == pytest.approx(without.item() - 0.5 * weighted_sum)
+    torch.testing.assert_close(entropy.grad, -0.5 * batch.weights)
+    metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=2, algorithm=algorithm)
+    assert metrics["actor/entropy_loss"] == pytest.approx(weighted_sum / 2)
+    assert metrics["actor/entropy_coeff"] == 0.5
 
 
 # Loss, gradient and sums of on-policy jobs, as they were before there was any other loss.
@@ -234,7 +257,7 @@ def test_gradients_of_every_off_policy_loss(knobs: dict[str, Any]) -> None:
     kept = tokens & np.repeat(responses, lengths)
     expected = np.where(kept & ~clipped & ~beyond, -value * ratio * weight, 0.0) * batch.weights.numpy()
     np.testing.assert_allclose(logprobs.new.grad, expected, rtol=1e-4, atol=1e-9)
-    metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, kl_coefficient=0.0)
+    metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, algorithm=algorithm)
     assert metrics["actor/pg_clipfrac"] == pytest.approx(clipped.mean())
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(beyond.mean())
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - kept.mean())
@@ -242,7 +265,41 @@ def test_gradients_of_every_off_policy_loss(knobs: dict[str, Any]) -> None:
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx((weight * kept).mean(), rel=1e-4)
 
 
-@pytest.mark.parametrize("knobs", LOSSES)
+@pytest.mark.parametrize("against", ClipAgainst)
+@pytest.mark.parametrize("name", [AlgorithmName.GSPO, AlgorithmName.CISPO])
+def test_gradients_of_gspo_and_cispo(name: AlgorithmName, against: ClipAgainst) -> None:
+    """-A * ratio * weight for every token; GSPO's ratio is one for a response, CISPO's goes no further than its cap."""
+    clips = {"clip_low": 0.05, "clip_high": 0.05} if name is AlgorithmName.GSPO else {"clip_high": 0.3}
+    algorithm = resolve_loss(AlgorithmSpec(name=name, clip_against=against, **clips), off_policy=True)
+    batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm)
+    loss, sums = loss_and_sums(logprobs, batch, algorithm)
+    loss.backward()
+    behaviour = against is ClipAgainst.BEHAVIOUR
+    engine = [sample.logprobs for sample in SAMPLES]
+    ratios = [(new.astype(np.float64) - old) for new, old in zip(NEW, engine if behaviour else OLD, strict=True)]
+    if name is AlgorithmName.GSPO:
+        ratios = [np.full_like(ratio, ratio.mean()) for ratio in ratios]
+    ratio, value = np.exp(np.concatenate(ratios)), batch.advantages.numpy()
+    shift = np.exp(np.concatenate(OLD).astype(np.float64) - np.concatenate(engine))
+    weight = np.ones_like(ratio) if behaviour else np.minimum(shift, 2.0)
+    if name is AlgorithmName.GSPO:
+        clipped = ((ratio > 1.05) & (value > 0)) | ((ratio < 0.95) & (value < 0))
+        factor = np.where(clipped, 0.0, ratio)
+    else:
+        clipped, factor = ratio > 1.3, np.minimum(ratio, 1.3)
+    assert 0 < clipped.mean() < 1
+    np.testing.assert_allclose(logprobs.new.grad, -value * factor * weight * batch.weights.numpy(), rtol=1e-4)
+    assert sums["clipped"].item() == clipped.sum()
+
+
+ON_DRAWN_WEIGHTS = [
+    *LOSSES,
+    {"name": "GSPO", "clip_against": ClipAgainst.BEHAVIOUR, "clip_low": 0.03, "clip_high": 0.03},
+    {"name": "CISPO", "clip_against": ClipAgainst.BEHAVIOUR},
+]
+
+
+@pytest.mark.parametrize("knobs", ON_DRAWN_WEIGHTS)
 def test_every_loss_has_the_plain_policy_gradient_on_the_weights_that_drew_the_tokens(knobs: dict[str, Any]) -> None:
     algorithm = resolve_loss(AlgorithmSpec(**knobs), off_policy=True)
     batch = whole_batch(algorithm)

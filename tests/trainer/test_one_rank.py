@@ -104,6 +104,27 @@ def test_the_gradient_is_that_of_plain_reinforce(loaded: TrainerRank, directory:
     assert (gradient(loaded, [range(9)]) - expected).norm() < 1e-5 * expected.norm()
 
 
+def test_the_gradient_of_an_entropy_bonus_is_that_of_the_models_own_forward(
+    rank: TrainerRank, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = {"importanceCap": 2.0, "klCoefficient": 0.1}
+    monkeypatch.setattr(rank, "updates", Updates(rank.spec, rank.model, rank.updates.reference))
+    plain = gradient(rank, [range(9)])
+    spec = make_spec(directory, algorithm={**algorithm, "entropyCoefficient": 0.5})
+    monkeypatch.setattr(rank, "updates", Updates(spec, rank.model, rank.updates.reference))
+    result = gradient(rank, [range(4), range(4, 9)]) - plain
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    bonus = torch.zeros(())
+    for sample in SAMPLES:
+        tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
+        logprobs = model(input_ids=tokens[None]).logits[0, len(sample.prompt_ids) - 1 : -1].log_softmax(-1)
+        bonus = bonus - (logprobs.exp() * logprobs).sum() / len(SAMPLES)
+    (-0.5 * bonus).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert expected.norm() > 0.01 * plain.norm()
+    assert (result - expected).norm() < 1e-5 * max(expected.norm(), plain.norm())
+
+
 def test_a_step_reports_metrics_by_verls_names(rank: TrainerRank) -> None:
     metrics = rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics
     assert metrics["actor/lr"] == 1e-3

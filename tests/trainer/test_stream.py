@@ -214,6 +214,39 @@ def test_a_streamed_step_changes_weights_as_the_step_of_the_batch(rank: TrainerR
     assert 0 < (result - expected).norm() <= BOUND * expected.norm()
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "GSPO", "clipAgainst": "Behaviour", "clipLow": 0.03, "clipHigh": 0.03},
+        {"name": "CISPO", "clipAgainst": "Behaviour", "clipHigh": 0.2},
+        {
+            "name": "CISPO",
+            "clipAgainst": "Behaviour",
+            "clipHigh": 0.1,
+            "entropyCoefficient": 0.1,
+            "aggregation": "SequenceMean",
+        },
+        {"entropyCoefficient": 0.1, "aggregation": "TokenMean"},
+    ],
+)
+def test_other_losses_are_streamed_too(
+    rank: TrainerRank, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knobs = sections(("TokenMean", 0.0, True)) | {
+        "algorithm": {"groupSize": GROUP_SIZE, "importanceCap": None, **algorithm}
+    }
+    monkeypatch.setattr(rank, "spec", make_spec(Path(rank.spec.model.path), **knobs))
+    monkeypatch.setattr(rank, "updates", Updates(rank.spec, rank.model, None))
+    request = make_request(SAMPLES)
+    expected, metrics = gradient(rank, partial(rank.train, request, fetch_from(SAMPLES)))
+    for cut in cuts(8).values():
+        result, streamed = gradient(rank, partial(stream, rank, request, cut, SAMPLES))
+        assert max(errors(result, expected).values()) <= BOUND
+        assert streamed == pytest.approx(metrics, rel=BOUND, abs=BOUND)
+    if "clipAgainst" in algorithm:
+        assert 0 < metrics["actor/pg_clipfrac"] < 1
+
+
 def test_a_step_of_which_nothing_is_left_is_that_of_its_chunks(rank: TrainerRank, tmp_path: Path) -> None:
     request = make_request(SAMPLES)
     expected = after(rank, tmp_path, partial(rank.train, request, fetch_from(SAMPLES)))

@@ -56,8 +56,11 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
     kernel lets it read neither the driver's environment nor, through /proc, its files, of which one is the API token.
     """
     sessions, tracking = parts.mount("ray", RAY_SESSIONS), tracker_secrets(spec.tracking)
-    template = spec.dataset.chat_template
-    named = template.config_map.name if template and template.config_map else None
+    sections = [spec.dataset, *([spec.dataset.evaluation] if spec.dataset.evaluation else [])]
+    templates = [section.chat_template for section in sections]
+    named = dict.fromkeys(template.config_map.name for template in templates if template and template.config_map)
+    # Pods of jobs with one ConfigMap have had this name from the start.
+    files = {name: f"dataset-files-{number}" if number else "dataset-files" for number, name in enumerate(named)}
     probes = parts.agent_probes(parts.HEAD_AGENT_PORT)
     # The driver may start only when the head serves, so the start probe asks for readiness.
     probes["startupProbe"]["httpGet"]["path"] = "/readyz"
@@ -79,7 +82,7 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             *checkpoint_mounts(spec.checkpoint),
             parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True),
             *(parts.mount(volume["name"], TRACKING_DIRECTORY, read_only=True) for volume in tracking),
-            *([parts.mount("dataset-files", f"{DATASET_DIRECTORY}/{named}", read_only=True)] if named else []),
+            *(parts.mount(volume, f"{DATASET_DIRECTORY}/{name}", read_only=True) for name, volume in files.items()),
         ],
     )
     driver |= {
@@ -100,6 +103,6 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             *checkpoint_volumes(job, spec.checkpoint),
             api_access(),
             *tracking,
-            *([{"name": "dataset-files", "configMap": {"name": named}}] if named else []),
+            *({"name": volume, "configMap": {"name": name}} for name, volume in files.items()),
         ],
     }

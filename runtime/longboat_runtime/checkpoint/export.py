@@ -21,20 +21,42 @@ _WEIGHT_INDEX = ".index.json"
 
 
 def export(
-    source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: Path, chat_template: str | None = None
+    source: Path,
+    tensors: Mapping[str, Tensor],
+    dtype: str,
+    directory: Path,
+    partial: Path,
+    chat_template: str | None = None,
 ) -> None:
     """Writes `directory` whole or not at all: `tensors` as safetensors, and config and tokenizer of `source`.
 
     `tensors` are whole, on the CPU, by their Hugging Face names; `dtype` is torch's name of their number format, such as
-    `bfloat16`. A `chat_template` takes the place of the source's. What was exported to `directory` before is replaced. Everybody may read the files. Raises OSError.
+    `bfloat16`. A `chat_template` takes the place of the source's. Until it is whole it is `partial`, a name beside `directory`. What was
+    exported to `directory` before is replaced. Everybody may read the files. Raises OSError, and leaves nothing then.
     """
+    make_directory(directory.parent)
+    remove_tree(partial)
+    partial.mkdir()
+    try:
+        _write(source, tensors, dtype, partial, chat_template)
+        fsync_tree(partial)
+    except Exception:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    replaced = partial.with_suffix(".removed")
+    remove_tree(replaced)
+    if directory.exists():
+        # By its name first: what a crash leaves of it must not look whole.
+        directory.rename(replaced)
+    partial.rename(directory)
+    fsync_directory(directory.parent)
+    remove_tree(replaced)
+
+
+def _write(source: Path, tensors: Mapping[str, Tensor], dtype: str, partial: Path, chat_template: str | None) -> None:
     from huggingface_hub import save_torch_state_dict
     from safetensors import SafetensorError
 
-    make_directory(directory.parent)
-    partial = directory.with_name(f".{directory.name}.partial")
-    remove_tree(partial)
-    partial.mkdir()
     try:
         save_torch_state_dict(dict(tensors), partial, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -53,10 +75,6 @@ def export(
     for file in partial.iterdir():
         file.chmod(0o644)
     partial.chmod(0o755)
-    fsync_tree(partial)
-    remove_tree(directory)
-    partial.rename(directory)
-    fsync_directory(directory.parent)
 
 
 def _belongs_to_model(name: str) -> bool:

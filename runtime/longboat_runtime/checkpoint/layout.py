@@ -1,4 +1,4 @@
-"""Names the directories of checkpoints: `incarnations/3/step-00000010/`. Pure."""
+"""Names the directories of checkpoints, `incarnations/3/step-00000010/`, and of exports. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,24 @@ class Position(NamedTuple):
     @property
     def path(self) -> PurePath:
         """Relative to the root of all checkpoints."""
-        return PurePath(INCARNATIONS) / str(self.incarnation) / f"step-{self.step:08d}"
+        return PurePath(INCARNATIONS) / str(self.incarnation) / step_name(self.step)
+
+
+def step_name(step: int) -> str:
+    """Names the directory of a step."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Returns the step whose directory has this name; None if it is something else's."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def parse(incarnation: str, step: str) -> Position | None:
     """Returns the position that two directory names stand for; None if they are something else's."""
-    match = _STEP.fullmatch(step)
-    return Position(int(incarnation), int(match[1])) if match and incarnation.isdecimal() else None
+    number = step_of(step)
+    return Position(int(incarnation), number) if number is not None and incarnation.isdecimal() else None
 
 
 def removable(
@@ -42,3 +53,11 @@ def removable(
     every = [*complete, *partial]
     retained = set(sorted(complete)[-keep:]) | {saved}
     return sorted(set(every) - retained)
+
+
+def surplus_exports(steps: Iterable[int], keep: int, written: int) -> list[int]:
+    """Returns the steps whose exports may be removed once that of the step `written` is whole: all up to it but for the `keep` newest.
+
+    Later ones were made before the job went back to an earlier step. They stay until it comes to their steps again.
+    """
+    return sorted(step for step in steps if step <= written)[:-keep]

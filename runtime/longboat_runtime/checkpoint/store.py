@@ -23,6 +23,11 @@ STATE = "state.json"
 MODEL = "trainer"
 
 
+def incarnations(root: Path) -> list[int]:
+    """Lists all incarnations that have come up: each has a directory from its start, for its metrics and its log."""
+    return [int(path.name) for path in (root / INCARNATIONS).iterdir() if path.name.isdecimal()]
+
+
 class CheckpointStore:
     """Checkpoints of all incarnations below `root`; new ones belong to `incarnation`. Implements `protocol.Checkpoints`.
 
@@ -125,7 +130,7 @@ class CheckpointStore:
             log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
 
     def _prune(self, saved: Position) -> None:
-        complete, partial, newest = self._complete(), self._partial(), max(self._incarnations())
+        complete, partial, newest = self._complete(), self._partial(), max(incarnations(self.root))
         try:
             for position in removable(complete, partial, self.keep, saved, newest):
                 files.remove_tree(self.root / position.path)
@@ -146,10 +151,6 @@ class CheckpointStore:
 
     def _partial(self) -> list[Position]:
         return [position for position in self._positions() if not (self.root / position.path / manifest.NAME).exists()]
-
-    def _incarnations(self) -> list[int]:
-        """Lists all incarnations that have come up: each has a directory from its start, for its metrics and its log."""
-        return [int(path.name) for path in (self.root / INCARNATIONS).iterdir() if path.name.isdecimal()]
 
     def _positions(self) -> list[Position]:
         positions = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))

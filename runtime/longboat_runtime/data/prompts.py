@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
+from pydantic.alias_generators import to_camel
 
-from longboat_crds.dataset import DatasetSpec
+from longboat_crds.dataset import Columns, DatasetSpec, EvaluationSpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
@@ -42,7 +42,8 @@ class Prompts:
     """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
-    Templates that ask for the time get `started`.
+    Templates that ask for the time get `started`. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation gives:
+    errors name them there.
     """
 
     def __init__(
@@ -53,11 +54,14 @@ class Prompts:
         max_tokens: int,
         bin_tokens: int,
         started: datetime.datetime,
+        own: Collection[str] = (),
     ) -> None:
+        self._own = own
+        self.max_tokens_field = self.field("maxTokens") if "maxTokens" in own else "spec.rollout.sampling.maxTokens"
         if max_tokens >= context:
             raise SpecProblem(
                 Reason.MAX_LENGTH_EXCEEDED,
-                "spec.rollout.sampling.maxTokens",
+                self.max_tokens_field,
                 f"Responses of {max_tokens} tokens leave no room for a prompt in the model's {context} tokens. Lower maxTokens.",
             )
         self._dataset, self.tokenizer = dataset, tokenizer
@@ -66,7 +70,7 @@ class Prompts:
             context,
             "trainer.maxTokensPerBin" if bin_tokens < context else "model.maxLength",
         )
-        self._template = _compile(dataset.prompt_template)
+        self._template = _compile(dataset.prompt_template, self.field("promptTemplate"))
         own = dataset.chat_template
         self._chat = Chat(tokenizer, own.text if own is not None else None, started)
         try:
@@ -83,11 +87,26 @@ class Prompts:
         """The field of the spec that allows no longer prompts."""
         return f"spec.{self._limiting}"
 
-    def held_out(self) -> Prompts:
-        """Returns these for rows that are never trained: the trainer's bin doesn't limit them."""
-        prompts = copy.copy(self)
-        prompts._longest, prompts._limiting = self._context, "model.maxLength"
-        return prompts
+    @property
+    def columns(self) -> Columns:
+        return self._dataset.columns
+
+    def field(self, name: str) -> str:
+        """Returns the path in the spec of a field of the dataset, such as `columns.prompt`."""
+        return f"spec.dataset.{'evaluation.' if name.partition('.')[0] in self._own else ''}{name}"
+
+    def held_out(self, evaluation: EvaluationSpec) -> Prompts:
+        """Returns what renders the rows of `evaluation`, which are never trained: the trainer's bin doesn't limit them.
+
+        The evaluation's own fields take precedence over the dataset's. Raises SpecProblem.
+        """
+        own = {name: value for name in _OF_EVALUATION if (value := getattr(evaluation, name)) is not None}
+        names = [to_camel(name) for name in own]
+        max_tokens = own.pop("max_tokens", self._max_tokens)
+        if "prompt_template" in own:
+            own["prompt_template"] = own["prompt_template"] or None
+        dataset, context = self._dataset.model_copy(update=own), self._context
+        return Prompts(dataset, self.tokenizer, context, max_tokens, context, self.started, names)
 
     def prompt(self, record: Mapping[str, Any], place: str) -> Prompt:
         """Renders a row. Raises SpecProblem if it has no prompt, has it in a form that isn't taken, or a template fails for it."""
@@ -98,15 +117,15 @@ class Prompts:
             except _TEMPLATE_ERRORS as error:
                 raise SpecProblem(
                     Reason.PROMPT_TEMPLATE_INVALID,
-                    "spec.dataset.promptTemplate",
+                    self.field("promptTemplate"),
                     f"The template fails for {place}: {error}. The row has the columns {', '.join(record)}.",
                 ) from error
         else:
-            value = column(record, dataset.columns.prompt, "spec.dataset.columns.prompt", place)
+            value = column(record, dataset.columns.prompt, self.field("columns.prompt"), place)
         conversational = not isinstance(value, str)
         if not conversational:
             if self._template is None and value.lstrip().startswith("[") and holds_messages(value):
-                raise _invalid(
+                raise self._invalid(
                     "columns.prompt",
                     f"{dataset.columns.prompt!r} of {place} is text that holds messages as JSON. Write the messages themselves, as a list "
                     "(in Python: `json.loads`).",
@@ -132,7 +151,7 @@ class Prompts:
             "columns.chatTemplateArguments": dataset.columns.chat_template_arguments,
         }
         if named := [name for name, value in values.items() if value]:
-            raise _invalid(
+            raise self._invalid(
                 named[0],
                 f"The prompt of {place} is text, which goes to the model as it is. Set spec.dataset.asMessages, so that it becomes a user's "
                 f"message, or remove {', '.join(named)}.",
@@ -140,10 +159,10 @@ class Prompts:
 
     def _rendered(self, value: Any, record: Mapping[str, Any], place: str) -> tuple[str, Sequence[Message]]:
         columns = self._dataset.columns
-        messages = _checked(normalised, value, "columns.prompt", columns.prompt, place)
+        messages = self._checked(normalised, value, "columns.prompt", columns.prompt, place)
         if system := self._dataset.system_prompt:
             if messages[0]["role"] == "system":
-                raise _invalid(
+                raise self._invalid(
                     "systemPrompt",
                     f"{place} has a system message of its own. Remove that, or spec.dataset.systemPrompt.",
                 )
@@ -151,7 +170,7 @@ class Prompts:
         if not self._chat.has_template:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
-                "spec.dataset.chatTemplate",
+                self.field("chatTemplate"),
                 f"{place} is a list of messages, but the tokenizer has no chat template. Add chat_template.jinja to the model's "
                 "directory, or set spec.dataset.chatTemplate or spec.dataset.promptTemplate.",
             )
@@ -164,19 +183,24 @@ class Prompts:
         except _TEMPLATE_ERRORS as error:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
-                "spec.dataset.chatTemplate" if self._dataset.chat_template else "spec.dataset.columns.prompt",
+                self.field("chatTemplate" if self._dataset.chat_template else "columns.prompt"),
                 f"The chat template fails for {place}: {error}.",
             ) from error
 
-    @staticmethod
     def _optional(
-        read: Callable[[Any], Any], record: Mapping[str, Any], name: str | None, usual: str, field: str, place: str
+        self,
+        read: Callable[[Any], Any],
+        record: Mapping[str, Any],
+        name: str | None,
+        usual: str,
+        field: str,
+        place: str,
     ) -> Any:
         """Reads a column that rows needn't have: by its usual name where the spec names none, not at all where it names the empty one."""
         if name == "" or (name is None and usual not in record):
             return None
-        value = column(record, name or usual, f"spec.dataset.columns.{field}", place)
-        return None if value is None else _checked(read, value, f"columns.{field}", name or usual, place)
+        value = column(record, name or usual, self.field(f"columns.{field}"), place)
+        return None if value is None else self._checked(read, value, f"columns.{field}", name or usual, place)
 
     def tokens(self, prompt: Prompt, place: str) -> tuple[int, ...]:
         """Returns the token ids of a rendered prompt. Raises SpecProblem when empty or too long.
@@ -195,8 +219,8 @@ class Prompts:
                 Reason.PROMPT_TOO_LONG,
                 self.limiting,
                 f"The prompt of {place} has {len(ids)} tokens; {self._longest} ({self._limiting}) - {self._max_tokens} (maxTokens) leaves "
-                f"{self.limit}. Remove or shorten the row, set spec.dataset.tooLongPrompts to Skip, lower "
-                f"spec.rollout.sampling.maxTokens, or raise {self.limiting}.",
+                f"{self.limit}. Remove or shorten the row, set spec.dataset.tooLongPrompts to Skip, lower {self.max_tokens_field}, or raise "
+                f"{self.limiting}.",
             )
         return ids
 
@@ -207,17 +231,18 @@ class Prompts:
         if not prompt.text or len(prompt.text.encode()) + _SPECIAL_TOKENS > self.limit:
             self.tokens(prompt, place)
 
+    def _checked(self, read: Callable[[Any], Any], value: Any, field: str, name: str, place: str) -> Any:
+        try:
+            return read(value)
+        except ValueError as error:
+            raise self._invalid(field, f"{name!r} of {place} {error}.") from error
 
-def _checked(read: Callable[[Any], Any], value: Any, field: str, name: str, place: str) -> Any:
-    try:
-        return read(value)
-    except ValueError as error:
-        raise _invalid(field, f"{name!r} of {place} {error}.") from error
+    def _invalid(self, field: str, message: str) -> SpecProblem:
+        return SpecProblem(Reason.DATASET_INVALID, self.field(field), message)
 
 
-def _invalid(field: str, message: str) -> SpecProblem:
-    return SpecProblem(Reason.DATASET_INVALID, f"spec.dataset.{field}", message)
-
+# Fields of the dataset that its evaluation may have too, and one of sampling.
+_OF_EVALUATION = ("columns", "prompt_template", "chat_template", "max_tokens")
 
 # Errors that a template's own expressions may raise.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -247,16 +272,14 @@ def column(record: Mapping[str, Any], path: str | None, field: str, place: str) 
     return value
 
 
-def _compile(template: str | None) -> jinja2.Template | None:
+def _compile(template: str | None, field: str) -> jinja2.Template | None:
     if template is None:
         return None
     environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     try:
         return environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
-        raise SpecProblem(
-            Reason.PROMPT_TEMPLATE_INVALID, "spec.dataset.promptTemplate", f"Line {error.lineno}: {error.message}."
-        ) from error
+        raise SpecProblem(Reason.PROMPT_TEMPLATE_INVALID, field, f"Line {error.lineno}: {error.message}.") from error
 
 
 def context_length(model: ModelSpec) -> int:

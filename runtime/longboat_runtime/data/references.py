@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from longboat_crds.dataset import ChatTemplateSpec, DatasetSpec
+from longboat_crds.dataset import ChatTemplateSpec, DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
@@ -14,6 +15,8 @@ from longboat_crds.rewards import RewardSpec
 from longboat_crds.rollout import SamplingSpec
 from longboat_runtime.data.prompts import load_tokenizer
 from longboat_runtime.special_tokens import special_texts
+
+Rows = TypeVar("Rows", DatasetSpec, EvaluationSpec)
 
 # Where ConfigMaps of the dataset are mounted, each under its name.
 CONFIG_MAPS = Path("/etc/longboat/dataset")
@@ -32,7 +35,11 @@ def resolved(spec: RLJobSpec, config_maps: Path = CONFIG_MAPS) -> RLJobSpec:
         check_tags(spec.rewards, sampling, special.values())
         sampling = with_stop_tokens(sampling, special, len(tokenizer))
     rollout = spec.rollout.model_copy(update={"sampling": sampling})
-    return spec.model_copy(update={"dataset": with_template_text(spec.dataset, config_maps), "rollout": rollout})
+    dataset = with_template_text(spec.dataset, config_maps)
+    if dataset.evaluation is not None:
+        evaluation = with_template_text(dataset.evaluation, config_maps, "spec.dataset.evaluation")
+        dataset = dataset.model_copy(update={"evaluation": evaluation})
+    return spec.model_copy(update={"dataset": dataset, "rollout": rollout})
 
 
 def check_tags(rewards: Sequence[RewardSpec], sampling: SamplingSpec, special: Collection[str]) -> None:
@@ -61,14 +68,14 @@ def check_tags(rewards: Sequence[RewardSpec], sampling: SamplingSpec, special: C
             )
 
 
-def with_template_text(dataset: DatasetSpec, config_maps: Path) -> DatasetSpec:
-    """Reads the file of the job's own chat template, if it has one, into the spec. Raises SpecProblem if it can't be read.
+def with_template_text(rows: Rows, config_maps: Path, section: str = "spec.dataset") -> Rows:
+    """Reads the file of the rows' own chat template, if they have one, into the spec. Raises SpecProblem if it can't be read.
 
-    `config_maps` has a directory for each ConfigMap.
+    `config_maps` has a directory for each ConfigMap; `section` is the path of `rows` in the spec.
     """
-    template = dataset.chat_template
+    template = rows.chat_template
     if template is None or template.text is not None:
-        return dataset
+        return rows
     if template.file is not None:
         path, field = Path(template.file), "file"
     else:
@@ -79,10 +86,10 @@ def with_template_text(dataset: DatasetSpec, config_maps: Path) -> DatasetSpec:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecProblem(
             Reason.PROMPT_TEMPLATE_INVALID,
-            f"spec.dataset.chatTemplate.{field}",
+            f"{section}.chatTemplate.{field}",
             f"{path} can't be read ({error}). Name a UTF-8 file that the driver pod sees, or a key that the ConfigMap has.",
         ) from error
-    return dataset.model_copy(update={"chat_template": ChatTemplateSpec(text=text)})
+    return rows.model_copy(update={"chat_template": ChatTemplateSpec(text=text)})
 
 
 def with_stop_tokens(sampling: SamplingSpec, special: Mapping[int, str], vocabulary: int) -> SamplingSpec:

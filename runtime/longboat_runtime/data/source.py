@@ -59,7 +59,6 @@ class TablePrompts:
         check: RowCheck | None = None,
     ) -> None:
         self._table, self._prompts, self._order, self._field = table, prompts, order, field
-        self._columns = dataset.columns
         self._skips = dataset.too_long_prompts is TooLongPrompts.SKIP
         self._generated = isinstance(table, GymTable)
         self._too_long: set[int] = set()
@@ -161,7 +160,7 @@ class TablePrompts:
             Reason.DATASET_EMPTY,
             self._field,
             f"No prompt is left: {rows} have more than {self._prompts.limit} tokens, and spec.dataset.tooLongPrompts is Skip. Lower "
-            f"spec.rollout.sampling.maxTokens, raise {self._prompts.limiting}, or use rows with shorter prompts.",
+            f"{self._prompts.max_tokens_field}, raise {self._prompts.limiting}, or use rows with shorter prompts.",
         )
 
     def row(self, prompt: PromptId) -> Row:
@@ -185,15 +184,16 @@ class TablePrompts:
 
     def domain(self, row: int) -> str:
         """Returns the row's domain; empty if rows have none."""
-        if isinstance(self._table, GymTable) and self._columns.domain == GYM_DOMAIN:
+        if isinstance(self._table, GymTable) and self._prompts.columns.domain == GYM_DOMAIN:
             return self._table.source.task
         return self._labels(self._table.record(row), self._table.place(row))[0]
 
     def _labels(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
         """Returns the domain and ground truth of a row: empty and None where the spec names no column for them."""
-        domain = column(record, self._columns.domain, "spec.dataset.columns.domain", place)
-        truth = column(record, self._columns.ground_truth, "spec.dataset.columns.groundTruth", place)
-        return (str(domain) if self._columns.domain else ""), truth
+        columns, field = self._prompts.columns, self._prompts.field
+        domain = column(record, columns.domain, field("columns.domain"), place)
+        truth = column(record, columns.ground_truth, field("columns.groundTruth"), place)
+        return (str(domain) if columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
         """Returns the cursors by domain, what determines the order (rows, seed, shuffle), the number of rows skipped, and the start date."""
@@ -279,7 +279,9 @@ def open_evaluation(dataset: DatasetSpec, prompts: Prompts, check: RowCheck | No
         _check_disjoint(dataset.reasoning_gym, evaluation.reasoning_gym)
     table = _open_table(evaluation.files, evaluation.reasoning_gym, "spec.dataset.evaluation")
     order = Order(len(table), seed=0, shuffle=False)
-    source = TablePrompts(table, dataset, prompts.held_out(), order, field="spec.dataset.evaluation", check=check)
+    source = TablePrompts(
+        table, dataset, prompts.held_out(evaluation), order, field="spec.dataset.evaluation", check=check
+    )
     return source.first(evaluation.max_prompts)
 
 

@@ -58,9 +58,9 @@ def evaluation_id(step: int, row: Row, index: int) -> SampleId:
 
 
 def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
-    """Decides how held-out samples are drawn: like training samples, except for what the evaluation's `spec` has fields of its own for."""
-    own = {field.name: getattr(spec, field.name) for field in fields(Sampling) if field.name in type(spec).model_fields}
-    return replace(training, **own)
+    """Decides how held-out samples are drawn: like training samples, except for what the evaluation's `spec` has values of its own for."""
+    own = {field.name: getattr(spec, field.name, None) for field in fields(Sampling)}
+    return replace(training, **{name: value for name, value in own.items() if value is not None})
 
 
 class Evaluation:

@@ -14,6 +14,7 @@ from typing import Any
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint import exports
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.canaries import Canaries
@@ -42,9 +43,6 @@ from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, SampleId
-
-# Below the checkpoint directory.
-EXPORT_DIRECTORY = "export"
 
 
 class RunOutcome(StrEnum):
@@ -291,11 +289,12 @@ class Driver:
         """Writes the finished model as a Hugging Face directory next to the checkpoints."""
         with self._reporter.stages.running(Stage.EXPORT):
             try:
-                await self._components.trainer.export(self._job.root / EXPORT_DIRECTORY)
+                directory = self._job.root / exports.LAST
+                await self._components.trainer.export(directory, exports.aside(directory, self._job.incarnation))
             except Exception as error:
                 message = f"The model could not be exported: {error}. The checkpoint of the last step is complete."
                 raise volume_full(error) or SpecProblem(Reason.EXPORT_FAILED, None, message) from error
-        self._reporter.exported(EXPORT_DIRECTORY)
+        self._reporter.exported(exports.LAST)
 
     def _reported(self, record: Record) -> None:
         ledger = self._run_state.ledger

@@ -105,6 +105,7 @@ class Reporter:
         self._fatal: Problem | None = None
         self._before = broker.previous.training
         self._checkpoint: CheckpointStatus | None = broker.previous.checkpoint
+        self._export: str | None = None
         self._view: View | None = None
         before = self._before.recent_rounds if self._before else None
         self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
@@ -157,12 +158,14 @@ class Reporter:
             incarnation=manifest.incarnation,
             step=manifest.step,
             path=str(manifest.directory.relative_to(self._job.root)),
+            export=self._export,
             time=self._now(),
         )
         self.publish()
 
     def exported(self, path: str) -> None:
-        """Reports that the finished model is at `path` below the checkpoint directory."""
+        """Reports that the newest exported model is at `path` below the checkpoint directory; with the first checkpoint if there is none."""
+        self._export = path
         if self._checkpoint:
             self._checkpoint = self._checkpoint.model_copy(update={"export": path})
         self.publish()

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 import structlog
 
 from longboat_crds.algorithm import resolve
+from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import RoundPolicyName
+from longboat_runtime.checkpoint import exports
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
@@ -66,6 +68,7 @@ _TIMINGS = {
     Stage.EVALUATE: "testing",
     Stage.CHECKPOINT: "save_checkpoint",
     Stage.WRITE: "write_checkpoint",
+    Stage.EXPORT: "export",
 }
 
 
@@ -94,6 +97,7 @@ class Steps:
         self._audits = Audits(job, components.source, reporter, happened)
         self._loads = Loads(components.fleet)
         self._algorithm = resolve(job.spec.algorithm)
+        self._exports = exports.Exports(job.root, job.spec.checkpoint.keep_exports or KEPT_EXPORTS, job.incarnation)
         self.queue = TrainerQueue()
         self.saved: Manifest | None = None
         # Groups that were dropped for their equal scores since the last step, with their domains.
@@ -140,12 +144,14 @@ class Steps:
         self.queue.put(version, Task.PUBLISH, partial(self._publish, version))
 
     def finish(self, boundary: StepBoundary) -> None:
-        """Queues what follows a commit: a checkpoint if one is due, and the report."""
+        """Queues what follows a commit: a checkpoint and an export if they are due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
         # Measured only now, since responses of the round come back until the commit.
         self._reporter.reports.add(step, self._round())
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
+        if exports.is_due(step, self._run_state.view.steps, self._spec.checkpoint):
+            self.queue.put(step, Task.EXPORT, partial(self._export, step))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))
 
     def report_start(self, boundary: StepBoundary) -> None:
@@ -156,6 +162,7 @@ class Steps:
         step = boundary.step
         if step >= self._run_state.view.steps and self.saved is None:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=True))
+        self.queue.put(step, Task.EXPORT, partial(self._resume_exports, step))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=False))
 
     async def _stream(self, chunk: events.ChunkStarted) -> None:
@@ -438,6 +445,30 @@ class Steps:
                 await write
             else:
                 self._writing = self._spawn(write)
+
+    async def _resume_exports(self, step: int) -> None:
+        """Removes unfinished exports of earlier drivers, and exports the step that this one resumed from if that is due and isn't done."""
+        await asyncio.to_thread(self._exports.tidy)
+        if self._spec.checkpoint.export_every_steps is None:
+            return
+        if newest := await asyncio.to_thread(self._exports.newest, step):
+            self._reporter.exported(str(newest.relative_to(self._job.root)))
+        due = exports.is_due(step, self._run_state.view.steps, self._spec.checkpoint)
+        if due and newest != self._exports.path(step):
+            await self._export(step)
+
+    async def _export(self, step: int) -> None:
+        """Exports the model of a step, then removes the oldest exports. A full volume is reported; the next export is the next attempt."""
+        directory = self._exports.path(step)
+        partial_ = exports.aside(directory, self._job.incarnation)
+        with self._stages.running(Stage.EXPORT):
+            try:
+                await self._with_retry(step, lambda: self._components.trainer.export(directory, partial_))
+            except OSError as error:
+                self._report_full_volume(error)
+                return
+            await asyncio.to_thread(self._exports.prune, step)
+        self._reporter.exported(str(directory.relative_to(self._job.root)))
 
     async def wait_for_write(self) -> None:
         """Waits until the checkpoint that is being written, if any, is complete or has failed."""

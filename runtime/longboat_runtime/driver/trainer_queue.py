@@ -16,7 +16,8 @@ class Task(IntEnum):
     TRAIN = 1
     PUBLISH = 2
     SAVE = 3
-    REPORT = 4
+    EXPORT = 4
+    REPORT = 5
 
 
 class TrainerQueue:

@@ -103,9 +103,6 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: b
     rollout = spec.rollout.model_copy(update={"parallelism": parallelism})
     model = spec.model.model_copy(update={"path": here(spec.model.path)})
     dataset = _files_moved(spec.dataset, here)
-    if spec.dataset.chat_template is not None and spec.dataset.chat_template.file is not None:
-        template = spec.dataset.chat_template.model_copy(update={"file": here(spec.dataset.chat_template.file)})
-        dataset = dataset.model_copy(update={"chat_template": template})
     if spec.dataset.evaluation is not None:
         dataset = dataset.model_copy(update={"evaluation": _files_moved(spec.dataset.evaluation, here)})
     rewards = [
@@ -123,10 +120,13 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: b
 
 
 def _files_moved(rows: Rows, here: Callable[[str], str]) -> Rows:
-    if rows.files is None:
-        return rows
-    files = rows.files.model_copy(update={"paths": [here(path) for path in rows.files.paths]})
-    return rows.model_copy(update={"files": files})
+    if rows.files is not None:
+        files = rows.files.model_copy(update={"paths": [here(path) for path in rows.files.paths]})
+        rows = rows.model_copy(update={"files": files})
+    if rows.chat_template is not None and rows.chat_template.file is not None:
+        template = rows.chat_template.model_copy(update={"file": here(rows.chat_template.file)})
+        rows = rows.model_copy(update={"chat_template": template})
+    return rows
 
 
 async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:

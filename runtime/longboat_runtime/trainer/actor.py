@@ -128,8 +128,8 @@ class TrainerActor:
         """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, and OSError."""
         self._trainer.restore(directory)
 
-    def export(self, directory: Path) -> None:
-        """Gathers the weights with all ranks; rank 0 writes a Hugging Face directory."""
+    def export(self, directory: Path, partial: Path) -> None:
+        """Gathers the weights with all ranks; rank 0 writes a Hugging Face directory, as `partial` until it is whole. Raises OSError."""
         from longboat_runtime.checkpoint.export import export
         from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
@@ -138,7 +138,8 @@ class TrainerActor:
         if self._rank == 0:
             dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
             own = self._spec.dataset.chat_template
-            export(Path(self._spec.model.path), dict(weights), dtype, directory, own.text if own else None)
+            template = own.text if own else None
+            export(Path(self._spec.model.path), dict(weights), dtype, directory, partial, template)
         else:
             for _ in weights:
                 pass

@@ -24,10 +24,12 @@ from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
 COMPILED = "_longboat_compiled"
 
 
-def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def response_logprobs(
+    model: nn.Module, batch: SampleBatch, temperature: float = 1.0, *, entropies: bool = False
+) -> tuple[Tensor, Tensor]:
     """Computes log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
-    A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
+    Entropies have a gradient only if `entropies`. A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
     token. On CPUs their number, and that of a packed batch's tokens, is padded to a `recurring_size`.
     """
     input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
@@ -47,7 +49,7 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
         output = model(input_ids=input_ids, use_cache=False, **keywords)
     logits = output.logits[0, : len(batch.targets)]
     compiled = getattr(model, COMPILED, False)
-    logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS, compiled)
+    logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS, compiled, entropies)
     return logprobs, entropy
 
 

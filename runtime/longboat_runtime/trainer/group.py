@@ -120,9 +120,9 @@ class RayTrainerGroup:
         """See protocol.TrainerGroup."""
         await self._call("restore", directory)
 
-    async def export(self, directory: Path) -> None:
+    async def export(self, directory: Path, partial: Path) -> None:
         """See protocol.TrainerGroup."""
-        await self._call("export", directory)
+        await self._call("export", directory, partial)
 
     async def stacks(self) -> Mapping[str, str]:
         """See driver.watchdog.Inspectable."""

@@ -14,18 +14,18 @@ CHUNK_ROWS = 512
 
 
 class ChosenLogprobs(torch.autograd.Function):
-    """`apply(logits, targets, temperature, rows, compiled)` returns natural log-probabilities of one token per row, and entropies in nats.
+    """`apply(logits, targets, temperature, rows, compiled, entropies)` returns natural log-probabilities of one token per row, and entropies.
 
     `logits` (K, vocabulary) of any float type are divided by `temperature`; `targets` (K) are the tokens. Both results are (K)
-    and float32; the entropy carries no gradient. `rows` limits how many rows are held in float32 at a time: use CHUNK_ROWS unless
-    there is a reason not to. `compiled` says whether by kernels that torch compiles.
+    and float32, entropies in nats; they carry a gradient only if `entropies`. `rows` limits how many rows are held in float32 at a time:
+    use CHUNK_ROWS unless there is a reason not to. `compiled` says whether by kernels that torch compiles.
 
     Nothing of the size of the logits is kept except the logits themselves, from which their gradient is recomputed.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int, compiled: bool
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int, compiled: bool, entropies: bool
     ) -> tuple[Tensor, Tensor]:
         chosen = logits.new_empty(len(targets), dtype=torch.float32)
         normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
@@ -33,20 +33,25 @@ class ChosenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
             chosen[part], normalisers[part], entropy[part] = values(logits[part], targets[part], temperature)
-        ctx.save_for_backward(logits, targets, normalisers)
-        ctx.temperature, ctx.rows, ctx.compiled = temperature, rows, compiled
-        ctx.mark_non_differentiable(entropy)
+        ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
+        if entropies:
+            ctx.save_for_backward(logits, targets, normalisers, entropy)
+        else:
+            ctx.save_for_backward(logits, targets, normalisers)
+            ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits, targets, normalisers = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        logits, *of_rows = ctx.saved_tensors
+        of_rows += gradients if ctx.entropies else gradients[:1]
         result = torch.empty_like(logits)
-        gradient = _compiled(_gradient) if ctx.compiled else _gradient
-        for start in range(0, len(targets), ctx.rows):
+        function = _gradient_with_entropy if ctx.entropies else _gradient
+        gradient = _compiled(function) if ctx.compiled else function
+        for start in range(0, len(logits), ctx.rows):
             part = slice(start, start + ctx.rows)
-            result[part] = gradient(logits[part], targets[part], normalisers[part], gradients[0][part], ctx.temperature)
-        return result, None, None, None, None
+            result[part] = gradient(logits[part], *(values[part] for values in of_rows), ctx.temperature)
+        return result, None, None, None, None, None
 
 
 def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,6 +66,28 @@ def _gradient(logits: Tensor, targets: Tensor, normalisers: Tensor, gradients: T
     """Computes the gradient of some rows of logits, in their type."""
     scale = gradients[:, None] / temperature
     gradient = (logits.float() / temperature - normalisers[:, None]).exp() * -scale
+    return gradient.scatter_add_(-1, targets[:, None], scale).to(logits.dtype)
+
+
+def _gradient_with_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    normalisers: Tensor,
+    entropy: Tensor,
+    gradients: Tensor,
+    entropy_gradients: Tensor,
+    temperature: float,
+) -> Tensor:
+    """Computes the gradient of some rows of logits, in their type, where entropies have one too.
+
+    The entropy's, for a logit of probability p, is -p (log p + entropy) / temperature. It holds no more rows than `_gradient`: two.
+    """
+    scale, entropy_scale = gradients[:, None] / temperature, entropy_gradients[:, None] / temperature
+    probabilities = (logits.float() / temperature - normalisers[:, None]).exp()
+    # entr is -p log p, and 0 for a token that is impossible.
+    gradient = torch.special.entr(probabilities).mul_(entropy_scale)
+    gradient.addcmul_(probabilities, scale + entropy[:, None] * entropy_scale, value=-1.0)
+    del probabilities
     return gradient.scatter_add_(-1, targets[:, None], scale).to(logits.dtype)
 
 

@@ -21,6 +21,20 @@ def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, owners: Tensor) -> Tensor:
+    """Computes for every token the ratio s of its whole response: exp of the mean log-ratio over the response's tokens.
+
+    `owners[k]` is the number of the response that token k belongs to. The logarithm of s is clamped to ±MAX_LOG_RATIO. The token form of
+    GSPO (arXiv 2507.18071 §4.3): the value is s, the gradient is s times that of the token's own log-probability. With one advantage for a
+    response and the mean over its tokens (SequenceMean), its tokens' gradients add up to that of s (§4.1).
+    """
+    log_ratio = (logprobs - old_logprobs).detach()
+    counts = owners.bincount().clamp(min=1)
+    means = log_ratio.new_zeros(len(counts)).index_add(0, owners, log_ratio) / counts
+    ratio = means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[owners]
+    return ratio * (logprobs - logprobs.detach()).exp()
+
+
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """Computes -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
 
@@ -32,6 +46,15 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: f
       2505.24298 §5.2). The loss is then multiplied by `importance_weight`, unless the cap is 0.
     """
     return -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
+
+
+def capped_weight_loss(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_high: float) -> Tensor:
+    """Computes -w * A * log-probability with the constant weight w = min(ratio, 1 + clip_high), which has no gradient.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585 §3.1) without a lower bound, as its authors trained. Where PPO leaves a clipped token
+    without gradient, here it keeps one, of limited weight.
+    """
+    return -ratio.detach().clamp(max=1.0 + clip_high) * advantages * logprobs
 
 
 def dual_clip(loss: Tensor, advantages: Tensor, limit: float) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from longboat_crds.algorithm import ResolvedAlgorithm
+
 # Metrics that are a mean over the tokens in the loss, and the sum each is made from.
 TOKEN_MEANS = {
     "actor/entropy": "entropy",
@@ -19,13 +21,13 @@ TOKEN_MEANS = {
 }
 
 # Sums of losses, which are weighted as the gradient is.
-LOSSES = ("pg_loss", "kl_loss")
+LOSSES = ("pg_loss", "kl_loss", "entropy_loss")
 
 
-def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
+def step_metrics(sums: Mapping[str, float], minibatches: int, algorithm: ResolvedAlgorithm) -> dict[str, float]:
     """Returns the metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
 
-    `minibatches` counts those that weren't skipped: `actor/pg_loss` and `actor/kl_loss` are means over them. `…seq_masked_fraction`
+    `minibatches` counts those that weren't skipped: `actor/pg_loss`, `actor/kl_loss` and `actor/entropy_loss` are means over them. `…seq_masked_fraction`
     is a share of the responses in the loss; those of TOKEN_MEANS are means over the tokens in the loss.
     """
     tokens = max(sums["tokens"], 1.0)
@@ -34,9 +36,12 @@ def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: fl
     metrics["training/rollout_probs_diff_max"] = sums["probs_diff_max"]
     metrics["actor/pg_loss"] = sums["pg_loss"] / minibatches
     metrics["actor/loss_tokens"] = sums["tokens"]
-    if kl_coefficient > 0:
+    if algorithm.kl_coefficient > 0:
         metrics["actor/kl_loss"] = sums["kl_loss"] / minibatches
-        metrics["actor/kl_coef"] = kl_coefficient
+        metrics["actor/kl_coef"] = algorithm.kl_coefficient
+    if algorithm.entropy_coefficient > 0:
+        metrics["actor/entropy_loss"] = sums["entropy_loss"] / minibatches
+        metrics["actor/entropy_coeff"] = algorithm.entropy_coefficient
     return metrics
 
 

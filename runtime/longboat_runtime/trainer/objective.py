@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longboat_crds.algorithm import ClipAgainst, ResolvedLoss
+from longboat_crds.algorithm import ClipAgainst, PolicyLoss, ResolvedLoss
 from longboat_runtime.trainer import losses
 from longboat_runtime.trainer.batch import SampleBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities (K) of a batch's response tokens, and entropies (K, no gradient).
+    """Log-probabilities (K) of a batch's response tokens, and entropies (K).
 
-    `new` is computed with the weights being trained and carries the gradient, `old` with the round's weights, `reference` with the
+    `new` is computed with the weights being trained and carries the gradient, as `entropy` does if it has a coefficient; `old` with the round's weights, `reference` with the
     starting model (None without a KL term).
     """
 
@@ -30,14 +30,15 @@ class TokenLogprobs:
 class Loss:
     """The batch's share of the step's loss: `total` is a scalar, and shares of all batches add up.
 
-    `policy` and `kl` are its parts, the KL term without its coefficient. Per token (K): `anchor`, the log-probability by the policy
-    that the clip is against; `ratio` of the new probability to that one; `weight`, 0 for tokens that a mask excludes; `tokens` and
-    `responses` are true if the importance mask and the sequence mask include the token.
+    `policy`, `kl` and `entropy` are its parts, the latter two without their coefficients. Per token (K): `anchor`, the log-probability by
+    the policy that the clip is against; `ratio` of the new probability to that one, with GSPO that of the whole response; `weight`, 0 for
+    tokens that a mask excludes; `tokens` and `responses` are true if the importance mask and the sequence mask include the token.
     """
 
     total: Tensor
     policy: Tensor
     kl: Tensor
+    entropy: Tensor
     anchor: Tensor
     ratio: Tensor
     weight: Tensor
@@ -46,11 +47,20 @@ class Loss:
 
 
 def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> Loss:
-    """Sums the policy loss of every token times its weights, plus the KL term if there is a reference, as `algorithm` says."""
+    """Sums the policy loss of every token times its weights, as `algorithm` says.
+
+    Adds the KL term if there is a reference, and subtracts the entropies if they have a coefficient.
+    """
     old, engine = logprobs.old, batch.engine_logprobs
     anchor = old if algorithm.clip_against is ClipAgainst.PROXIMAL else engine
-    ratio = losses.probability_ratio(logprobs.new, anchor)
-    policy = losses.policy_loss(ratio, batch.advantages, algorithm.clip_low, algorithm.clip_high)
+    if algorithm.policy_loss is PolicyLoss.GSPO:
+        ratio = losses.sequence_ratio(logprobs.new, anchor, batch.owners)
+    else:
+        ratio = losses.probability_ratio(logprobs.new, anchor)
+    if algorithm.policy_loss is PolicyLoss.CISPO:
+        policy = losses.capped_weight_loss(logprobs.new, ratio, batch.advantages, algorithm.clip_high)
+    else:
+        policy = losses.policy_loss(ratio, batch.advantages, algorithm.clip_low, algorithm.clip_high)
     if algorithm.dual_clip is not None:
         policy = losses.dual_clip(policy, batch.advantages, algorithm.dual_clip)
     weight = torch.ones_like(policy)
@@ -67,7 +77,11 @@ def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLo
     if logprobs.reference is not None:
         kl_total = (losses.k3(logprobs.new, logprobs.reference) * batch.weights).sum()
         total = policy_total + algorithm.kl_coefficient * kl_total
-    return Loss(total, policy_total, kl_total, anchor, ratio, weight, tokens, responses)
+    entropy_total = torch.zeros_like(policy_total)
+    if algorithm.entropy_coefficient > 0:
+        entropy_total = (logprobs.entropy * batch.weights).sum()
+        total = total - algorithm.entropy_coefficient * entropy_total
+    return Loss(total, policy_total, kl_total, entropy_total, anchor, ratio, weight, tokens, responses)
 
 
 @torch.no_grad()
@@ -78,10 +92,13 @@ def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorit
     limit = float("inf") if algorithm.dual_clip is None else algorithm.dual_clip
     # Each token counts as its fraction of its response, so that these sums count responses.
     parts = 1.0 / batch.owners.bincount()[batch.owners].double()
+    clipped = losses.clipped(loss.ratio, batch.advantages, algorithm.clip_low, algorithm.clip_high)
+    if algorithm.policy_loss is PolicyLoss.CISPO:
+        clipped = loss.ratio > 1.0 + algorithm.clip_high
     by_token = {
         "entropy": logprobs.entropy,
         "ppo_kl": loss.anchor - logprobs.new,
-        "clipped": losses.clipped(loss.ratio, batch.advantages, algorithm.clip_low, algorithm.clip_high),
+        "clipped": clipped,
         "clipped_lower": (loss.ratio > limit) & (batch.advantages < 0),
         "probs_diff": difference,
         "mismatch_k1": engine - old,
@@ -95,7 +112,8 @@ def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorit
     inside = batch.weights > 0
     sums = {name: values[inside].double().sum() for name, values in by_token.items()}
     sums["tokens"] = inside.double().sum()
-    sums["pg_loss"], sums["kl_loss"] = loss.policy.detach().double(), loss.kl.detach().double()
+    parts_of_loss = {"pg_loss": loss.policy, "kl_loss": loss.kl, "entropy_loss": loss.entropy}
+    sums |= {name: value.detach().double() for name, value in parts_of_loss.items()}
     most = difference[inside]
     sums["probs_diff_max"] = most.max().double() if len(most) else torch.zeros_like(sums["tokens"])
     return sums

@@ -135,7 +135,7 @@ class TrainerGroup(Protocol):
         The store holds the samples until then. Raises OSError, and leaves no partial file.
         """
 
-    async def export(self, directory: Path) -> None:
-        """Writes a Hugging Face directory."""
+    async def export(self, directory: Path, partial: Path) -> None:
+        """Writes a Hugging Face directory, as `partial` until it is whole. Raises OSError, and leaves nothing of it then."""
 
     async def close(self) -> None: ...

@@ -139,7 +139,12 @@ class Updates:
         """
         sums = []
         for index, batch in enumerate(batches):
-            new, entropy = response_logprobs(self.model, batch, self.spec.rollout.sampling.temperature)
+            new, entropy = response_logprobs(
+                self.model,
+                batch,
+                self.spec.rollout.sampling.temperature,
+                entropies=self.algorithm.entropy_coefficient > 0,
+            )
             before = old[index] if old else new.detach()
             logprobs = TokenLogprobs(new, before, reference[index] if reference else None, entropy)
             loss = objective(logprobs, batch, self.algorithm)
@@ -184,7 +189,7 @@ class Updates:
         if not made:
             return {}
         sums = _reduce([sums for update in made for sums in update.sums])
-        metrics = step_metrics(sums, len(made), self.algorithm.kl_coefficient)
+        metrics = step_metrics(sums, len(made), self.algorithm)
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
     def _current_logprobs(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
