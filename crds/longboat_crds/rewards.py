@@ -161,7 +161,7 @@ class CanarySpec(ApiModel):
         max_length=8192,
         description="Template of a wrong response in the same form, best one that a careless check takes for right: a digit more, say.",
     )
-    every_steps: int = Field(default=CANARY_STEPS, ge=1, le=10_000_000)
+    every_steps: int = Field(default=CANARY_STEPS, ge=1, le=10_000_000, description="Steps from one check to the next.")
 
 
 class RewardSpec(ApiModel):

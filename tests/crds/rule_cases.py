@@ -382,6 +382,7 @@ CHANGES: dict[str, Any] = {
     "rollout.sampling": {"maxTokens": 32},
     "rollout.tensorParallel": 2,
     "rounds.auditEvery": 3,
+    "rounds.maxIdleSteps": 5,
     "rounds.maxLengthBias": 0.1,
     "rounds.maxStaleness": 2,
     "rounds.policy": "TailBatching",

@@ -48,7 +48,7 @@ def test_what_was_loaded_loads_again() -> None:
             {"spec.rewards.0.style": "TRL"},
             (
                 "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, factory, sandbox, "
-                "parameters, batch, tokenIds, specialTokens, isolation, pool, weight, timeoutSeconds, learnedTimeout, timeoutScore, domains"
+                "parameters, role, solvedAt, canary, batch, tokenIds, specialTokens, isolation, pool, weight, timeoutSeconds, learnedTimeout, timeoutScore, domains"
             ),
         ),
         (
