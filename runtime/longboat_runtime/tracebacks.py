@@ -28,6 +28,10 @@ _BETWEEN = re.compile(
 _VALIDATION = re.compile(r"\d+ validation errors? for (?P<subject>.+)")
 _VALIDATION_DETAIL = re.compile(r"\s*(?P<message>.+?) \[type=\w+, input_value=.*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+# How advice begins, which is about arguments of a library that its users here don't give.
+_ADVICE = re.compile(
+    r"(?:Check|Consider|Decrease|If you|Increase|Make sure|Please|Reduce|See|Set|To|Try|Use|You can)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ def sentence(error: RaisedError) -> str:
     """Returns what an error says, in one line of at most `MOST_CHARACTERS`, without links and hints.
 
     Rule: of an error of pydantic, the message for each field; of another, the first line, with those after it as long as they end with a
-    colon. Sentences that hold a link are left out. A message that is a word says nothing without the error's type, and an empty one
+    colon. Sentences that hold a link are left out, and advice after the first sentence. A message that is a word says nothing without the error's type, and an empty one
     nothing without the line of source.
     """
     return message_sentence(error.message, error.name, error.frames[-1] if error.frames else None)
@@ -148,7 +152,9 @@ def sentence(error: RaisedError) -> str:
 def message_sentence(message: str, name: str, place: Frame | None = None) -> str:
     """Returns what an error of the type `name` says by its `message`, as `sentence` does; `place` is where it was raised."""
     text = _text(message)
-    line = " ".join(part for part in _SENTENCE_END.split(text) if "://" not in part) or text
+    first, *others = _SENTENCE_END.split(text)
+    parts = [first, *(part for part in others if not _ADVICE.match(part))]
+    line = " ".join(part for part in parts if "://" not in part) or text
     if not line:
         line = f"{name} at `{place.line or place.function}`" if place else name
     elif " " not in line:

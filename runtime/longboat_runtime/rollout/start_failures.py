@@ -48,7 +48,7 @@ OUTPUT_BYTES = 1 << 20
 class Place:
     """A part of vLLM that judges what the spec or the model says: errors of values raised there come again with every start.
 
-    `file` is a part of the path, `function` empty for all functions. `field` is the one to change.
+    `file` is a part of the path, `function` empty for all functions. `field` is the one to change, `cure` a sentence without its full stop.
     """
 
     file: str
@@ -58,8 +58,8 @@ class Place:
     cure: str
 
 
-_MODEL_FIELD, _OTHER_MODEL = "spec.model.path", "correct the model's directory, or use another model"
-_PARALLELISM_FIELD, _OTHER_PARALLELISM = "spec.rollout.tensorParallel", "choose another size"
+_MODEL_FIELD, _OTHER_MODEL = "spec.model.path", "Correct the model's directory, or use another model"
+_PARALLELISM_FIELD, _OTHER_PARALLELISM = "spec.rollout.tensorParallel", "Choose another size"
 
 # In the order in which they are looked for among the calls that led to an error.
 PLACES = (
@@ -75,12 +75,12 @@ PLACES = (
         "_get_and_verify_max_len",
         Reason.MAX_LENGTH_EXCEEDED,
         "spec.model.maxLength",
-        "lower it, or leave it out",
+        "Lower it, or leave it out",
     ),
-    Place("/vllm/config/model.py", "_get_and_verify_dtype", Reason.SPEC_INVALID, "spec.model.dtype", "choose another"),
+    Place("/vllm/config/model.py", "_get_and_verify_dtype", Reason.SPEC_INVALID, "spec.model.dtype", "Choose another"),
     Place("/vllm/config/parallel.py", "", Reason.PARALLELISM_INVALID, _PARALLELISM_FIELD, _OTHER_PARALLELISM),
-    Place("/vllm/config/scheduler.py", "", Reason.SPEC_INVALID, "spec.rollout.maxSequences", "choose another number"),
-    Place("/vllm/config/cache.py", "", Reason.SPEC_INVALID, "spec.rollout.kvCache", "choose another size"),
+    Place("/vllm/config/scheduler.py", "", Reason.SPEC_INVALID, "spec.rollout.maxSequences", "Lower it"),
+    Place("/vllm/config/cache.py", "", Reason.SPEC_INVALID, "spec.rollout.kvCache", "Choose another size"),
     Place("/vllm/config/model.py", "", Reason.MODEL_INVALID, _MODEL_FIELD, _OTHER_MODEL),
     Place("/vllm/transformers_utils/", "", Reason.MODEL_INVALID, _MODEL_FIELD, _OTHER_MODEL),
     Place("/vllm/model_executor/model_loader/", "", Reason.MODEL_INVALID, _MODEL_FIELD, _OTHER_MODEL),
@@ -92,7 +92,7 @@ PLACES = (
         "_check_enough_kv_cache_memory",
         Reason.KV_CACHE_TOO_SMALL,
         "spec.model.maxLength",
-        "lower it, or give an engine more memory: raise rollout.kvCache or rollout.deviceMemory if the spec has one, or "
+        "Lower it, or give an engine more memory: raise rollout.kvCache or rollout.deviceMemory if the spec has one, or "
         "rollout.tensorParallel",
     ),
     Place(
@@ -100,7 +100,7 @@ PLACES = (
         "create_engine_config",
         Reason.SPEC_INVALID,
         "spec.rollout",
-        "change what the message names, in rollout or model",
+        "Change what that names, in rollout or model",
     ),
 )
 _LOADER = "/vllm/model_executor/model_loader/"
@@ -116,9 +116,7 @@ def start_failure(error: BaseException, output: str) -> SpecProblem | EngineDead
     cause = sentence(decisive) if decisive else cause_in(error)
     if place is None:
         return EngineDead(f"it can't start: {cause}")
-    return SpecProblem(
-        place.reason, place.field, f"vLLM can't start an engine: {cause.rstrip('.')}. Cure: {place.cure}."
-    )
+    return SpecProblem(place.reason, place.field, f"vLLM can't start an engine: {cause.rstrip('.')}. {place.cure}.")
 
 
 def decisive_error(raised: list[RaisedError], written: list[RaisedError]) -> RaisedError | None:
