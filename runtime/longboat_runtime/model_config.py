@@ -146,7 +146,7 @@ def _tables(source: str) -> dict[str, dict[str, str]]:
         ):
             continue
         entries = {
-            key.value: value.elts[1].value
+            str(key.value): str(value.elts[1].value)
             for key, value in zip(node.value.keys, node.value.values, strict=True)
             if isinstance(key, ast.Constant)
             and isinstance(value, ast.Tuple)

