@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,6 @@ VALUE_ERRORS = frozenset(
     {
         "AssertionError",
         "AttributeError",
-        "IndexError",
         "JSONDecodeError",
         "KeyError",
         "ModuleNotFoundError",
@@ -78,6 +78,7 @@ PLACES = (
         "Lower it, or leave it out",
     ),
     Place("/vllm/config/model.py", "_get_and_verify_dtype", Reason.SPEC_INVALID, "spec.model.dtype", "Choose another"),
+    Place("/vllm/platforms/", "check_if_supports_dtype", Reason.SPEC_INVALID, "spec.model.dtype", "Choose another"),
     Place("/vllm/config/parallel.py", "", Reason.PARALLELISM_INVALID, _PARALLELISM_FIELD, _OTHER_PARALLELISM),
     Place("/vllm/config/scheduler.py", "", Reason.SPEC_INVALID, "spec.rollout.maxSequences", "Lower it"),
     Place("/vllm/config/cache.py", "", Reason.SPEC_INVALID, "spec.rollout.kvCache", "Choose another size"),
@@ -176,13 +177,12 @@ class Output:
         self._starts = {file: status.st_size for file, status in _written_files()}
 
     def text(self) -> str:
-        """Returns the last `OUTPUT_BYTES` of each file; empty if output goes elsewhere."""
+        """Returns the last `OUTPUT_BYTES` of each file; empty if output goes elsewhere, or can't be read."""
         texts = []
         for file, status in _written_files():
-            if file in self._starts:
-                with file.open("rb") as opened:
-                    opened.seek(max(self._starts[file], status.st_size - OUTPUT_BYTES))
-                    texts.append(opened.read().decode(errors="replace"))
+            with suppress(OSError), file.open("rb") as opened:
+                opened.seek(max(self._starts.get(file, 0), status.st_size - OUTPUT_BYTES))
+                texts.append(opened.read().decode(errors="replace"))
         return "\n".join(texts)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,10 +151,15 @@ def configured(config: EngineConfig, arguments: dict[str, Any] | None) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def vllm() -> Iterator[Callable[..., tuple[str, str | None, str]]]:
+def pool() -> Iterator[ProcessPoolExecutor]:
     """One process has all configurations: importing vLLM takes longest."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield lambda config, arguments=None: pool.submit(configured, config, arguments).result()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as made:
+        yield made
+
+
+@pytest.fixture
+def vllm(pool: ProcessPoolExecutor) -> Callable[..., tuple[str, str | None, str]]:
+    return lambda config, arguments=None: pool.submit(configured, config, arguments).result()
 
 
 @pytest.fixture
@@ -197,6 +203,60 @@ def test_an_argument_that_vllm_refuses_is_named(
     refused = vllm(replace(CONFIG, model=str(model)), arguments)
     assert refused[:2] == (reason, field), refused
     assert words in refused[2]
+
+
+def failed_in(part: str, model: str) -> tuple[str, str | None, str]:
+    """Calls a part of vLLM that a start comes to later; returns what the start would raise."""
+    from longboat_runtime.rollout.start_failures import start_failure
+
+    try:
+        match part:
+            case "tokenizer":
+                from vllm.tokenizers import get_tokenizer
+
+                get_tokenizer(model)
+            case "weights":
+                from vllm.config.load import LoadConfig
+                from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+                DefaultModelLoader(LoadConfig())._prepare_weights(model, None, None, False, None)
+            case "cache":
+                from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
+
+                _check_enough_kv_cache_memory(2**30, lambda: 2**32, 40960, lambda available: 11200)
+            case "busy device":
+                from vllm.v1.worker.utils import request_memory
+
+                snapshot = SimpleNamespace(total_memory=2**36, free_memory=2**30, device_="cuda:0")
+                request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=0.9))
+    except Exception as error:  # noqa: BLE001 - the test gets it
+        failure = start_failure(error, "")
+        if isinstance(failure, SpecProblem):
+            return failure.reason, failure.field, failure.message
+        return type(failure).__name__, None, str(failure)
+    return "", None, "nothing failed"
+
+
+PARTS = {
+    "tokenizer": (Reason.MODEL_INVALID, "spec.model.path", "tokenizer"),
+    "weights": (Reason.MODEL_INVALID, "spec.model.path", "Cannot find any model weights"),
+    "cache": (
+        Reason.KV_CACHE_TOO_SMALL,
+        "spec.model.maxLength",
+        "the estimated maximum model length is 11200. Lower it",
+    ),
+    "busy device": ("EngineDead", None, "it can't start: Free memory on device cuda:0"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_fails_later_is_judged_by_where(part: str, tmp_path: Path, pool: ProcessPoolExecutor) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    reason, field, words = PARTS[part]
+    failure = pool.submit(failed_in, part, str(tmp_path)).result()
+    assert failure[:2] == (reason, field), failure
+    assert words in failure[2]
+    assert "://" not in failure[2]
 
 
 def test_what_is_right_is_not_refused(model: Path, vllm: Callable[..., tuple[str, str | None, str]]) -> None:
