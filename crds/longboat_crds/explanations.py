@@ -132,7 +132,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.SPEC_INVALID: _configuration(
-        "The driver or the operator can't use a value of the spec that the API server could not check.",
+        "The driver, the operator or vLLM can't use a value of the spec that the API server could not check, or the rollout pods' image "
+        "has another vLLM than Longboat needs.",
         "Correct the field that the message names, in a new job.",
         _RESOLVED,
         _FAILED,
@@ -142,8 +143,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Check the path and that the runtime template mounts it in driver, rollout and trainer pods.",
     ),
     Reason.MODEL_INVALID: _configuration(
-        "The model's config, weights or tokenizer can't be loaded, or its architecture is not supported.",
-        "Give a Hugging Face causal language model with config.json, safetensors and tokenizer.",
+        "The model's config, weights or tokenizer can't be loaded by the trainer or by vLLM, it is an adapter or a vision-language model, "
+        "or its architecture is not supported; the message names the cause.",
+        "Give a Hugging Face causal language model with config.json, safetensors and tokenizer, of an architecture that vLLM has.",
     ),
     Reason.PARALLELISM_INVALID: _configuration(
         "The model can't be split over rollout.tensorParallel devices or trainer.replicas ranks.",
@@ -162,7 +164,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.KV_CACHE_TOO_SMALL: _configuration(
         "An engine's KV cache can't hold one sequence of the maximum length.",
-        "Raise rollout.kvCache or rollout.deviceMemory, or lower model.maxLength.",
+        "Raise rollout.kvCache, rollout.deviceMemory or rollout.tensorParallel, or lower model.maxLength.",
     ),
     Reason.DEVICE_MEMORY_TOO_SMALL: _configuration(
         "The weights of one rank and a reserve of a tenth take all of rollout.deviceMemory.",

@@ -56,7 +56,9 @@ def spec_problem_in(error: BaseException) -> SpecProblem | None:
             continue
         visited.add(id(current))
         if isinstance(current, SpecProblem):
-            return current
+            # An error of Ray's has the type of its cause, too, but says a whole traceback.
+            cause = getattr(current, "cause", None)
+            return cause if isinstance(cause, SpecProblem) else current
         causes = (current.__cause__, current.__context__, getattr(current, "cause", None))
         pending += [cause for cause in causes if isinstance(cause, BaseException)]
         if isinstance(current, BaseExceptionGroup):

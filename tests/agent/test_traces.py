@@ -75,10 +75,22 @@ def test_actor_output_is_printed_once_by_whole_lines(tmp_path: Path) -> None:
     assert out.getvalue() == "(pid=77) first\n(pid=77) second\n"
 
 
-def test_the_last_line_is_the_cause(tmp_path: Path) -> None:
-    lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "ValueError: no model at /model", ""]
-    message = termination_message("driver", 1, lines)
-    assert message == "driver exited with code 1: ValueError: no model at /model"
+TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1, in run', "    load()"]
+
+
+def test_the_cause_is_what_the_traceback_at_the_end_says(tmp_path: Path) -> None:
+    invalid = ["pydantic_core._pydantic_core.ValidationError: 1 validation error for Spec", "steps", "  Field required"]
+    invalid[-1] += " [type=missing, input_value={}, input_type=dict]"
+    link = "    For further information visit https://errors.pydantic.dev/2.12/v/missing"
+    message = termination_message("driver", 1, [*TRACEBACK, *invalid, link])
+    assert message == "driver exited with code 1: Spec.steps: Field required"
+    message = termination_message("driver", 1, [*TRACEBACK, "ValueError: no model at /model", ""])
+    assert message == "driver exited with code 1: no model at /model"
+    named = [*TRACEBACK, "ValueError: no model at /model", "driver failed: the head is gone"]
+    assert termination_message("driver", 1, named) == "driver exited with code 1: driver failed: the head is gone"
+    killed = [*TRACEBACK, "ValueError: no model at /model", "the head is gone"]
+    assert termination_message("driver", -9, killed) == "driver was killed by signal 9: the head is gone"
+    lines = ["the head is gone"]
     assert termination_message("driver", 1, lines, 3).startswith("driver exited with code 1 (failure 3 in a row): ")
     assert termination_message("rollout", -9, []).startswith("rollout was killed by signal 9")
     assert len(termination_message("driver", 1, ["x" * 10_000])) == 1000

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.dataset import DatasetSpec, EvaluationSpec
+from longboat_crds.model import ModelSpec
 from longboat_crds.problems import SpecProblem
-from longboat_runtime.data.prompts import Prompts, column
+from longboat_crds.reasons import Reason
+from longboat_runtime.data.prompts import Prompts, column, load_tokenizer
 from longboat_runtime.data.references import with_template_text
 from longboat_runtime.data.source import began
 from tests.data.opening import STARTED, tokenizer_of
@@ -180,3 +182,13 @@ def test_a_template_that_asks_for_the_time_gets_the_start_of_the_training() -> N
     now = datetime.datetime.now(datetime.UTC)
     for state in (None, {"source": {}}):
         assert began(state) >= now
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3_text", "gpt2"])
+def test_a_model_without_a_tokenizer_is_refused(architecture: str, tmp_path: Path) -> None:
+    """Transformers makes one of special tokens for some of them, which encodes every text as nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture, "max_position_embeddings": 64}))
+    with pytest.raises(SpecProblem, match="has no tokenizer that can be loaded") as caught:
+        load_tokenizer(ModelSpec(path=str(tmp_path), max_length=64))
+    assert (caught.value.reason, caught.value.field) == (Reason.MODEL_INVALID, "spec.model.path")
+    assert len(caught.value.message.splitlines()) == 1

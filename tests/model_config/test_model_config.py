@@ -16,7 +16,15 @@ from longboat_crds.model import ModelSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.prompts import context_length
-from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
+from longboat_runtime.model_config import (
+    Architectures,
+    architectures,
+    checked_model,
+    language_model,
+    longest_sequence,
+    model_problem,
+    tensor_shapes,
+)
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.factory import start_engine
@@ -83,6 +91,77 @@ def test_the_spec_may_ask_for_less_and_has_to_where_the_model_says_nothing(asked
         assert longest_sequence(model, asked, "/model") == min(length for length in (asked, own) if length is not None)
 
 
+ENGINES = Architectures(
+    text=frozenset({"Qwen3ForCausalLM", "GemmaForCausalLM"}),
+    multimodal=frozenset({"GemmaForConditionalGeneration", "FuyuForCausalLM"}),
+    others=frozenset({"LlamaModel"}),
+    transformers=frozenset({"Qwen3ForCausalLM", "OlmoForCausalLM", "FuyuForCausalLM"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"architectures": ["GemmaForConditionalGeneration"]}, "vision-language"),
+        ({"architectures": ["FuyuForCausalLM"]}, "vision-language"),
+        ({"model_type": "qwen3", "vision_config": {"depth": 2}}, "qwen3: config.json has vision_config"),
+        ({"architectures": ["Qwen3ForCausalLM"], "audio_config": {"depth": 2}}, "config.json has audio_config"),
+        ({"architectures": ["LlamaModel"]}, "no language model that generates text"),
+        ({"architectures": ["Qwen4ForCausalLM"]}, "(Qwen4ForCausalLM); use a model of one that it has. Did you mean 'Qwen3F"),
+    ],
+)  # fmt: skip
+def test_what_engines_or_trainers_cannot_take_is_named(content: dict[str, Any], words: str) -> None:
+    assert words in (model_problem(content, ENGINES) or "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"architectures": ["Qwen3ForCausalLM"]},
+        {"architectures": ["Unheard", "GemmaForCausalLM"], "vision_config": None},
+        {"architectures": ["OlmoForCausalLM"]},  # vLLM may run transformers' code
+        {"model_type": "qwen3"},
+        {"architectures": None},
+    ],
+)
+def test_what_they_may_take_is_not_refused(content: dict[str, Any]) -> None:
+    assert model_problem(content, ENGINES) is None
+
+
+def test_without_a_list_only_other_inputs_are_refused() -> None:
+    assert model_problem({"architectures": ["Unheard"]}, None) is None
+    assert model_problem({"architectures": ["Unheard"], "vision_config": {"depth": 2}}, None) is not None
+
+
+def test_the_list_is_that_of_the_installed_vllm() -> None:
+    engines = architectures()
+    assert engines is not None
+    assert {"Qwen3ForCausalLM", "LlamaForCausalLM", "GPT2LMHeadModel", "Olmo2ForCausalLM"} <= engines.text
+    assert {"Qwen2_5_VLForConditionalGeneration", "Gemma3ForConditionalGeneration"} <= engines.multimodal
+    assert not engines.text & (engines.multimodal | engines.others)
+
+
+@pytest.mark.parametrize("base", ['{"base_model_name_or_path": "/models/base"}', "[]", "{"])
+def test_an_adapter_is_no_model(base: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(base)
+    for read in (checked_model, lambda path: of_the_driver(path, None), lambda path: of_an_engine(path, None)):
+        with pytest.raises(SpecProblem, match=r"holds an adapter .* merge it into its base model") as caught:
+            read(tmp_path)
+        assert (caught.value.reason, caught.value.field) == (Reason.MODEL_INVALID, "spec.model.path")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, Reason.MODEL_NOT_FOUND), ("{", Reason.MODEL_INVALID), ("[]", Reason.MODEL_INVALID)],
+)
+def test_a_directory_without_a_config_is_no_model(content: str | None, reason: Reason, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(SpecProblem, match=r"config\.json") as caught:
+        checked_model(tmp_path)
+    assert (caught.value.reason, caught.value.field) == (reason, "spec.model.path")
+
+
 def test_heads_and_layers_have_their_standard_names() -> None:
     model = language_model({"model_type": "gpt2", "n_head": 12, "n_layer": 6, "n_embd": 768})
     assert (model["num_attention_heads"], model["num_hidden_layers"], model["hidden_size"]) == (12, 6, 768)
@@ -97,10 +176,11 @@ def test_of_files_that_can_not_be_read_no_shape_is_known(tmp_path: Path, index: 
 def test_a_process_that_computes_nothing_has_tokenizers_and_configurations_without_torch() -> None:
     program = """
 import sys
-from longboat_runtime.model_config import import_transformers_without_torch, language_model
+from longboat_runtime.model_config import architectures, import_transformers_without_torch, language_model
 import_transformers_without_torch()
 from transformers import AutoTokenizer
 assert AutoTokenizer.from_pretrained
+assert architectures() is not None
 print(language_model({"model_type": "gpt2", "n_positions": 512})["max_position_embeddings"], "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -122,7 +122,7 @@ def test_only_an_eager_engine_on_cpus_takes_kernels_for_norms() -> None:
 
 def test_another_vllm_is_refused() -> None:
     check_version("0.32.0+cpu")
-    with pytest.raises(RuntimeError, match=r"0\.33\.0"):
+    with pytest.raises(SpecProblem, match=r"0\.33\.0"):
         check_version("0.33.0")
 
 

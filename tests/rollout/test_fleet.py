@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.rollout import fleet as fleets
@@ -119,7 +121,27 @@ async def test_an_engine_that_cannot_start_says_what_to_change(store: StoreClien
     try:
         with pytest.raises(SpecProblem, match=r"nothing/config\.json") as caught:
             await broken.finished()
-        assert caught.value.field == "model.path"
+        assert caught.value.field == "spec.model.path"
+    finally:
+        await broken.close()
+
+
+@pytest.mark.extended
+async def test_what_vllm_refuses_fails_the_job_at_the_first_start(store: StoreClient, tmp_path: Path) -> None:
+    directory = build_tiny_model(tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    quantized = {"quantization_config": {"quant_method": "unheard_of"}}
+    (directory / "config.json").write_text(json.dumps(config | quantized))
+    broken = RayRolloutFleet(spec(directory), store)
+    try:
+        with pytest.raises(SpecProblem, match="Unknown quantization method: unheard_of") as caught:
+            await broken.finished()
+        problem = caught.value.status
+        assert (problem.reason, problem.field, problem.fatal) == (Reason.MODEL_INVALID, "spec.model.path", True)
+        assert problem.message == (
+            "vLLM can't start an engine: Unknown quantization method: unheard_of. Correct the model's directory, or use another model."
+        )
+        assert broken._keeper.state.deaths == 0
     finally:
         await broken.close()
 

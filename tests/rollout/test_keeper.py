@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
@@ -23,7 +23,7 @@ from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
-from longboat_runtime.rollout.member import RESOURCE, RolloutNode, engine_name, last_line, rollout_nodes, slots_of
+from longboat_runtime.rollout.member import RESOURCE, RolloutNode, death_cause, engine_name, rollout_nodes, slots_of
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.samples import (
     FinishedSample,
@@ -65,7 +65,8 @@ class Actor:
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
     async def _start(self) -> None:
-        pass
+        self.world.starts.append(self.config.name)
+        self.world.start(self)
 
     async def _submit(self, requests: list[SampleRequest]) -> list[SampleId]:
         self.submitted += requests
@@ -113,6 +114,8 @@ class World:
         self.updates: list[str] = []
         self.shut_down: list[str] = []
         self.update: Update = lambda actor, publication: 0.01
+        self.start: Callable[[Actor], None] = lambda actor: None
+        self.starts: list[str] = []
         self.asking: list[str] = []
         self.free: list[str] = []
         self.freed = asyncio.Event()
@@ -520,13 +523,56 @@ async def test_a_reshape_whose_weights_cannot_be_fetched_says_nothing_about_the_
     await fleet.close()
 
 
+def unsupported(actor: Actor) -> None:
+    problem = SpecProblem(Reason.MODEL_INVALID, "spec.model.path", f"{actor.config.name} can't start: no architecture")
+    raise RayTaskError("start", "the traceback", problem).as_instanceof_cause()
+
+
+async def test_what_a_person_has_to_change_fails_the_job_at_the_first_start(
+    world: World, fleet: RayRolloutFleet
+) -> None:
+    world.start = unsupported
+    with pytest.raises(SpecProblem, match="no architecture"):
+        await fleet.wait_started(1)
+    assert world.starts == ["n0/0"]
+    assert fleet._keeper.state.deaths == 0
+
+
+async def test_a_pod_where_engines_cannot_start_does_not_fail_a_job_whose_engines_have_started(
+    world: World, fleet: RayRolloutFleet
+) -> None:
+    """Its own copy of the model is damaged, for one: spec and model can't be the cause."""
+    await fleet.publish(publication(1))
+    world.start = unsupported
+    world.nodes = ["n0", "n1"]
+    state = await state_of(fleet, lambda state: state.deaths >= 3)
+    assert state.serving == ("n0/0",)
+    assert "n1/0" in state.last_death
+    assert state.last_death.endswith("can't start: no architecture")
+
+
+async def test_another_start_is_tried_where_it_may_succeed(world: World, fleet: RayRolloutFleet) -> None:
+    def start(actor: Actor) -> None:
+        if len(world.starts) < 3:
+            raise EngineDead("it can't start: CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    world.start = start
+    await fleet.wait_started(1)
+    assert world.starts == ["n0/0", "n0/0.1", "n0/0.2"]
+    state = fleet._keeper.state
+    assert state.last_death == "engine n0/0.1 died: it can't start: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("Traceback:\n  File engine.py\nValueError: too small\n", "ValueError: too small"),
+        (
+            'ray::EngineActor.start()\n  File "/e.py", line 1, in start\n    raise E\nValueError: it is too small\nsee the hint\n',
+            "it is too small",
+        ),
         ("The actor died unexpectedly.\n\tclass_name: EngineActor\n\tactor_id: 12\n", "The actor died unexpectedly."),
         ("", "EngineDead"),
     ],
 )
 def test_what_is_said_of_a_dead_engine_is_the_cause(text: str, line: str) -> None:
-    assert last_line(EngineDead(text)) == line
+    assert death_cause(EngineDead(text)) == line

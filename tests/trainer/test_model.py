@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     BioGptConfig,
     DbrxConfig,
+    OpenAIGPTConfig,
     OPTConfig,
     PretrainedConfig,
     Starcoder2Config,
@@ -74,6 +75,26 @@ def test_no_language_model(tmp_path: Path) -> None:
     problem = problem_with(tmp_path)
     assert problem.reason == Reason.MODEL_INVALID
     assert "no causal language model" in problem.message
+
+
+def test_a_vision_language_model(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"vision_config": {"depth": 2}}))
+    assert "vision-language" in problem_with(directory).message
+
+
+def test_a_language_model_that_engines_cannot_run(tmp_path: Path) -> None:
+    """Transformers has it, but neither has vLLM, nor can vLLM run transformers' code of it."""
+    OpenAIGPTConfig(architectures=["OpenAIGPTLMHeadModel"]).save_pretrained(tmp_path)
+    problem = problem_with(tmp_path)
+    assert problem.reason == Reason.MODEL_INVALID
+    assert "an architecture that vLLM doesn't have (OpenAIGPTLMHeadModel)" in problem.message
+
+
+def test_a_config_with_a_value_of_a_wrong_type(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"hidden_size": "large"}))
+    assert "hidden_size" in problem_with(directory).message
 
 
 @pytest.mark.parametrize("config", DROPPING, ids=lambda config: config.model_type)

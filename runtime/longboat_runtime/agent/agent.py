@@ -17,6 +17,7 @@ from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.health import serve_health
 from longboat_runtime.agent.shared_memory import sweep
 from longboat_runtime.agent.supervisor import KILL_PATIENCE, Supervisor, description
+from longboat_runtime.tracebacks import cause
 
 log = structlog.get_logger()
 
@@ -175,11 +176,17 @@ class Agent:
 
 
 def termination_message(role: str, code: int | None, lines: Sequence[str], failures: int = 1) -> str:
-    """Says what ended, how, and, last, its last line of standard error: there Python programs and Ray name the cause. Pure."""
+    """Says what ended, how, and why. Pure.
+
+    A child that knows why writes that last, as `ROLE failed: CAUSE`. Of a Python program that an error ended (it exits with 1) the last
+    traceback in `lines`, the end of its standard error, says why. Of others the last line does.
+    """
     how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    cause = next((line for line in reversed(lines) if line), "it wrote nothing to standard error")
+    last = next((line for line in reversed(lines) if line), "it wrote nothing to standard error")
+    named = last.startswith(f"{role} failed: ") or code != 1
+    why = last if named else cause("\n".join(lines)) or last
     often = f" (failure {failures} in a row)" if failures > 1 else ""
-    return f"{role} {how}{often}: {cause}"[:_CHARACTERS]
+    return f"{role} {how}{often}: {why}"[:_CHARACTERS]
 
 
 def stuck_message(role: str, processes: Sequence[str], seconds: float) -> str:

@@ -112,7 +112,7 @@ class Supervisor:
         for line in stream:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
-            if text := line.decode(errors="replace").strip():
+            if text := line.decode(errors="replace").rstrip():
                 tail.append(text)
 
 

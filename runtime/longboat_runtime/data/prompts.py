@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.chat import Chat
 from longboat_runtime.data.messages import Message, arguments, holds_messages, normalised, tools
-from longboat_runtime.model_config import language_model, longest_sequence
+from longboat_runtime.model_config import language_model, longest_sequence, read_model
+from longboat_runtime.tracebacks import cause_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -287,27 +287,32 @@ def context_length(model: ModelSpec) -> int:
 
     Raises SpecProblem if there is no config.json, or no valid length.
     """
-    path = Path(model.path) / "config.json"
-    if not path.is_file():
-        raise SpecProblem(
-            Reason.MODEL_NOT_FOUND,
-            "spec.model.path",
-            f"{path} is not there. Give a Hugging Face directory that driver, rollout and trainer pods see at the same path.",
-        )
-    return longest_sequence(language_model(json.loads(path.read_text())), model.max_length, model.path)
+    return longest_sequence(language_model(read_model(Path(model.path))), model.max_length, model.path)
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer in the model's directory; downloads nothing. Raises SpecProblem if there is no model, or no tokenizer of it."""
+    """Loads the tokenizer in the model's directory; downloads nothing.
+
+    Raises SpecProblem if there is no model, or no tokenizer of it. Without files transformers makes some architectures' tokenizers
+    out of their special tokens alone: those encode every text as nothing.
+    """
     context_length(model)  # gives a clearer error if there is no model
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model.path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise SpecProblem(
-            Reason.MODEL_INVALID,
-            "spec.model.path",
-            f"{model.path} has no tokenizer that can be loaded ({error}). Put "
-            "tokenizer.json and tokenizer_config.json next to config.json.",
-        ) from error
+        tokenizer = AutoTokenizer.from_pretrained(model.path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise _no_tokenizer(model, cause_in(error)) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise _no_tokenizer(model, "it has no tokens but special ones")
+    return tokenizer
+
+
+def _no_tokenizer(model: ModelSpec, why: str) -> SpecProblem:
+    return SpecProblem(
+        Reason.MODEL_INVALID,
+        "spec.model.path",
+        f"{model.path} has no tokenizer that can be loaded ({why.rstrip('.')}). Put tokenizer.json and tokenizer_config.json next to "
+        "config.json.",
+    )

@@ -21,6 +21,7 @@ from longboat_runtime.data.source import open_evaluation, open_prompts, open_sou
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
+from longboat_runtime.model_config import checked_model
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.reward.scheduler import RayRewardScheduler
@@ -83,6 +84,7 @@ async def open_components(
     `resume` the mount point of the claim of `checkpoint.resumeFrom`.
     """
     spec = job.spec
+    await asyncio.to_thread(checked_model, Path(spec.model.path))
     await asyncio.to_thread(check_profile, job)
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())

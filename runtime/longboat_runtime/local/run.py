@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 
 from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
@@ -58,11 +59,12 @@ def run_file(
         return _STOPPED
     except Exception as error:  # noqa: BLE001 - told to a person
         from longboat_runtime.driver.main import cause_of
+        from longboat_runtime.tracebacks import cause_in
 
         if verbose:
             traceback.print_exc()
-        cause = cause_of(error)
-        console.print(f"[red]{type(cause).__name__}[/red]: {cause}", highlight=False)
+        first = cause_of(error)
+        console.print(f"[red]{type(first).__name__}[/red]: {escape(cause_in(first))}", highlight=False)
         console.print("Run it again to resume from the newest checkpoint (--verbose shows more).", highlight=False)
         return _FAILED
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
 from longboat_runtime import weights
 from longboat_runtime.rollout.engine import EngineConfig
 
@@ -21,10 +23,13 @@ ASYNC_SCHEDULER = "longboat_runtime.rollout.scheduler.CountingAsyncScheduler"
 
 
 def check_version(version: str) -> None:
-    """Raises RuntimeError if the installed vLLM is not the one this package was written against."""
+    """Raises SpecProblem if the installed vLLM is not the one this package was written against."""
     if version.split("+", maxsplit=1)[0] != VLLM_VERSION:
-        raise RuntimeError(
-            f"vLLM {version} is installed, Longboat needs {VLLM_VERSION}; install the extra [cpu] or [gpu]"
+        raise SpecProblem(
+            Reason.SPEC_INVALID,
+            "spec.runtimeRef",
+            f"vLLM {version} is installed where engines run, Longboat needs {VLLM_VERSION}; use a runtime with Longboat's image, or "
+            "install the extra [cpu] or [gpu]",
         )
 
 

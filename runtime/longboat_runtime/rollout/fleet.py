@@ -17,7 +17,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load, PodLoad
-from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, last_line
+from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, death_cause
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.rollout.router import Router
@@ -312,7 +312,7 @@ class RayRolloutFleet:
                 pass  # `finished` raises it too
             except RayError as error:
                 if member.name in self._keeper.members:
-                    log.warning("engine %s failed in a call: %s", member.name, last_line(error))
+                    log.warning("engine %s failed in a call: %s", member.name, death_cause(error))
                     self._cluster.kill(member.actor)
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:

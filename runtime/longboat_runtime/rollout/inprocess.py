@@ -23,6 +23,7 @@ from longboat_runtime.rollout.requests import (
     tokens,
 )
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
+from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
@@ -97,7 +98,7 @@ class InProcessEngine(BaseEngine):
                 if self._running:
                     self._step()
         except Exception as error:
-            reason = EngineDead(f"engine {self._config.name} has failed: {error}")
+            reason = EngineDead(f"engine {self._config.name} has failed: {cause_in(error)}")
             reason.__cause__ = error
             raise
         finally:

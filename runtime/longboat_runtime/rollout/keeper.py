@@ -21,8 +21,8 @@ from longboat_runtime.rollout.member import (
     MemberState,
     RolloutNode,
     Slot,
+    death_cause,
     engine_name,
-    last_line,
     slots_of,
 )
 from longboat_runtime.rollout.protocol import FleetState
@@ -71,6 +71,7 @@ class EngineKeeper:
         self._reshaping = False
         self._shaping: set[str] = set()
         self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._proven: set[int] = set()
         self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -151,7 +152,7 @@ class EngineKeeper:
                 if publication is not self.publication:
                     return  # a newer one follows
             except (RayError, EngineDead) as error:
-                log.warning("engine %s died while it was given weights: %s", member.name, last_line(error))
+                log.warning("engine %s died while it was given weights: %s", member.name, death_cause(error))
                 return
             else:
                 member.loaded = publication
@@ -335,7 +336,8 @@ class EngineKeeper:
     async def _keep_engine(self, slot: Slot) -> None:
         """Keeps one engine after another in one slot, as long as its node lives and stays, the slot is wanted, and no trial has failed.
 
-        Raises SpecProblem if an engine can't start until a person changes something, and StoreUnreachable.
+        Raises SpecProblem if an engine can't start until a person changes something, and StoreUnreachable. The rule: once an engine of
+        this size has started, spec and model allow that. What keeps a later one from starting belongs to its pod, and it has died.
         """
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
@@ -353,13 +355,14 @@ class EngineKeeper:
             except (RayError, EngineDead) as error:
                 on_trial, problem = slot.on_trial, spec_problem_in(error)
                 member.ended = member.ended or on_trial
-                await self._remove(member, error)
+                final = problem is not None and len(devices) not in self._proven
+                await self._remove(member, error, final=final)
                 if on_trial:
                     if await self._node_stays(node):
-                        slot.failed(str(problem) if problem else last_line(error))
+                        slot.failed(f"{problem.reason}: {problem.message}" if problem else death_cause(error))
                         return
                     break
-                if problem is not None:
+                if problem is not None and final:
                     raise problem from error
             if not member.ended:
                 wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
@@ -371,6 +374,7 @@ class EngineKeeper:
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""
         await member.actor.start.remote()
+        self._proven.add(member.config.tensor_parallel)
         member.state = MemberState.STARTED
         self.tell()
         if self.publication is not None:
@@ -378,15 +382,16 @@ class EngineKeeper:
         while True:
             self._listener.finished_in(member, await member.actor.finished.remote())
 
-    async def _remove(self, member: Member, error: BaseException) -> None:
-        """Removes an engine that has ended, and finds out whether it died by itself."""
-        reason = f"engine {member.name} died: {last_line(error)}"
+    async def _remove(self, member: Member, error: BaseException, *, final: bool) -> None:
+        """Removes an engine that has ended, and finds out whether it died by itself; `final`: its problem ends the job."""
+        problem = spec_problem_in(error)
+        reason = f"engine {member.name} died: {problem.message if problem else death_cause(error)}"
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
         self._cluster.kill(member.actor)
         if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
-        died = spec_problem_in(error) is None and not member.ended and await self._node_stays(member.slot.node)
+        died = not final and not member.ended and await self._node_stays(member.slot.node)
         if not member.ended:
             log.warning("%s", reason)
         if died:

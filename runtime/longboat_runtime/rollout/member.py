@@ -16,6 +16,7 @@ from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.tracebacks import cause, shortened
 from longboat_runtime.weights.gate import calibration_key
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -162,14 +163,14 @@ def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> 
     )
 
 
-def last_line(error: BaseException) -> str:
-    """Returns the last line of a Ray error that isn't indented by a tab, or its type if there is none.
+def death_cause(error: BaseException) -> str:
+    """Returns what an actor's end is due to, in one line: by the traceback that Ray's error carries, if it carries one.
 
-    Such an error carries a whole traceback, whose last line names the cause, or details of the actor, indented, below what
-    happened.
+    Otherwise the last line that isn't indented by a tab, as details of the actor are; of an error that says nothing, its type.
     """
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return next((line.strip() for line in reversed(lines) if not line.startswith("\t")), type(error).__name__)
+    text = str(error)
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return cause(text) or (shortened(lines[-1]) if lines else type(error).__name__)
 
 
 class Drains(Protocol):

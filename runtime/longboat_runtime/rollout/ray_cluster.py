@@ -12,7 +12,7 @@ from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 from longboat_runtime import departures
 from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.member import RolloutNode, last_line, rollout_nodes, start_actor
+from longboat_runtime.rollout.member import RolloutNode, death_cause, rollout_nodes, start_actor
 from longboat_runtime.store.client import StoreClient
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class RayCluster:
         try:
             return await asyncio.to_thread(lambda: set(departures.asking(internal_kv_get_gcs_client())))
         except RayError as error:
-            log.warning("can't ask the Ray head which pods have to go: %s", last_line(error))
+            log.warning("can't ask the Ray head which pods have to go: %s", death_cause(error))
             return set()
 
     async def let_go(self, pod: str) -> None:
@@ -39,7 +39,9 @@ class RayCluster:
             await asyncio.to_thread(lambda: departures.let_go(internal_kv_get_gcs_client(), pod))
         except RayError as error:
             log.warning(
-                "can't tell pod %s that it may go, so it goes at the end of its grace period: %s", pod, last_line(error)
+                "can't tell pod %s that it may go, so it goes at the end of its grace period: %s",
+                pod,
+                death_cause(error),
             )
 
     def start(self, config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:

@@ -21,6 +21,7 @@ from longboat_runtime.rollout.requests import (
     tokens,
 )
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
+from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
@@ -123,7 +124,7 @@ class SpawnedEngine(BaseEngine):
         except UpdateFailed:
             raise
         except Exception as error:
-            self._failed = EngineDead(f"engine {self._config.name} has failed: {error}")
+            self._failed = EngineDead(f"engine {self._config.name} has failed: {cause_in(error)}")
             self._outbox.fail(self._failed)
             raise self._failed from error
 

@@ -16,6 +16,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
+from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
@@ -164,7 +165,7 @@ class RayTrainerGroup:
         if problem is not None:
             raise problem
         log.warning("the trainer is lost", errors=[repr(error) for error in failures])
-        raise TrainerLost(f"a trainer rank failed: {failures[0]!r}") from failures[0]
+        raise TrainerLost(f"a trainer rank failed: {cause_in(failures[0])}") from failures[0]
 
     def _end(self) -> None:
         for actor in self._actors:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.trainer.model import FIELD
+from longboat_runtime.model_config import FIELD
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -22,11 +23,12 @@ from longboat_runtime.weights.publication import WeightPublication
 class HostedEngine:
     """The `Engine` protocol, forwarded call by call."""
 
-    def __init__(self, config: EngineConfig, *, spawned: bool) -> None:
+    def __init__(self, config: EngineConfig, *, spawned: bool, output: Path | None = None) -> None:
+        """With `output` all that its processes write goes to that file."""
         self.spawned = spawned
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, config, spawned))
+        self.process = context.Process(target=_serve, args=(theirs, config, spawned, output))
         self.process.start()
         theirs.close()  # otherwise the end of the process would go unnoticed
         self._has(config)
@@ -95,9 +97,13 @@ class HostedEngine:
         return result
 
 
-def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
+def _serve(connection: Connection, config: EngineConfig, spawned: bool, output: Path | None) -> None:
     from longboat_runtime.rollout import factory
 
+    if output is not None:
+        with output.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
     if spawned:
         factory.in_process = lambda *, accelerator: accelerator  # type: ignore[assignment]
     try:
