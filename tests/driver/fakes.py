@@ -21,6 +21,7 @@ from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import RewardGrant, RolloutGrant
 from longboat_graders.messages import IsolationInForce
+from longboat_runtime.checkpoint.digests import Digests
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -263,6 +264,8 @@ class FakeRewards:
     graded: Counter = field(default_factory=Counter)
     isolation: dict[str, IsolationInForce] = field(default_factory=dict)
     loads: dict[str, PoolLoad] = field(default_factory=dict)
+    sources: dict[str, dict[str, str]] = field(default_factory=dict)
+    disagreeing: str = ""
     asked: dict[SampleId, Urgency] = field(default_factory=dict)
     held: set[SampleId] = field(default_factory=set)
     given_up: set[SampleId] = field(default_factory=set)
@@ -395,6 +398,9 @@ class FakeTrainer:
         self.holds = True
         return WeightPublication(version, self.weights, memoryview(b""), (), ())
 
+    async def checksum(self) -> str:
+        return self.weights
+
     async def holds_publication(self) -> bool:
         return self.holds
 
@@ -491,7 +497,7 @@ class EditedBroker(LocalBroker):
 
     def __init__(self, incarnation: int, spec: RLJobSpec) -> None:
         super().__init__(incarnation)
-        self._spec = spec
+        self._spec, self.editable = spec, True
         self._news = asyncio.Event()
         self._fixed: RolloutGrant | None = None
         self._cpus: RewardGrant | None = None
@@ -544,6 +550,8 @@ class Site:
         self.root, self.spec, self._adopted = root, spec, adopted
         self.policy = policy or open_policy(spec)
         self.incarnation = 0
+        self.digests: Digests = {}
+        self.sources: dict[str, dict[str, str]] = {}
 
     def driver(self, order: int = 0, previous: DriverStatus | None = None) -> Driver:
         """The next incarnation with new components; `order` seeds the order in which things finish."""
@@ -557,8 +565,16 @@ class Site:
         held_out = [Row(PromptId(0, row), f"test {row}", (100 + row,), "") for row in range(3)]
         evaluation = tuple(held_out) if self.spec.dataset.evaluation else ()
         components = Components(
-            self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation
+            self.store,
+            self.fleet,
+            self.rewards,
+            self.trainer,
+            self.source,
+            self.checkpoints,
+            evaluation,
+            digests=self.digests,
         )
+        self.rewards.sources = self.sources
         job = Job("job-uid", self.spec, self.root, self.incarnation)
         self.broker = EditedBroker(self.incarnation, self.spec)
         self.broker.previous = previous or DriverStatus()
