@@ -15,7 +15,7 @@ from longboat_crds.checkpoint import TrainingInput
 Digests = Mapping[TrainingInput, Mapping[str, str]]
 
 # The items of an input that count only if both sides have them: they are known late, or change nothing about training.
-WEIGHTS, EVALUATION = "weights", "evaluation rows"
+WEIGHTS, EVALUATION = "weights", "the evaluation"
 # The number of rows. Cursors, shuffles and the names of waiting prompts depend on it, so another one can't be accepted.
 ROWS = "number of rows"
 # The digest of a whole file or text is longer than any version or number, and nothing that a person would compare.
@@ -53,7 +53,7 @@ def knows_weights(digests: Digests) -> bool:
 
 
 def read(state: Mapping[str, Any]) -> Digests:
-    """Reads the digests in a checkpoint's state: none if it is from a release before them, and none of inputs that this one doesn't know."""
+    """Reads the digests in a state: none if it is from a release before them, and none of inputs that this release doesn't know."""
     inputs = {str(name) for name in TrainingInput}
     return {TrainingInput(name): dict(items) for name, items in state.get("digests", {}).items() if name in inputs}
 

@@ -31,7 +31,7 @@ class Grader(Protocol):
 
     @property
     def sources(self) -> Mapping[str, Mapping[str, str]]:
-        """What each loaded reward is made of, by its name: digests and versions by file and distribution (`longboat_graders.sources`)."""
+        """Digests and versions that each loaded reward is made of, by its name and by file and distribution; see `longboat_graders.sources`."""
 
     @property
     def changed(self) -> str:
