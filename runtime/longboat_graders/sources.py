@@ -80,14 +80,14 @@ def _files(package: str, origins: Origins) -> Iterator[tuple[str, ModuleType, by
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
-    """Returns the versions of the distributions that these packages belong to, by package. One of no distribution isn't in it."""
+    """Returns the versions of the distributions that these packages belong to, as `version of NAME`; none for one of no distribution."""
     versions: dict[str, str] = {}
     distributions: Mapping[str, list[str]] | None = None
     for package in sorted(packages):
         try:
-            versions[package] = version(package)  # most distributions have the name of their package
+            versions[f"version of {package}"] = version(package)  # most distributions have the name of their package
         except PackageNotFoundError:
             distributions = packages_distributions() if distributions is None else distributions
             for name in sorted(set(distributions.get(package, ()))):
-                versions[name] = version(name)
+                versions[f"version of {name}"] = version(name)
     return versions

@@ -71,7 +71,7 @@ async def test_a_config_map_is_its_files_and_the_versions_of_what_they_import(
     config_map(graders_directory, "first")
     config_map(graders_directory, "second", revision="..2")
     found = await loaded(client, in_config_map("first"))
-    versions = {name: version(name) for name in ("numpy", "xxhash")}
+    versions = {f"version of {name}": version(name) for name in ("numpy", "xxhash")}
     assert found == {"reward.py": sha(REWARD), "helper": sha(HELPER.format(value=1.0)), **versions}
     assert await loaded(client, in_config_map("second")) == found, "wherever the files are"
     config_map(graders_directory, "third", value=2.0)
@@ -105,11 +105,11 @@ async def test_a_package_without_a_distribution_is_its_loaded_files(
 
 async def test_an_installed_function_is_its_package_and_version_and_a_task_its_version(client: GraderClient) -> None:
     installed = await loaded(client, RewardSpec(name="verify", function="math_verify:verify", signature="TRL"))
-    assert installed["math_verify"] == version("math-verify")
-    assert installed.keys() >= {"math_verify.parser"}
+    assert installed["version of math_verify"] == version("math-verify")
+    assert installed.keys() >= {"math_verify", "math_verify.parser"}
     assert not [name for name in installed if name.startswith(("sympy", "longboat"))]
     gym = await loaded(client, RewardSpec.model_validate({"name": "gym", "kind": "ReasoningGym"}))
-    assert gym == {"reasoning_gym": version("reasoning-gym")}
+    assert gym == {"version of reasoning_gym": version("reasoning-gym")}
 
 
 async def graded(client: GraderClient) -> FunctionOutcome:
