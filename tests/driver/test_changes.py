@@ -11,8 +11,12 @@ import pytest
 from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_crds.reasons import Reason
+from longboat_crds.rewards import RewardSpec
 from longboat_crds.status import TrainingState
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.broker import Superseded
+from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.main import superseded
+from longboat_runtime.driver.resume import load, restore
 from longboat_runtime.driver.stages import Stage
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import manifests, trained, until
@@ -58,8 +62,8 @@ async def first_run(root: Path) -> Site:
     return site
 
 
-async def waiting(site: Site) -> asyncio.Task[RunOutcome]:
-    """A driver that has found its inputs changed."""
+async def waiting(site: Site) -> tuple[Driver, asyncio.Task[RunOutcome]]:
+    """A driver that has found its inputs changed, and its run."""
     driver = site.driver()
     running = asyncio.create_task(driver.run())
     await until(lambda: site.broker.status.problem is not None, running)
@@ -71,8 +75,7 @@ async def waiting(site: Site) -> asyncio.Task[RunOutcome]:
     assert not site.reporter.stages.active, "nothing is stuck, however long it waits"
     assert not site.fleet.published
     assert not site.trainer.requests
-    site.stop = driver.stop
-    return running
+    return driver, running
 
 
 async def test_a_job_whose_inputs_are_the_same_resumes(tmp_path: Path) -> None:
@@ -87,7 +90,7 @@ async def test_a_job_whose_inputs_are_the_same_resumes(tmp_path: Path) -> None:
 async def test_a_change_is_named_and_waits_until_it_is_accepted(tmp_path: Path, name: str) -> None:
     site = await first_run(tmp_path)
     change(site, name)
-    running = await waiting(site)
+    _, running = await waiting(site)
     problem = site.broker.status.problem
     text = f"{name}: {CHANGES[name][1]}"
     assert problem.field == "spec.checkpoint.acceptChanges"
@@ -112,10 +115,10 @@ async def test_all_changes_are_named_at_once_and_those_accepted_beforehand_do_no
     site = await first_run(tmp_path)
     for name in CHANGES:
         change(site, name)
-    running = await waiting(site)
+    driver, running = await waiting(site)
     message = site.broker.status.problem.message
     assert all(f"{name}: {text}" in message for name, (_, text) in CHANGES.items())
-    site.stop()
+    driver.stop()
     assert await running is RunOutcome.STOPPED
     site.spec = make_spec(steps=4, checkpoint={"accept_changes": [*TrainingInput]})
     assert await site.driver().run() is RunOutcome.DONE
@@ -141,28 +144,67 @@ async def test_a_job_that_waits_can_be_suspended_and_stopped(tmp_path: Path) -> 
     site = await first_run(tmp_path)
     change(site, "Data")
     before = manifests(site.root)
-    running = await waiting(site)
+    _, running = await waiting(site)
     site.broker.suspend()
     assert await running is RunOutcome.SUSPENDED
     assert site.broker.status.training.state is TrainingState.SUSPENDED
-    running = await waiting(site)
-    site.stop()
+    driver, running = await waiting(site)
+    driver.stop()
     assert await running is RunOutcome.STOPPED
     assert manifests(site.root) == before
     site.digests = dict(INPUTS)
     assert await site.driver().run() is RunOutcome.DONE, "what had changed is as it was"
 
 
+async def test_a_job_that_waits_ends_when_it_is_deleted(tmp_path: Path) -> None:
+    site = await first_run(tmp_path)
+    change(site, "Rewards")
+    driver, gone = site.driver(), asyncio.Event()
+
+    async def suspended() -> None:
+        await gone.wait()
+        raise Superseded("the job was deleted")
+
+    site.broker.suspended = suspended
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.broker.status.problem is not None, running)
+    gone.set()
+    with pytest.raises(ExceptionGroup) as ended:
+        await running
+    assert superseded(ended.value)
+    assert driver._starting is not None
+    assert driver._starting.cancelled()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_what_was_learned_of_grading_times_is_forgotten_with_other_rows_or_rewards(
+    tmp_path: Path, name: str
+) -> None:
+    reward = RewardSpec.model_validate({"name": "main", "function": "m:f", "learnedTimeout": {"minSeconds": 0.1}})
+    site = site_of(tmp_path, 4)
+    site.spec = site.spec.model_copy(update={"rewards": [reward]})
+    assert await site.driver().run() is RunOutcome.DONE
+    learned = manifests(tmp_path)[-1]["timeouts"]["rewards"]
+    change(site, name)
+    spec = make_spec(steps=5, checkpoint={"accept_changes": [*TrainingInput]})
+    site.spec = spec.model_copy(update={"rewards": [reward]})
+    driver = site.driver()
+    loaded = await load(driver._job, driver._components)
+    restored = await restore(driver._job, driver._components, loaded)
+    forgotten = restored.run_state.timeouts.to_snapshot()["rewards"] != learned
+    assert forgotten is (name in ("Data", "Rewards"))
+
+
 async def test_another_number_of_rows_waits_however_much_is_accepted(tmp_path: Path) -> None:
     site = await first_run(tmp_path)
     site.digests[TrainingInput.DATA] = {"number of rows": "6", "row 3": "4" * 32}
     site.spec = make_spec(steps=4, checkpoint={"accept_changes": [*TrainingInput]})
-    running = await waiting(site)
+    driver, running = await waiting(site)
     problem = site.broker.status.problem
     assert problem.field == "spec.dataset"
     assert "number of rows was 5, and is 6" in problem.message
     assert "acceptChanges" not in problem.message
-    site.stop()
+    driver.stop()
     assert await running is RunOutcome.STOPPED
 
 
@@ -188,7 +230,7 @@ async def test_a_checkpoint_of_another_job_may_be_resumed_with_another_spec(tmp_
     lower = {"optimizer": {"learning_rate": 1e-7}}
     site = site_of(tmp_path / "second", 4, tmp_path / "first", trainer=lower)
     change(site, "Data")
-    running = await waiting(site)
+    _, running = await waiting(site)
     site.broker.edit(checkpoint={"accept_changes": [TrainingInput.DATA]})
     assert await running is RunOutcome.DONE
     resumed = site.broker.status.training.resumed

@@ -90,7 +90,8 @@ async def restore(job: Job, components: Components, loaded: Loaded) -> Restored:
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
     it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
-    grading times isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job.
+    grading times isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job. Nor is what this
+    job learned with other rows or rewards.
     """
     timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
     manifest = loaded.saved
@@ -104,6 +105,8 @@ async def restore(job: Job, components: Components, loaded: Loaded) -> Restored:
         parallelism = manifest.state.get("parallelism")
         components.fleet.calibrate(calibrations(manifest.state))
         identity, resumes = boundary.identity, boundary.log
+        if any(each.input in (TrainingInput.DATA, TrainingInput.REWARDS) for each in loaded.differences):
+            timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
         if not manifest.directory.is_relative_to(job.root):
             ledger.start_over()
             timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
