@@ -125,6 +125,8 @@ class Rewards:
     unserved: Sequence[str] = ()
     isolation: Mapping[str, IsolationInForce] = {}
     loads: Mapping[str, PoolLoad] = {}
+    sources: Mapping[str, Mapping[str, str]] = {}
+    disagreeing: str = ""
 
     async def grade(
         self,
@@ -160,6 +162,9 @@ class Trainer:
 
     async def publish(self, version: int) -> WeightPublication:
         return WeightPublication(version, "", None, (), ())
+
+    async def checksum(self) -> str:
+        return ""
 
     async def snapshot(self) -> None: ...
 

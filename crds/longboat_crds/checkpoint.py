@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, Quantity, ReferenceName, Seconds
+from longboat_crds.base import LIST_TYPE, ApiModel, Quantity, ReferenceName, Seconds
 from longboat_crds.expressions import both, constant, either, equals, field, negation, present
 from longboat_crds.rules import Changeable, FieldError, Rule
 
@@ -25,6 +25,15 @@ class ReclaimPolicy(StrEnum):
 
     RETAIN = "Retain"
     DELETE = "Delete"
+
+
+class TrainingInput(StrEnum):
+    """What a checkpoint holds digests of, beside the state itself."""
+
+    MODEL = "Model"
+    TOKENIZER = "Tokenizer"
+    DATA = "Data"
+    REWARDS = "Rewards"
 
 
 class VolumeSpec(ApiModel):
@@ -96,6 +105,13 @@ class CheckpointSpec(ApiModel):
         "and trainer pods share a node.",
     )
     resume_from: ResumeFrom | None = None
+    accept_changes: Annotated[list[TrainingInput], Changeable.ANY_TIME] = Field(
+        default_factory=list,
+        max_length=4,
+        description="Resume although these differ from those that the checkpoint was made with. A job that differs in others waits "
+        "(`CheckpointMismatch`), and goes on once they are added here. `Tokenizer` includes the chat template.",
+        json_schema_extra={LIST_TYPE: "set"},
+    )
     export: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         default=True, description="Write a Hugging Face directory (`export/`) after the last step."
     )

@@ -219,8 +219,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Correct checkpoint.resumeFrom.claimName or step.",
     ),
     Reason.CHECKPOINT_MISMATCH: _configuration(
-        "The checkpoint was made by a job with another model, dataset or algorithm.",
-        "Resume from a checkpoint of the same model, or start without checkpoint.resumeFrom.",
+        "The checkpoint was made with another model, tokenizer, chat template, dataset or reward; the message names each difference. "
+        "The job trains nothing and waits. It fails if the checkpoint can't be resumed from at all, such as with another groupSize.",
+        "Add what the message names to checkpoint.acceptChanges, which may be edited at any time; or restore it, then suspend and "
+        "resume the job. If the job has failed, create one that fits the checkpoint, or starts without it.",
+        _RUNNING,
+        _DEGRADED,
+        _FAILED,
     ),
     Reason.POD_REFUSED: _platform(
         "The API server or an admission policy rejected a pod or another object of the job.",
@@ -324,6 +329,12 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "A reward pool, which the message names, has no pod that has joined, or none left: samples wait for the grades of its rewards, and "
         "rounds for those samples. Other pools go on.",
         "Look at the pool's pods, or raise rewardPools[].replicas.",
+        _DEGRADED,
+    ),
+    Reason.GRADERS_DISAGREE: _run(
+        "Some reward pods loaded other files or versions of a reward than the first one, so they grade nothing; the message names them.",
+        "Give all reward pods the same files and image. To grade by the new ones, suspend and resume the job, with Rewards in "
+        "checkpoint.acceptChanges.",
         _DEGRADED,
     ),
     Reason.ROLES_INCOMPLETE: _run(

@@ -85,6 +85,7 @@ class Reason(StrEnum):
     TRAINER_LOST = "TrainerLost"
     NO_ENGINES = "NoEngines"
     NO_GRADERS = "NoGraders"
+    GRADERS_DISAGREE = "GradersDisagree"
     ROLES_INCOMPLETE = "RolesIncomplete"
     STAGE_STUCK = "StageStuck"
     ENGINE_REFUSED = "EngineRefused"

@@ -14,6 +14,7 @@ from longboat_crds.rewards import MAX_POOLS
 # Few enough to be read in `kubectl describe`.
 RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
+RESUMED_DIFFERENCES = 32
 # Domains of each reward whose learned limits are shown.
 MOST_LEARNED_LIMITS = 8
 RECENT_CPU_MOVES = 10
@@ -133,6 +134,23 @@ class RewardGrading(FieldsModel):
     )
 
 
+class ResumedStatus(FieldsModel):
+    """What was different when the job resumed from a checkpoint."""
+
+    accepted: list[Line] | None = Field(
+        default=None,
+        max_length=RESUMED_DIFFERENCES,
+        description="Differences that checkpoint.acceptChanges allowed, oldest first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    spec: list[Line] | None = Field(
+        default=None,
+        max_length=RESUMED_DIFFERENCES,
+        description="With checkpoint.resumeFrom: fields of the spec that differ from those of the job that saved the checkpoint.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
 class Training(ApiModel):
     """Progress, as the driver reports it."""
 
@@ -200,6 +218,7 @@ class Training(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     tracking: TrackingStatus | None = None
+    resumed: ResumedStatus | None = None
     updated: Timestamp | None = Field(default=None, description="When this was written.")
     # The API server rejects a whole status for one unknown field.
     prompt_overcommit: Line | None = Field(default=None, description=_RETIRED)

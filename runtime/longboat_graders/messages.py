@@ -1,8 +1,8 @@
 """Defines what a reward worker and the graders of its pod say to each other over their Unix socket.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {function, field, isolation, reason}    -> {problem: null, isolation, reason, footprint, token_ids}, capacity,
-                                                     or {problem: [reason, field, message, fatal]}
+    load  {function, field, isolation, reason}    -> {problem: null, isolation, reason, footprint, token_ids, sources},
+                                                     capacity, or {problem: [reason, field, message, fatal]}
     grade {reward: name, timeout, seed, own} + sample, or {row, responses} for one that is given all responses to a prompt
                                                   -> {outcome}; `own` is a learned limit of own seconds, or isn't there
     state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}, capacity

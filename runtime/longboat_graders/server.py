@@ -179,6 +179,7 @@ class GraderServer:
                     RewardIsolation(request["isolation"]),
                 )
                 loaded.fell_back.add_done_callback(partial(self._tell_isolation, loaded))
+                loaded.changed = partial(self._end_connections, name)
                 self._requests[name] = wanted
             loaded = self._loaded[name]
         if reason := request.get("reason") or (_FACTORY if request["function"].get("factory") else ""):
@@ -197,7 +198,8 @@ class GraderServer:
             fork_ms=round(1e3 * loaded.footprint["fork"], 2),
         )
         in_force = {"isolation": loaded.isolation, "reason": loaded.reason, "footprint": loaded.footprint}
-        return {"problem": None, **in_force, "token_ids": loaded.token_ids, **self._capacity}
+        made_of = {"token_ids": loaded.token_ids, "sources": loaded.sources}
+        return {"problem": None, **in_force, **made_of, **self._capacity}
 
     def grade(self, message: Mapping[str, Any], sample: bytes, channel: Channel) -> None:
         """Answers by `channel`, now or later."""
@@ -290,6 +292,12 @@ class GraderServer:
     def _tell_isolation(self, loaded: LoadedFunction, _: object) -> None:
         for channel in self._clients:
             channel.send({"reward": loaded.name, "isolation": loaded.isolation, "reason": loaded.reason})
+
+    def _end_connections(self, name: str) -> None:
+        """Has clients load all rewards again, since one is no longer what they loaded: they decide whether they want it."""
+        log.warning("a reward function has changed since it was loaded", reward=name)
+        for channel in list(self._clients):
+            channel.close()
 
     async def _reap_orphans(self) -> None:
         """Ends and reaps children of this process that aren't zygotes, such as programs of grades whose zygote died.

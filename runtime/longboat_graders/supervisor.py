@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,6 +87,9 @@ class LoadedFunction:
         self.fell_back: asyncio.Future[None] = self._loop.create_future()
         self.footprint: Mapping[str, Any] = {}
         self.token_ids = False
+        # What the function is made of (see `sources`), None until it is loaded. `changed` is called if a later zygote loads another one.
+        self.sources: Mapping[str, str] | None = None
+        self.changed: Callable[[], None] = lambda: None
         # Why children were replaced, and how often.
         self.replaced: Counter[str] = Counter()
         self._load_request = {
@@ -475,6 +478,9 @@ class LoadedFunction:
         self._loop.add_reader(zygote.socket, self._hear, zygote)
         try:
             self.footprint, self.token_ids = await zygote.footprint(self._field), zygote.token_ids
+            before, self.sources = self.sources, zygote.sources
+            if before not in (None, self.sources):
+                self.changed()
         except BaseException:
             await self._end_zygote(zygote)
             raise
@@ -763,6 +769,7 @@ class ZygoteProcess:
         self.dead = False
         # Whether the function takes the token ids of responses, once it is loaded.
         self.token_ids = False
+        self.sources: Mapping[str, str] = {}
         self.socket.setblocking(False)
 
     @property
@@ -800,7 +807,7 @@ class ZygoteProcess:
             )
         if "problem" in answer:
             raise SpecProblem(*answer["problem"])
-        self.token_ids = bool(answer["token_ids"])
+        self.token_ids, self.sources = bool(answer["token_ids"]), answer["sources"]
         footprint: dict[str, Any] = answer["loaded"]
         return footprint
 

@@ -32,6 +32,7 @@ from dataclasses import replace
 from functools import partial
 
 from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import RewardKind
 from longboat_graders import frames, prctl
 from longboat_graders.adapters import load_scorer, takes_token_ids
@@ -575,6 +576,35 @@ def footprint() -> dict[str, Any]:
     }
 
 
+def _sources(function: RewardFunction, origins: Origins, field: str) -> dict[str, str]:
+    """Returns what the loaded function is made of (see `sources`). A fork finds out, so that nothing of that stays in memory here."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        try:
+            from longboat_graders.sources import sources
+
+            with open(writer, "wb") as file:
+                file.write(json.dumps(sources(function, origins)).encode())
+        except BaseException:  # noqa: BLE001 - this process ends here
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    if not answer:
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_INVALID,
+            field,
+            "Its files can't be read once it is loaded. The graders' log says why.",
+        )
+    digests: dict[str, str] = json.loads(answer)
+    return digests
+
+
 def _fork_seconds() -> float:
     began = time.process_time()
     pid = os.fork()
@@ -613,6 +643,7 @@ def main(fd: int) -> None:
         else:
             score = load_scorer(function, request["field"], request["config_maps"])
             token_ids = takes_token_ids(score, function)
+        sources = _sources(function, origins, request["field"])
     except SpecProblem as problem:
         control.sendall(json.dumps([{"problem": list(problem.args)}]).encode())
         return
@@ -623,7 +654,7 @@ def main(fd: int) -> None:
     sweep(request["scratch"])
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps([{"loaded": footprint(), "token_ids": token_ids}]).encode())
+    control.sendall(json.dumps([{"loaded": footprint(), "token_ids": token_ids, "sources": sources}]).encode())
     # The parent of the server is the guard of a run without Kubernetes; in a namespace it has none.
     protected = {1, parent(os.getppid()), os.getppid(), os.getpid()} - {0}
     Zygote(control, score, origins, request["scratch"], sorted(protected)).run()

@@ -75,11 +75,19 @@ def run(
         list[str] | None,
         typer.Option(metavar="PATH=DIRECTORY", help="Directory that stands for what pods see at PATH, such as /data."),
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; what an earlier run has written moves to NAME.1, NAME.2, ...")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume even if model, tokenizer, data or rewards have changed.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the log of driver, engines and trainer.")
     ] = False,
 ) -> None:
     """Runs an RLJob on this machine, without Kubernetes. Run again, it resumes from its newest checkpoint.
+
+    If model, tokenizer, data or rewards have changed since, it says so and ends: --resume or --fresh then says what to do.
 
     Ctrl-C suspends it, once a step that is being computed is done; twice ends it at once. SIGTERM and SIGHUP save the last step and end it.
     """
@@ -89,7 +97,9 @@ def run(
 
     import_transformers_without_torch()
     configure(quiet=not verbose)
-    raise typer.Exit(run_file(file, output, config_map or [], volume or [], verbose=verbose))
+    raise typer.Exit(
+        run_file(file, output, config_map or [], volume or [], fresh=fresh, resume=resume, verbose=verbose)
+    )
 
 
 @app.command("profile")

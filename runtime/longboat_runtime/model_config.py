@@ -19,6 +19,8 @@ from longboat_crds.problems import SpecProblem, suggestion
 from longboat_crds.reasons import Reason
 from longboat_runtime.imports import without_module
 
+# Of a safetensors file: the bytes that hold the length of its header, and the longest header that the format allows.
+_LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 FIELD = "spec.model.path"
@@ -201,18 +203,37 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    index = directory / "model.safetensors.index.json"
     shapes: dict[str, tuple[int, ...]] = {}
     try:
-        files = {"model.safetensors"}
-        if index.exists():
-            files = set(json.loads(index.read_text())["weight_map"].values())
-        for file in files:
+        for file in weight_files(directory):
             with safe_open(directory / file, framework="numpy") as tensors:
                 shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no dict
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         return {}
     return shapes
+
+
+def weight_files(directory: Path) -> list[str]:
+    """Lists the names of a Hugging Face directory's safetensors files, sorted; they needn't be there.
+
+    Raises OSError, ValueError, KeyError, TypeError or AttributeError if the index of several can't be read.
+    """
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return ["model.safetensors"]
+    return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+
+
+def weights_header(file: Path) -> bytes:
+    """Reads the header of a safetensors file: JSON of its tensors' names, types, shapes and places, behind 8 bytes with its length.
+
+    Raises OSError; ValueError if the file can't have such a header.
+    """
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(f"{file} is no safetensors file")
+        return opened.read(length)
 
 
 def longest_sequence(model: Mapping[str, Any], max_length: int | None, directory: str) -> int:

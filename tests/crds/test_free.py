@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from longboat_crds.base import Role
+from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.fixed import FREE
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
@@ -17,6 +18,8 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.samples import SamplesSpec
 from longboat_crds.status import Phase
+from longboat_runtime.checkpoint.digests import differences, read
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.rollout.load import Load
@@ -99,6 +102,25 @@ def every_steps(root: Path) -> None:
 def keep(root: Path) -> None:
     drive(root, go_on, checkpoint={"keep": 1})
     assert saved_steps(root) == [5]
+
+
+@of("checkpoint.acceptChanges")
+def accepted_changes(root: Path) -> None:
+    """Followed while a driver waits, with the inputs of its checkpoint changed."""
+    site = drive(root, go_on)
+    site.digests = {TrainingInput.MODEL: {"config.json": "2"}}
+    saved = Manifest(1, 5, root, {"digests": {"Model": {"config.json": "1"}}})
+
+    async def accepted() -> None:
+        driver = site.driver()
+        settling = asyncio.create_task(driver._changes.settle(differences(read(saved.state), site.digests), saved))
+        edits = asyncio.create_task(driver._edits())
+        await until(lambda: site.broker.status.problem is not None, settling)
+        site.broker.edit(checkpoint={"accept_changes": [TrainingInput.MODEL]})
+        await settling
+        edits.cancel()
+
+    asyncio.run(accepted())
 
 
 @of("samples")

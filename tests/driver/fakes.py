@@ -22,6 +22,7 @@ from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import RewardGrant, RolloutGrant
 from longboat_graders.messages import IsolationInForce
+from longboat_runtime.checkpoint.digests import Digests
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -264,6 +265,8 @@ class FakeRewards:
     graded: Counter = field(default_factory=Counter)
     isolation: dict[str, IsolationInForce] = field(default_factory=dict)
     loads: dict[str, PoolLoad] = field(default_factory=dict)
+    sources: dict[str, dict[str, str]] = field(default_factory=dict)
+    disagreeing: str = ""
     asked: dict[SampleId, Urgency] = field(default_factory=dict)
     held: set[SampleId] = field(default_factory=set)
     given_up: set[SampleId] = field(default_factory=set)
@@ -402,6 +405,9 @@ class FakeTrainer:
         self.holds = True
         return WeightPublication(version, self.weights, memoryview(b""), (), ())
 
+    async def checksum(self) -> str:
+        return self.weights
+
     async def holds_publication(self) -> bool:
         return self.holds
 
@@ -505,7 +511,7 @@ class EditedBroker(LocalBroker):
 
     def __init__(self, incarnation: int, spec: RLJobSpec) -> None:
         super().__init__(incarnation)
-        self._spec = spec
+        self._spec, self.editable = spec, True
         self._news = asyncio.Event()
         self._fixed: RolloutGrant | None = None
         self._cpus: RewardGrant | None = None
@@ -559,6 +565,8 @@ class Site:
         self.tokenizer: Any = None
         self.policy = policy or open_policy(spec)
         self.incarnation = 0
+        self.digests: Digests = {}
+        self.sources: dict[str, dict[str, str]] = {}
 
     def driver(self, order: int = 0, previous: DriverStatus | None = None) -> Driver:
         """The next incarnation with new components; `order` seeds the order in which things finish."""
@@ -580,7 +588,9 @@ class Site:
             self.checkpoints,
             evaluation,
             self.tokenizer,
+            digests=self.digests,
         )
+        self.rewards.sources = self.sources
         job = Job("job-uid", self.spec, self.root, self.incarnation)
         self.broker = EditedBroker(self.incarnation, self.spec)
         self.broker.previous = previous or DriverStatus()

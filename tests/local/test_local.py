@@ -7,12 +7,12 @@ from rich.console import Console
 
 from longboat_crds.load import load_job
 from longboat_crds.rewards import RewardPoolSpec
-from longboat_crds.status import Problem, TrackingStatus, Training, TrainingState
+from longboat_crds.status import Problem, ResumedStatus, TrackingStatus, Training, TrainingState
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.local.display import Display, heading, line
 from longboat_runtime.local.picture import draw, points
-from longboat_runtime.local.run import on_one_node, on_this_machine, run_file
+from longboat_runtime.local.run import move_aside, on_one_node, on_this_machine, run_file
 from longboat_runtime.metrics.record import JsonLines, Record
 from tests.driver.fakes import make_spec
 
@@ -111,6 +111,35 @@ def test_skipped_prompts_and_padded_samples_are_said_once(tmp_path: Path, capsys
     assert said.count("samples are padded (eager): a cap") == 1
     assert said.count("3 prompts are too long and are skipped") == 1
     assert "4 prompts" not in said
+
+
+def test_what_was_accepted_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Job("small", make_spec(), tmp_path, 1), Console(width=200))
+    resumed = ResumedStatus(accepted=["Data: row 3 has changed", "Model: config.json has changed"])
+    training = Training(incarnation=2, state=TrainingState.RUNNING, resumed=resumed)
+    for _ in range(2):
+        display.show(DriverStatus(training))
+    assert capsys.readouterr().out.splitlines() == [
+        "resumed all the same: Data: row 3 has changed",
+        "resumed all the same: Model: config.json has changed",
+    ]
+
+
+def test_an_earlier_run_is_moved_aside_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    assert move_aside(root) is None
+    root.mkdir()
+    assert move_aside(root) is None, "nothing has run there"
+    for number in (1, 2):
+        (root / "incarnations" / str(number)).mkdir(parents=True)
+        assert move_aside(root) == tmp_path / f"run.{number}"
+        assert not root.exists()
+    assert [path.name for path in sorted(tmp_path.glob("run.*/incarnations/*"))] == ["1", "2"]
+
+
+def test_one_can_not_start_over_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_file(EXAMPLE / "rljob.yaml", tmp_path / "run", [], [], fresh=True, resume=True) == 1
+    assert "--fresh starts over and --resume does not" in " ".join(capsys.readouterr().out.split())
 
 
 def test_where_the_job_is_tracked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

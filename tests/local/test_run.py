@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.problems import SpecProblem
+from longboat_crds.rewards import default_pools
 from longboat_runtime.checkpoint.layout import Position
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.main import Ending, drive
 from longboat_runtime.eventlog import end_of, surviving
+from longboat_runtime.local.graders import local_graders
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.sample_files.reading import read_file, read_files
-from tests.support.tiny_model import build_tiny_model
+from tests.support.tiny_model import CHAT_TEMPLATE, build_tiny_model
 from tests.tracking.jobs import rows
 
 STEPS, HALF = 4, 2
@@ -41,8 +46,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(data: Path, root: Path, incarnation: int) -> Job:
-    spec = {
+def job(data: Path, root: Path, incarnation: int, **checkpoint: Any) -> Job:
+    spec: dict[str, Any] = {
         "runtimeRef": {"name": "local"},
         "model": {"path": str(data / "model"), "dtype": "Float32"},
         "dataset": {
@@ -52,7 +57,7 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
         },
         "algorithm": {"name": "DrGRPO", "groupSize": 4},
         "rounds": {"steps": STEPS, "promptsPerRound": 4},
-        "checkpoint": {"everySteps": HALF, "keep": 2},
+        "checkpoint": {"everySteps": HALF, "keep": 2, **checkpoint},
         "samples": {"everySteps": HALF, "keep": 2},
         "tracking": {"weightsAndBiases": {"project": "letters", "mode": "Offline"}},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
@@ -96,6 +101,68 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(
     tracked = {row["_step"]: row for row in rows(broken)}
     assert list(tracked) == list(range(STEPS + 1))
     assert {step for step, row in tracked.items() if "samples/nrows" in row} >= {HALF, STEPS}
+
+
+def other_model(data: Path) -> None:
+    """Of the same shape: config, headers and sizes are the same."""
+    build_tiny_model(data / "other", max_length=64, seed=1)
+    shutil.copy(data / "other" / "model.safetensors", data / "model" / "model.safetensors")
+
+
+def other_template(data: Path) -> None:
+    (data / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE + "!")
+
+
+def other_row(data: Path) -> None:
+    lines = (data / "train.jsonl").read_text().splitlines()
+    (data / "train.jsonl").write_text("\n".join([*lines[:-1], json.dumps({"prompt": "h", "answer": "a"})]))
+
+
+def other_reward(data: Path) -> None:
+    (data / "rewards.py").write_text(REWARD + "# as before\n")
+
+
+CHANGES: dict[Callable[[Path], None], str] = {
+    other_model: "Model: weights in Float32 has changed.",
+    other_template: "Tokenizer: chat_template.jinja has changed.",
+    other_row: "Data: row 7 has changed.",
+    other_reward: "Rewards: rewards.py of reward letters has changed.",
+}
+
+
+async def test_a_run_resumes_with_changed_inputs_only_if_they_are_accepted(data: Path, tmp_path: Path) -> None:
+    """One at a time each is named, and nothing is trained; all at once they are taken knowingly, and each is said."""
+    root, folder = tmp_path / "run", tmp_path / "g"
+    folder.mkdir()
+
+    async def attempt(
+        data: Path, incarnation: int, **checkpoint: Any
+    ) -> tuple[Ending, SpecProblem | None, LocalBroker]:
+        broker = LocalBroker(incarnation)
+        with TemporaryDirectory(prefix="g-") as short, local_graders(default_pools(), Path(short), folder) as sockets:
+            ending, problem = await drive(job(data, root, incarnation, **checkpoint), broker, sockets=sockets)
+        return ending, problem, broker
+
+    first = shutil.copytree(data, tmp_path / "first")
+    ending, problem, _ = await attempt(first, 1)
+    assert (ending, problem) == (Ending.DONE, None)
+    shutil.rmtree(root / Position(1, STEPS).path)
+    for incarnation, (change, text) in enumerate(CHANGES.items(), 2):
+        changed = shutil.copytree(data, tmp_path / change.__name__)
+        change(changed)
+        ending, problem, _ = await attempt(changed, incarnation)
+        assert (ending, problem and problem.reason) == (Ending.FAILED, "CheckpointMismatch")
+        assert problem
+        assert problem.message == f"The checkpoint of step {HALF} was made with other inputs. {text}"
+        assert not [*(root / "incarnations" / str(incarnation)).glob("step-*")]
+    for change in CHANGES:
+        change(first)
+    ending, _, broker = await attempt(first, 9, acceptChanges=["Model", "Tokenizer", "Data", "Rewards"])
+    assert ending is Ending.DONE
+    training = broker.status.training
+    assert training
+    assert training.resumed
+    assert training.resumed.accepted == [text.removesuffix(".") for text in CHANGES.values()]
 
 
 def batches(root: Path, incarnation: int) -> list[tuple]:

@@ -104,6 +104,42 @@ def test_a_problem_that_is_not_fatal_is_shown_and_goes_away(cluster: SimulatedCl
     assert found.status == "False"
 
 
+def test_a_job_that_waits_for_changed_inputs_is_degraded_however_long_it_waits_and_can_be_suspended() -> None:
+    cluster = SimulatedCluster(spec_of())
+    cluster.up()
+    problem = {
+        "reason": "CheckpointMismatch",
+        "field": "spec.checkpoint.acceptChanges",
+        "message": "The checkpoint of step 4 was made with other inputs. Data: row 3 has changed.",
+    }
+    cluster.train(0, "Starting", problem=problem)
+    cluster.settle()
+    for _ in range(2):
+        assert (cluster.status.phase, cluster.status.reason) == (Phase.STARTING, Reason.CHECKPOINT_MISMATCH)
+        found = find(cluster.status.conditions, ConditionType.DEGRADED)
+        assert found
+        assert (found.status, found.reason) == ("True", "CheckpointMismatch")
+        assert found.message == f"{problem['field']}: {problem['message']}"
+        cluster.crash(cluster.pods(Role.TRAINER)[0]["metadata"]["name"])
+        cluster.advance(86_400)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert "CheckpointMismatch" in [event.reason for event in cluster.events]
+    cluster.edit(checkpoint={"acceptChanges": ["Data"]})
+    cluster.train(1, problem=None)
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    cluster.train(0, "Starting", problem=problem)
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.train(0, "Suspended")
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    assert cluster.status.phase is Phase.SUSPENDED
+
+
 def test_the_word_of_an_earlier_driver_does_not_end_the_job(cluster: SimulatedCluster) -> None:
     cluster.drive(demand={"incarnationRequest": "a-new-start"})
     cluster.settle()

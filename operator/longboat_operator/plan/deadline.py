@@ -19,14 +19,19 @@ def has_trained(view: JobView) -> bool:
     return running is not None and running.reason in TRAINED
 
 
+def waits_for_acceptance(view: JobView) -> bool:
+    """Whether the driver waits until somebody accepts that its inputs aren't those of its checkpoint."""
+    return view.problem is not None and view.problem.reason == Reason.CHECKPOINT_MISMATCH and not view.problem.fatal
+
+
 def seconds_left(view: JobView, now: datetime) -> float | None:
     """Returns the seconds until roles that are not ready fail the job, 0 or less once they do; None when there is no deadline.
 
     Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
     when roles that were ready ceased to be so, which is now if the status still says they are. Later it may wait for nodes
-    as long as it takes: it has something to lose.
+    as long as it takes: it has something to lose. So has one that waits for somebody, who may take as long.
     """
-    if view.status.start_time is None or view.suspended or has_trained(view):
+    if view.status.start_time is None or view.suspended or has_trained(view) or waits_for_acceptance(view):
         return None
     conditions = view.status.conditions
     since = [view.status.start_time]

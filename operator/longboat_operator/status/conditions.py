@@ -10,7 +10,7 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Condition, RewardCpuStatus, TrainingState
 from longboat_operator.plan.creation import Creation
-from longboat_operator.plan.deadline import has_trained
+from longboat_operator.plan.deadline import has_trained, waits_for_acceptance
 from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.plan.records import Memories
 from longboat_operator.plan.suspension import Suspension, has_stopped
@@ -110,6 +110,9 @@ def _running(view: JobView, facts: Facts) -> Finding:
     serves = all(role.serves for role in facts.roles.values())
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
+    if waits_for_acceptance(view):
+        message = f"{summary(facts.roles)}; the driver waits for checkpoint.acceptChanges, see condition Degraded."
+        return Finding(ConditionType.RUNNING, False, Reason.CHECKPOINT_MISMATCH, message)
     if has_trained(view):
         if head := _head_lost(view):
             return Finding(ConditionType.RUNNING, False, Reason.HEAD_LOST, f"{summary(facts.roles)}; {head}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import structlog
+import xxhash
 
 from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource, TooLongPrompts
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
+from longboat_runtime.checkpoint.digests import ROWS, digest
 from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
 from longboat_runtime.data.gym import GymTable, shares_rows
 from longboat_runtime.data.order import Cursor, Order, Rows, RowSubset, draw
@@ -37,6 +40,8 @@ _GENERATED_ROWS_CHECKED = 32
 _MOST_SKIPPED_IN_A_ROW = 10_000
 # How many domains a message names at most.
 _DOMAINS_NAMED = 5
+# How many digests of rows a checkpoint holds at most.
+_BLOCKS = 256
 
 
 class TablePrompts:
@@ -45,7 +50,7 @@ class TablePrompts:
     With `quotas`, rows are drawn by domain, and each domain has its own cursor. With `dataset.tooLongPrompts: Skip` the cursors
     pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `check` says whether a row
     can be graded; it sees the rows checked at the start, of generated ones only the first. `field` is the path of the table in the spec,
-    for errors.
+    for errors. `digests` are those of the rows that were checked at the start (see `RowDigests`).
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class TablePrompts:
         self._skips = dataset.too_long_prompts is TooLongPrompts.SKIP
         self._generated = isinstance(table, GymTable)
         self._too_long: set[int] = set()
-        domains = []
+        domains, rows = [], RowDigests(len(table))
         checked = min(len(table), _GENERATED_ROWS_CHECKED) if self._generated else len(table)
         last_progress = time.monotonic()
         for row in range(checked):
@@ -72,6 +77,7 @@ class TablePrompts:
             place = table.place(row)
             with _reading(place, field):
                 record = table.record(row)
+                rows.add(row, record)
                 try:
                     prompts.check(record, place)
                 except SpecProblem as problem:
@@ -80,6 +86,7 @@ class TablePrompts:
                 if check is not None:
                     check(record, domain, truth, place)
             domains.append(domain)
+        self.digests = rows.digests
         if len(self._too_long) == len(table):
             raise self._empty(f"all {len(table)} rows")
         self._skipped = 0 if self._generated else len(self._too_long)
@@ -231,6 +238,37 @@ class TablePrompts:
         self._cursors = {domain: Cursor(*cursor) for domain, cursor in state["cursors"].items()}
         if self._generated:
             self._skipped = state.get("skipped", 0)
+
+
+def rows_digest(records: Iterable[Mapping[str, Any]]) -> str:
+    """Digests rows by their columns and values, whatever the order of columns and the format of the file."""
+    return digest(b"".join(map(_bytes_of, records)))
+
+
+def _bytes_of(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode() + b"\n"
+
+
+class RowDigests:
+    """Digests the rows of a table in blocks, so that a change can be placed: at most _BLOCKS of them, all of one size but for the last."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._size = rows, max(1, -(-rows // _BLOCKS))
+        self._blocks: dict[int, xxhash.xxh3_128] = {}
+
+    def add(self, row: int, record: Mapping[str, Any]) -> None:
+        """Adds a row; rows come in their order."""
+        self._blocks.setdefault(row // self._size, xxhash.xxh3_128()).update(_bytes_of(record))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The number of rows of the table, and the digest of each block with rows that were added, by their numbers from 0 on."""
+        blocks = {self._name(number): block.hexdigest() for number, block in self._blocks.items()}
+        return {ROWS: str(self._rows), **blocks}
+
+    def _name(self, block: int) -> str:
+        first, last = block * self._size, min((block + 1) * self._size, self._rows) - 1
+        return f"row {first}" if first == last else f"a row of {first} to {last}"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_evaluation, open_prompts, open_source
 from longboat_runtime.driver.components import Components
+from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
 from longboat_runtime.model_config import checked_model
@@ -109,11 +110,13 @@ async def open_components(
         source = await asyncio.to_thread(open_source, spec.dataset, prompts, quotas, check)
         evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, prompts, check)
 
+        digests = await asyncio.to_thread(digests_of, spec, source, evaluation)
+
         async def ready() -> None:
             await starting
 
         yield Components(
-            store, fleet, rewards, trainer, source, checkpoints, tuple(evaluation), prompts.tokenizer, ready
+            store, fleet, rewards, trainer, source, checkpoints, tuple(evaluation), prompts.tokenizer, ready, digests
         )
 
 

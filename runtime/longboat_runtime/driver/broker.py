@@ -20,6 +20,10 @@ class Broker(Protocol):
     """The driver's only channel to whatever grants its resources and stores its status."""
 
     @property
+    def editable(self) -> bool:
+        """Whether the job's spec can be edited while it runs."""
+
+    @property
     def previous(self) -> DriverStatus:
         """The status that an earlier start left: shown until there is something newer."""
 
@@ -62,6 +66,7 @@ class LocalBroker:
         rollout: RolloutSpec | None = None,
     ) -> None:
         self._incarnation, self._shown, self._rollout = incarnation, shown, rollout
+        self.editable = False
         self._grant: RolloutGrant | None = None
         self._asked = asyncio.Event()
         self._suspend = asyncio.Event()

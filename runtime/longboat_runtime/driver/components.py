@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from longboat_runtime.checkpoint.digests import Digests
 from longboat_runtime.checkpoint.protocol import Checkpoints
 from longboat_runtime.data.protocol import PromptSource
 from longboat_runtime.reward.protocol import RewardScheduler
@@ -27,7 +28,7 @@ class Components:
     """Everything except the driver itself.
 
     `evaluation` are the held-out rows, empty if there are none. `ready` waits until engines and graders can work; the trainer
-    loads its model meanwhile. `tokenizer` is the model's, None where there is none.
+    loads its model meanwhile. `tokenizer` is the model's, None where there is none; `digests` are those of model, tokenizer and rows.
     """
 
     store: SampleStore
@@ -39,3 +40,4 @@ class Components:
     evaluation: tuple[Row, ...] = ()
     tokenizer: PreTrainedTokenizerBase | None = None
     ready: Callable[[], Coroutine[Any, Any, None]] = _at_once
+    digests: Digests = field(default_factory=dict)

@@ -36,7 +36,7 @@ class KubernetesBroker:
     """
 
     def __init__(self, own: OwnJob, clock: Callable[[], float], after_failure: str | None = None) -> None:
-        self._own, self._clock = own, clock
+        self._own, self._clock, self.editable = own, clock, True
         failure = after_failure and after_failure[:FAILURE_LENGTH]
         self._demand = Demand(incarnation_request=secrets.token_hex(16), previous_failure=failure)
         self._job: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from longboat_runtime.checkpoint import exports
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.canaries import Canaries
+from longboat_runtime.driver.changes import Changes
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.evaluation import Evaluation
@@ -26,7 +27,7 @@ from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.learning import gave_up
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
-from longboat_runtime.driver.resume import Restored, restore
+from longboat_runtime.driver.resume import Loaded, Restored, changed_fields, load, restore
 from longboat_runtime.driver.reward_pools import RewardPools
 from longboat_runtime.driver.rollout_pods import RolloutPods
 from longboat_runtime.driver.sample_files import SampleFiles
@@ -97,7 +98,8 @@ class Driver:
         self._pods = RolloutPods(job, components.fleet, reporter, broker, inbox)
         self._engines = EngineWatch(job, components.fleet, reporter, self._publish_again)
         self._background: set[asyncio.Task[None]] = set()
-        self._starting: asyncio.Task[Restored] | None = None
+        self._changes = Changes(reporter, job.spec.checkpoint.accept_changes, editable=broker.editable)
+        self._starting: asyncio.Task[tuple[Loaded, Restored]] | None = None
         self._interrupted: RunOutcome | None = None
         self._republishing: asyncio.Task[None] | None = None
         self._generating = False
@@ -143,24 +145,23 @@ class Driver:
 
     async def _begin(self) -> RunOutcome | None:
         """Restores the newest checkpoint. Returns an outcome if that was interrupted."""
-        self._starting = asyncio.create_task(restore(self._job, self._components, self._task_rewards))
-        with self._reporter.stages.running(Stage.START):
-            try:
-                restored = await self._starting
-            except asyncio.CancelledError:
-                if self._interrupted is None:
-                    raise
-                return self._interrupted
+        self._starting = asyncio.create_task(self._start())
+        try:
+            loaded, restored = await self._starting
+        except asyncio.CancelledError:
+            if self._interrupted is None:
+                raise
+            return self._interrupted
         self._run_state, self._view, self._boundary = restored.run_state, restored.run_state.view, restored.boundary
-        streaming = streams(self._job.spec, restored.model.device)
+        streaming = streams(self._job.spec, loaded.model.device)
         policy = with_chunks(self._policy, self._job.spec) if streaming else self._policy
         self._loop = RoundLoop(policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
-        self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model, streams=streaming)
+        self._steps.resume(self._run_state, restored.saved, restored.evaluated, loaded, streams=streaming)
         self._sample_files.resume(self._view)
         self._reward_pools.resume(self._view)
         await self._reshapes.resume(restored.parallelism)
-        self._reporter.set_attention(restored.model.attention)
+        self._reporter.set_attention(loaded.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
         self._reporter.resume(self._view, restored.saved)
         if damaged := "; ".join(self._components.checkpoints.damaged):
@@ -171,6 +172,16 @@ class Driver:
         for sample in restored.missing:
             self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
         return None
+
+    async def _start(self) -> tuple[Loaded, Restored]:
+        """Loads the model and restores the newest checkpoint, once every difference from its inputs is accepted."""
+        with self._reporter.stages.running(Stage.START):
+            loaded = await load(self._job, self._components)
+        if loaded.saved is not None:
+            await self._changes.settle(loaded.differences, loaded.saved)
+            self._reporter.resumed(loaded.differences, changed_fields(self._job, loaded.saved))
+        with self._reporter.stages.running(Stage.START):
+            return loaded, await restore(self._job, self._components, loaded, self._task_rewards)
 
     async def _rounds(self) -> RunOutcome:
         """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""
@@ -314,6 +325,7 @@ class Driver:
             before, spec = spec, await self._broker.edited(spec)
             self._engines.limit = spec.failure_policy.max_rollout_restarts
             self._pods.edit(spec.rollout)
+            self._changes.edit(spec.checkpoint.accept_changes)
             self._sample_files.edit(spec.samples)
             await self._reshapes.edit(spec.rollout)
             if spec_changed(spec) != spec_changed(before):

@@ -13,11 +13,13 @@ from longboat_crds.status import (
     PLACE_LENGTH,
     RECENT_RESHAPES,
     RECENT_ROUNDS,
+    RESUMED_DIFFERENCES,
     CheckpointStatus,
     Demand,
     DomainTraining,
     Problem,
     ReshapeSummary,
+    ResumedStatus,
     RewardDemand,
     RewardGrading,
     RolloutDemand,
@@ -27,6 +29,7 @@ from longboat_crds.status import (
     TrainingState,
 )
 from longboat_graders.messages import IsolationInForce
+from longboat_runtime.checkpoint.digests import Difference
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
@@ -43,11 +46,13 @@ from longboat_runtime.rounds.view import View
 
 # `status.problem` has room for one problem: the first of these that is present.
 _FOREMOST_FIRST = (
+    Reason.CHECKPOINT_MISMATCH,
     Reason.CHECKPOINT_VOLUME_FULL,
     Reason.STAGE_STUCK,
     Reason.TRAINER_LOST,
     Reason.NO_ENGINES,
     Reason.NO_GRADERS,
+    Reason.GRADERS_DISAGREE,
     Reason.ENGINE_REFUSED,
     Reason.CHECKPOINT_CORRUPT,
     Reason.LOSS_NOT_FINITE,
@@ -116,6 +121,7 @@ class Reporter:
         self._attention = self._before.attention if self._before else None
         self._skipped = self._before.skipped_prompts if self._before else None
         self._tracking = (self._before.tracking if self._before else None) or TrackingStatus()
+        self._resumed = (self._before.resumed if self._before else None) or ResumedStatus()
         self._rewards = self._before.rewards if self._before else None
         self._metrics: dict[str, float] = {}
         self._tensor_parallel: int | None = None
@@ -135,6 +141,11 @@ class Reporter:
         if saved and (newest is None or (newest.incarnation, newest.step) != (saved.incarnation, saved.step)):
             self.saved(saved)
         self.publish()
+
+    def resumed(self, accepted: Sequence[Difference], fields: Sequence[str]) -> None:
+        """Reports accepted differences from the checkpoint, after those reported before, and the `fields` in which the spec differs."""
+        lines = _lines([*(self._resumed.accepted or ()), *map(str, accepted)])
+        self._resumed = ResumedStatus(accepted=lines, spec=_lines(fields) or self._resumed.spec)
 
     @property
     def step(self) -> int:
@@ -291,6 +302,7 @@ class Reporter:
             tensor_parallel=self._tensor_parallel,
             reshapes=list(self._reshapes) or None,
             tracking=self._tracking if self._tracking.to_json() else None,
+            resumed=self._resumed if self._resumed.to_json() else None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),
         )
@@ -314,6 +326,11 @@ class Reporter:
     def _now(self) -> str:
         moment = datetime.datetime.fromtimestamp(self._clock(), tz=datetime.UTC)
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _lines(texts: Sequence[str]) -> list[str] | None:
+    """Returns the last RESUMED_DIFFERENCES different texts as lines; None if there are none. Pure."""
+    return [text[:LINE_LENGTH] for text in dict.fromkeys(texts)][-RESUMED_DIFFERENCES:] or None
 
 
 def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:

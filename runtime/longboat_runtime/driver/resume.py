@@ -9,6 +9,8 @@ from typing import Any
 
 import structlog
 
+from longboat_crds.checkpoint import TrainingInput
+from longboat_runtime.checkpoint.digests import Difference, Digests, differences, read, spec_differences, with_weights
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.components import Components
@@ -41,24 +43,59 @@ class Restored:
     saved: Manifest | None
     evaluated: Evaluated | None
     missing: list[SampleId]
-    model: ModelInfo
     parallelism: Mapping[str, Any] | None
 
 
-async def restore(job: Job, components: Components, task_rewards: TaskRewards) -> Restored:
-    """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem, alone or in an ExceptionGroup.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The components once they can work: the model as it is in its directory, and the checkpoint `saved` to resume from, if there is one.
 
-    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
-    it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
-    grading times and scores isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job.
+    `digests` are those of the inputs at hand. Those of the weights are missing without a checkpoint: their first publication has them.
     """
-    timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
-    manifest = await asyncio.to_thread(components.checkpoints.newest)
+
+    model: ModelInfo
+    saved: Manifest | None
+    digests: Digests
+
+    @property
+    def differences(self) -> list[Difference]:
+        """The differences between these inputs and those of the checkpoint; none if that is from a release without digests."""
+        return differences(read(self.saved.state), self.digests) if self.saved else []
+
+
+async def load(job: Job, components: Components) -> Loaded:
+    """Loads the model, while engines and graders start, and finds the newest checkpoint.
+
+    Raises SpecProblem, alone or in an ExceptionGroup.
+    """
+    saved = await asyncio.to_thread(components.checkpoints.newest)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(components.ready())
         loading = tasks.create_task(components.trainer.load())
     info = loading.result()
     log.info("model is loaded", parameters=info.parameters, max_length=info.max_length, attention=info.attention)
+    digests, rewards = components.digests, components.rewards.sources
+    if rewards.keys() >= {reward.name for reward in job.spec.rewards}:
+        items = {f"reward {name}": "no files" for name, made_of in rewards.items() if not made_of}
+        items |= {
+            f"{item} of reward {name}": text for name, made_of in rewards.items() for item, text in made_of.items()
+        }
+        digests = {**digests, TrainingInput.REWARDS: items}
+    if saved is not None:
+        digests = with_weights(digests, await components.trainer.checksum(), job.spec.model.dtype)
+    return Loaded(info, saved, digests)
+
+
+async def restore(job: Job, components: Components, loaded: Loaded, task_rewards: TaskRewards) -> Restored:
+    """Restores the checkpoint and opens this incarnation's log. Raises SpecProblem.
+
+    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
+    it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
+    grading times and scores isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job. Nor is what this
+    job learned with other rows or rewards.
+    """
+    timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
+    manifest = loaded.saved
     if manifest is None:
         ledger, lengths = Ledger(job.spec.algorithm.group_size, job.spec.rounds.steps), LengthHistory()
         evaluated, identity, resumes, parallelism = None, job.identity, None, None
@@ -69,12 +106,14 @@ async def restore(job: Job, components: Components, task_rewards: TaskRewards) -
         parallelism = manifest.state.get("parallelism")
         components.fleet.calibrate(calibrations(manifest.state))
         identity, resumes = boundary.identity, boundary.log
+        graded_alike = not any(each.input in (TrainingInput.DATA, TrainingInput.REWARDS) for each in loaded.differences)
         if not manifest.directory.is_relative_to(job.root):
             ledger.start_over()
-            timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
-            ledger.incarnation, manifest, resumes = 0, None, None
-        else:
+            ledger.incarnation, manifest, resumes, graded_alike = 0, None, None, False
+        if graded_alike:
             task_rewards.restore(boundary.unclear)
+        else:
+            timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
     run_state = RunState(
         ledger,
@@ -88,7 +127,18 @@ async def restore(job: Job, components: Components, task_rewards: TaskRewards) -
     wanted = _stored(ledger)
     await components.store.delete(sorted(stored - wanted))
     boundary = run_state.boundary(identity, components.source.state())
-    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored), info, parallelism)
+    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored), parallelism)
+
+
+def changed_fields(job: Job, saved: Manifest) -> list[str]:
+    """Lists the fields in which the spec differs from that of another job's checkpoint, with both values; none for one of this job. Pure.
+
+    Nothing is said of `checkpoint` and `suspend`, nor of a checkpoint from a release before it had the spec.
+    """
+    spec = saved.state.get("spec")
+    if spec is None or saved.directory.is_relative_to(job.root):
+        return []
+    return spec_differences(spec, job.spec.to_json(), ("checkpoint", "suspend"))
 
 
 def _opened_log(job: Job, ledger: Ledger, resumes: LogPosition | None) -> EventLog:

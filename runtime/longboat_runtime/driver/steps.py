@@ -19,6 +19,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import RoundPolicyName
 from longboat_runtime.checkpoint import exports
+from longboat_runtime.checkpoint.digests import knows_weights, with_weights
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
@@ -30,6 +31,7 @@ from longboat_runtime.driver.learning import GroupScores, learning, learning_pro
 from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
+from longboat_runtime.driver.resume import Loaded
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
@@ -51,7 +53,7 @@ from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord, SampleRecord, equal_scores
 from longboat_runtime.samples import UNSCORED, GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkRequest, TrainReport, TrainRequest
 
 log = structlog.get_logger()
 
@@ -113,12 +115,13 @@ class Steps:
         run_state: RunState,
         saved: Manifest | None,
         evaluated: Evaluated | None,
-        model: ModelInfo,
+        loaded: Loaded,
         *,
         streams: bool,
     ) -> None:
         """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation; `streams` if steps have chunks."""
-        self._model, self._extra = model, ExtraMetrics()
+        self._model, self._extra = loaded.model, ExtraMetrics()
+        self._digests = loaded.digests
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
         self._streams = streams
@@ -368,6 +371,8 @@ class Steps:
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
             publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
+        if not knows_weights(self._digests):
+            self._digests = with_weights(self._digests, publication.checksum, self._spec.model.dtype)
         await self._reshapes.settled()
         with self._stages.running(Stage.PUBLISH):
             report = await self._components.fleet.publish(publication)
@@ -440,6 +445,7 @@ class Steps:
             await self.wait_for_write()
             await self._components.trainer.snapshot()
             state = boundary.to_state(self._evaluated, self._components.fleet.calibrations, self._reshapes.snapshot)
+            state |= {"digests": self._digests, "spec": self._spec.to_json()}
             write = self._write(boundary.step, state, needed=needed)
             if needed:
                 await write

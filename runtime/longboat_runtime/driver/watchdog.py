@@ -42,7 +42,7 @@ class Inspectable(Protocol):
 class Watchdog:
     """Reports stages that have made no progress for `rounds.stageDeadlineSeconds`, with stacks, until none is stuck any more.
 
-    Also reports reward pools that have no pod left to grade, until one joins.
+    Also reports reward pools that have no pod left to grade, until one joins, and reward pods that may not grade.
     """
 
     def __init__(self, job: Job, components: Components, reporter: Reporter) -> None:
@@ -92,6 +92,13 @@ class Watchdog:
         reported = problems.get(Reason.NO_GRADERS)
         if text != (reported.message if reported else ""):
             problems.set(Reason.NO_GRADERS, field, text, bool(unserved))
+            self._reporter.publish()
+        text = self._components.rewards.disagreeing
+        if text:
+            text = f"Some reward pods loaded another reward than the first one, and grade nothing: {text}."
+        reported = problems.get(Reason.GRADERS_DISAGREE)
+        if text != (reported.message if reported else ""):
+            problems.set(Reason.GRADERS_DISAGREE, "spec.rewards", text, bool(text))
             self._reporter.publish()
 
     async def _stacks(self) -> dict[str, str]:

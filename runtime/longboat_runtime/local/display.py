@@ -59,6 +59,8 @@ class Display:
             self._print_once("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
         if training and training.attention not in (None, PACKED):
             self._print_once("attention", f"samples are {training.attention}")
+        for difference in (training.resumed.accepted or ()) if training and training.resumed else ():
+            self._print_once(difference, f"resumed all the same: {difference}")
         for tracker, place in (training.tracking.to_json() if training and training.tracking else {}).items():
             self._print_once(tracker, f"tracked in {place}")
         step = f"step {training.step} of {training.steps}: {training.stage or 'waiting'}" if training else "starting"

@@ -10,16 +10,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path, PurePath
 from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 
+from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.local.display import Display
@@ -33,11 +36,19 @@ _FAILED, _SUSPENDED, _STOPPED = 1, 3, 143
 
 
 def run_file(
-    file: Path, output: Path | None, config_maps: list[str], volumes: list[str], *, verbose: bool = False
+    file: Path,
+    output: Path | None,
+    config_maps: list[str],
+    volumes: list[str],
+    *,
+    fresh: bool = False,
+    resume: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Runs the job of `file`; returns the exit status: 0 done, 1 failed, 3 suspended by Ctrl-C, 143 ended by a signal.
 
-    However it ends, everything that it started has ended by then.
+    It resumes from the newest checkpoint if its inputs are still those of then; with `resume`, in any case. With `fresh` it starts over,
+    and what an earlier run has written is moved aside. However it ends, everything that it started has ended by then.
     """
     console = Console()
     try:
@@ -46,11 +57,23 @@ def run_file(
         mounted = dict(named_directory("--volume", word) for word in volumes)
         spec = on_this_machine(job.spec, mounted)
         _check_libraries()
+        if fresh and resume:
+            raise ValueError("--fresh starts over and --resume does not: give one of them")
     except (ApiError, ValueError) as error:
         console.print(f"[red]{file} can't be run[/red]\n{error}", highlight=False)
         return _FAILED
     name = job.metadata.name
     root = (output or Path("runs") / name).resolve()
+    if resume:
+        spec = spec.model_copy(
+            update={"checkpoint": spec.checkpoint.model_copy(update={"accept_changes": list(TrainingInput)})}
+        )
+    try:
+        if fresh and (aside := move_aside(root)):
+            console.print(f"What was in {root} is in {aside} now.", highlight=False)
+    except OSError as error:
+        console.print(f"[red]{root} can't be moved aside[/red]\n{error}", highlight=False)
+        return _FAILED
     started = Job(name, on_one_node(spec), root, _next_incarnation(root), name)
     try:
         return asyncio.run(_run(started, folders, console))
@@ -134,6 +157,7 @@ def _files_moved(rows: Rows, here: Callable[[str], str]) -> Rows:
 async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     import ray
 
+    from longboat_runtime.driver.changes import FIELD
     from longboat_runtime.driver.main import Ending, drive
     from longboat_runtime.local.ray import object_store, start_ray
 
@@ -152,6 +176,12 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
                 ray.shutdown()
     if problem is not None:
         console.print(_explained(problem), highlight=False)
+        if problem.reason == Reason.CHECKPOINT_MISMATCH:
+            resume = "with --resume to go on from the checkpoint with what is there now, or "
+            console.print(
+                f"Run it again {resume if problem.field == FIELD else ''}with --fresh to start over: what is in {job.root} is moved aside.",
+                highlight=False,
+            )
         return _FAILED
     display.summarise()
     console.print(f"picture      {draw(job.root)}\ntensorboard  tensorboard --logdir {job.root}", highlight=False)
@@ -219,6 +249,17 @@ def _check_libraries() -> None:
                 "libnuma.so.1 is missing, which vLLM needs on CPUs: `apt-get install libnuma1` (Debian, Ubuntu) or `dnf install "
                 "numactl-libs` (Fedora, RHEL) as root; without root, put the library into a directory of LD_LIBRARY_PATH"
             ) from None
+
+
+def move_aside(root: Path) -> Path | None:
+    """Renames the directory of an earlier run to the first free NAME.1, NAME.2 and so on; returns that, or None if there is no earlier run.
+
+    Raises OSError if it can't be renamed.
+    """
+    if not (root / "incarnations").is_dir():
+        return None
+    aside = next(path for number in count(1) if not (path := root.with_name(f"{root.name}.{number}")).exists())
+    return root.rename(aside)
 
 
 def _next_incarnation(root: Path) -> int:

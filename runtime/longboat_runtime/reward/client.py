@@ -36,6 +36,23 @@ def _group_fields(samples: Sequence[RewardSample]) -> dict[str, Any]:
     return {"row": row, "responses": responses}
 
 
+def disagreement(first: Mapping[str, Mapping[str, str]], others: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Names the rewards, with their files and distributions, that aren't made of the same in both; None if all are. Pure.
+
+    Both have what rewards are made of, by name (`Grader.sources`). A reward that only one of them has is no difference.
+    """
+    differing = {
+        reward: sorted(
+            name
+            for name in first[reward].keys() | others[reward].keys()
+            if first[reward].get(name) != others[reward].get(name)
+        )
+        for reward in sorted(first.keys() & others.keys())
+    }
+    texts = [f"another {', '.join(names)} of reward {reward}" for reward, names in differing.items() if names]
+    return "; ".join(texts) or None
+
+
 class GradersGone(ConnectionError):
     """The graders can't be reached, or went away before they answered; `begun`: while they graded what they were asked to."""
 
@@ -67,6 +84,9 @@ class GraderClient:
         self._isolation: dict[str, IsolationInForce] = {}
         # Rewards, by name, whose functions take the token ids of responses.
         self.token_ids: set[str] = set()
+        # What rewards are made of, by name, as they were loaded first; and which of them is another now, in words.
+        self.sources: dict[str, Mapping[str, str]] = {}
+        self.changed = ""
         self._gone: asyncio.Event = asyncio.Event()
 
     @property
@@ -88,6 +108,7 @@ class GraderClient:
             self._isolation.pop(reward.name, None)
         if per_grade is not None and reward.isolation is RewardIsolation.AUTO:
             self._isolation[reward.name] = IsolationInForce(RewardIsolation.PER_GRADE, per_grade)
+        self.sources.pop(reward.name, None)
         problem = await self._load(reward, field)
         if problem is None:
             self._loaded[reward.name] = (reward, field)
@@ -175,6 +196,9 @@ class GraderClient:
             self._channel = await self._open()
             for reward, field in self._loaded.values():
                 problem = await self._load(reward, field)
+                if self.changed:
+                    self._channel.close()
+                    raise GradersGone(self.changed)
                 if problem is not None:
                     self._channel.close()
                     raise GradersGone(f"graders have restarted and no longer load {reward.name!r}: {problem}")
@@ -206,6 +230,10 @@ class GraderClient:
         if answer["problem"] is not None:
             return SpecProblem(*answer["problem"])
         self._learn(answer)
+        if (sources := answer.get("sources")) is not None:  # graders of an earlier release don't tell
+            loaded = {reward.name: sources}
+            self.changed = self.changed or disagreement(self.sources, loaded) or ""
+            self.sources = loaded | self.sources
         (self.token_ids.add if answer["token_ids"] else self.token_ids.discard)(reward.name)
         self._isolation[reward.name] = IsolationInForce(RewardIsolation(answer["isolation"]), answer["reason"])
         return None

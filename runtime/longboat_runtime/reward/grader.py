@@ -29,6 +29,14 @@ class Grader(Protocol):
     def token_ids(self) -> Collection[str]:
         """Names of the loaded rewards whose functions take the token ids of responses."""
 
+    @property
+    def sources(self) -> Mapping[str, Mapping[str, str]]:
+        """Digests and versions that each loaded reward is made of, by its name and by file and distribution; see `longboat_graders.sources`."""
+
+    @property
+    def changed(self) -> str:
+        """Says which reward is no longer what was loaded first, after which this grader grades nothing; empty if none."""
+
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
         """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone.
 

@@ -21,6 +21,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce
 from longboat_graders.result import RewardSample
 from longboat_runtime.reward.attempts import Attempts, settled
+from longboat_runtime.reward.client import disagreement
 from longboat_runtime.reward.combine import own_seconds
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.queue import GradeQueue, Group
@@ -106,6 +107,9 @@ class RewardPool:
         self._joining: dict[str, asyncio.Task[None]] = {}
         # Node -> loop time before which it isn't tried again.
         self._retry_at: dict[str, float] = {}
+        # What the rewards are made of, by name, where one was loaded first; and where they are made of something else, in words.
+        self.sources: Mapping[str, Mapping[str, str]] = {}
+        self._disagreeing: dict[str, str] = {}
 
     @property
     def serving(self) -> bool:
@@ -126,6 +130,12 @@ class RewardPool:
             graded=self._graded,
             cpu_seconds=self._cpu_seconds,
         )
+
+    @property
+    def disagreeing(self) -> str:
+        """Says how many pods don't grade because they loaded other files or versions of a reward than the first one; empty if none."""
+        pods = [text for node, text in self._disagreeing.items() if node in self._retry_at or node in self._joining]
+        return f"{len(pods)} of pool {self.name} ({pods[0]})" if pods else ""
 
     async def ready(self) -> None:
         """Waits for the first worker that has loaded all functions. Raises SpecProblem if one can't be found or imported."""
@@ -308,6 +318,10 @@ class RewardPool:
                 for answer in received.answers:
                     self._take(worker, answer)
                 worker.listening = False
+                if received.changed:
+                    self._lose(worker, ConnectionError(received.changed))
+                    ray.kill(worker.actor)
+                    return
                 if not worker.requests:
                     worker.asked_something.clear()
                     worker.hurry.clear()
@@ -381,12 +395,16 @@ class RewardPool:
         )
         try:
             problem = await actor.load.remote(self._rewards, self._isolation)
-            capacity = await actor.capacity.remote()
+            capacity, sources = await actor.capacity.remote(), await actor.sources.remote()
         except RayActorError as error:
             log.warning("a reward worker didn't start", pool=self.name, node=node, error=str(error))
             return
         async with self._changed:
+            self._disagreeing.pop(node, None)
+            if problem is None and (problem := disagreement(self.sources, sources)):
+                self._disagreeing[node] = problem
             if problem is None:
+                self.sources = self.sources or sources
                 worker = self._workers[node] = _Worker(node, slots, actor=actor)
                 self._follow_capacity(worker, capacity)
                 worker.exchange = asyncio.create_task(self._exchange(worker))

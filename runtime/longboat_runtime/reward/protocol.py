@@ -36,6 +36,17 @@ class RewardScheduler(Protocol):
         """The isolation in force between the grades of each reward that a worker has told of, by its name."""
 
     @property
+    def sources(self) -> Mapping[str, Mapping[str, str]]:
+        """Digests of what each reward is made of, by its name and that of the file or distribution, once pools have loaded them.
+
+        Without those of rewards whose graders don't tell.
+        """
+
+    @property
+    def disagreeing(self) -> str:
+        """Says which pods loaded a reward that is made of something else, so that they don't grade; empty if none."""
+
+    @property
     def loads(self) -> Mapping[str, PoolLoad]:
         """The current load of each pool, by its name."""
 

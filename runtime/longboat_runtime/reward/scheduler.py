@@ -58,6 +58,14 @@ class RayRewardScheduler:
         return tuple(name for name, pool in self._pools.items() if not pool.serving)
 
     @property
+    def sources(self) -> dict[str, Mapping[str, str]]:
+        return {name: sources for pool in self._pools.values() for name, sources in pool.sources.items()}
+
+    @property
+    def disagreeing(self) -> str:
+        return ", ".join(text for pool in self._pools.values() if (text := pool.disagreeing))
+
+    @property
     def loads(self) -> dict[str, PoolLoad]:
         return {name: pool.load for name, pool in self._pools.items()}
 

@@ -62,12 +62,14 @@ class GradeAnswer:
 class GradeAnswers:
     """Holds what a call brings back; `isolation` says how the grades of each reward are kept apart, by name, if that has changed.
 
-    `capacity` is the graders', as they last told it.
+    `capacity` is the graders', as they last told it. `changed` says which reward is no longer what was loaded first, if one isn't: nothing
+    is graded there any more.
     """
 
     answers: list[GradeAnswer]
     isolation: dict[str, IsolationInForce] | None = None
     capacity: GradersCapacity | None = None
+    changed: str = ""
 
 
 class RewardWorker:
@@ -115,6 +117,10 @@ class RewardWorker:
     async def capacity(self) -> GradersCapacity | None:
         """Returns the graders' capacity, as they last told it; None before a reward is loaded."""
         return self._graders.capacity
+
+    async def sources(self) -> dict[str, Mapping[str, str]]:
+        """Returns what the loaded rewards are made of; see `Grader.sources`."""
+        return dict(self._graders.sources)
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
         """Begins these grades, but none that was cancelled before; `answers` returns their outcomes."""
@@ -166,11 +172,11 @@ class RewardWorker:
                 await asyncio.wait_for(self._idle.wait(), GATHER_SECONDS)
         answers, self._answers = self._answers, []
         self._answered.clear()
-        isolation = dict(self._graders.isolation)
+        isolation, graders = dict(self._graders.isolation), self._graders
         if isolation == self._isolation:
-            return GradeAnswers(answers, capacity=self._graders.capacity)
+            return GradeAnswers(answers, capacity=graders.capacity, changed=graders.changed)
         self._isolation = isolation
-        return GradeAnswers(answers, isolation, self._graders.capacity)
+        return GradeAnswers(answers, isolation, graders.capacity, graders.changed)
 
     async def grade(self, request: GradeRequest, responses: Sequence[Response]) -> dict[str, FunctionOutcome]:
         """Grades the responses of a request by its functions; returns outcomes by function name."""

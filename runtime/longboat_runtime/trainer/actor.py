@@ -83,6 +83,17 @@ class TrainerActor:
             pass
         return None
 
+    def checksum(self) -> str | None:
+        """Gathers the weights with all ranks; rank 0 returns their checksum, the others None."""
+        from longboat_runtime.weights.publish import summed
+
+        weights = self._trainer.weights()
+        if self._rank == 0:
+            return summed(weights)
+        for _ in weights:
+            pass
+        return None
+
     def snapshot(self) -> None:
         """Copies the state into host memory, for `write`. Not while that is under way: there is only one copy."""
         self._snapshot = self._trainer.snapshot()

@@ -83,6 +83,11 @@ class RayTrainerGroup:
         self._publisher = self._actors[0]
         return publications[0]
 
+    async def checksum(self) -> str:
+        """See protocol.TrainerGroup."""
+        checksums: list[str] = await self._call("checksum")
+        return checksums[0]
+
     async def holds_publication(self) -> bool:
         """See protocol.TrainerGroup. Its data lives as long as the process of the rank that put it into Ray's object store."""
         if self._publisher is None or not self._actors or self._publisher is not self._actors[0]:

@@ -118,6 +118,9 @@ class TrainerGroup(Protocol):
 
     async def publish(self, version: int) -> WeightPublication: ...
 
+    async def checksum(self) -> str:
+        """Computes the checksum that a publication of the weights would have. Reads no files, and keeps nothing."""
+
     async def holds_publication(self) -> bool:
         """Returns whether the last publication can still be fetched. Answers while a step is computed."""
 

@@ -23,6 +23,14 @@ def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = 
     return Packed(contents, checksum.hexdigest())
 
 
+def summed(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES) -> str:
+    """Computes the checksum that a publication of these full tensors has; holds one bucket at a time."""
+    checksum = WeightChecksum()
+    for _ in _summed(buckets(named_tensors, bucket_bytes), checksum):
+        pass
+    return checksum.hexdigest()
+
+
 def publish(
     named_tensors: Iterable[tuple[str, torch.Tensor]],
     version: int,
