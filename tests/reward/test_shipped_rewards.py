@@ -125,8 +125,7 @@ VERL = [
 
 @pytest.mark.parametrize(("source", "truth"), VERL, ids=str)
 def test_rewards_of_verl(source: str, truth: Any) -> None:
-    pytest.importorskip("verl.utils.reward_score")
-    from verl.utils.reward_score import default_compute_score
+    default_compute_score = pytest.importorskip("verl.utils.reward_score").default_compute_score
 
     score = load("Verl", "verl.utils.reward_score:default_compute_score")
     expected, scores = [], []

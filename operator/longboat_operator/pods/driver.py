@@ -56,8 +56,8 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
     kernel lets it read neither the driver's environment nor, through /proc, its files, of which one is the API token.
     """
     sessions, tracking = parts.mount("ray", RAY_SESSIONS), tracker_secrets(spec.tracking)
-    sections = [spec.dataset, *([spec.dataset.evaluation] if spec.dataset.evaluation else [])]
-    templates = [section.chat_template for section in sections]
+    dataset = spec.dataset
+    templates = [dataset.chat_template, dataset.evaluation.chat_template if dataset.evaluation else None]
     named = dict.fromkeys(template.config_map.name for template in templates if template and template.config_map)
     # Pods of jobs with one ConfigMap have had this name from the start.
     files = {name: f"dataset-files-{number}" if number else "dataset-files" for number, name in enumerate(named)}

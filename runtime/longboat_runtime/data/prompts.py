@@ -71,8 +71,8 @@ class Prompts:
             "trainer.maxTokensPerBin" if bin_tokens < context else "model.maxLength",
         )
         self._template = _compile(dataset.prompt_template, self.field("promptTemplate"))
-        own = dataset.chat_template
-        self._chat = Chat(tokenizer, own.text if own is not None else None, started)
+        chat = dataset.chat_template
+        self._chat = Chat(tokenizer, chat.text if chat is not None else None, started)
         try:
             self._arguments = arguments(dataset.chat_template_arguments)
         except ValueError as error:

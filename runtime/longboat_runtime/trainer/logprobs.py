@@ -46,7 +46,7 @@ class ChosenLogprobs(torch.autograd.Function):
         logits, *of_rows = ctx.saved_tensors
         of_rows += gradients if ctx.entropies else gradients[:1]
         result = torch.empty_like(logits)
-        function = _gradient_with_entropy if ctx.entropies else _gradient
+        function: Callable[..., Tensor] = _gradient_with_entropy if ctx.entropies else _gradient
         gradient = _compiled(function) if ctx.compiled else function
         for start in range(0, len(logits), ctx.rows):
             part = slice(start, start + ctx.rows)

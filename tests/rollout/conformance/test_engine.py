@@ -162,6 +162,16 @@ def test_a_stop_token_ends_a_response(engine: HostedEngine, reference: Reference
         assert sample.text == whole.text[: whole.text.index(last) + include]
 
 
+@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"min_p": 1.0}])
+def test_top_k_and_min_p_leave_out_all_but_the_likeliest_tokens(
+    engine: HostedEngine, reference: ReferenceModel, sampling: dict[str, float]
+) -> None:
+    """Taken to the extreme they leave one token: that of temperature 0."""
+    greedy, drawn = (request(0, 9, temperature=0.0), request(0, 9, attempt=1, **sampling))
+    samples = run(engine, [greedy, drawn])
+    assert samples[drawn.id].token_ids.tolist() == samples[greedy.id].token_ids.tolist()
+
+
 def test_a_loop_is_ended_and_named(engine: HostedEngine, reference: ReferenceModel) -> None:
     """Hardly any temperature: a small model soon repeats itself."""
     whole = run(engine, [request(0, tokens=LONG, temperature=0.01)]).popitem()[1].token_ids.tolist()
