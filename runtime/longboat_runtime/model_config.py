@@ -96,7 +96,7 @@ def model_problem(content: Mapping[str, Any], engines: Architectures | None) -> 
     if other_inputs or (engines and not text.intersection(names) and engines.multimodal.intersection(names)):
         what = ", ".join(names) or content.get("model_type")
         why = f"config.json has {other_inputs[0]}" if other_inputs else "vLLM gives it images or audio"
-        return f"is a vision-language or other multimodal model ({what}: {why}), and only language models are trained; use one for text alone"
+        return f"is a vision-language or other multimodal model ({what}: {why}); only language models are trained: use one for text alone"
     if engines is None or not names or text.intersection(names):
         return None
     if engines.others.intersection(names):

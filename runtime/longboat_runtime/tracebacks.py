@@ -143,8 +143,8 @@ def sentence(error: RaisedError) -> str:
     """Returns what an error says, in one line of at most `MOST_CHARACTERS`, without links and hints.
 
     Rule: of an error of pydantic, the message for each field; of another, the first line, with those after it as long as they end with a
-    colon. Sentences that hold a link are left out, and advice after the first sentence. A message that is a word says nothing without the error's type, and an empty one
-    nothing without the line of source.
+    colon. Sentences that hold a link are left out, and advice after the first sentence. A message that is a word says nothing without
+    the error's type, and an empty one nothing without the line of source.
     """
     return message_sentence(error.message, error.name, error.frames[-1] if error.frames else None)
 

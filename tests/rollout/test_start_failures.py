@@ -48,7 +48,7 @@ WORKERS_RELAY = (f"{SITE}/vllm/v1/executor/multiproc_executor.py", "wait_for_rea
     [
         (error("ValueError", TOO_LONG, (CACHE, "_check_enough_kv_cache_memory", "raise ValueError(")), "KVCacheTooSmall"),
         (error("RuntimeError", "Cannot find any model weights with `/m`", (LOADER, "load", "raise RuntimeError(")), "ModelInvalid"),
-        (error("AssertionError", "", (LOADER, "load", "load_weights()"), (f"{SITE}/vllm/linear.py", "load", "assert a == b")), "ModelInvalid"),
+        (error("AssertionError", "", (LOADER, "load", "load()"), (f"{SITE}/vllm/linear.py", "load", "assert a == b")), "ModelInvalid"),
         (error("safetensors_rust.SafetensorError", "incomplete metadata", (LOADER, "load", "safe_open(f)")), "ModelInvalid"),
         (
             error(
