@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -171,13 +170,16 @@ def _others(victim: int) -> list[int]:
 
 def _end_others(victim: int) -> None:
     """Kills and reaps until none is left: one that is just being forked isn't in the list before."""
-    while others := _others(victim):
-        for pid in others:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.01)
+    eventually(lambda: not _killed(_others(victim)))
+
+
+def _killed(pids: list[int]) -> list[int]:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return pids
 
 
 if __name__ == "__main__":
