@@ -41,6 +41,7 @@ def reward(sample):
     return float(verify(parse(sample.ground_truth), parse(sample.text)))
 """
 CHAT = {"prompt": [{"role": "user", "content": "say 1"}]}
+TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}<assistant>"
 THINKS = {"name": "thinks", "function": "trl.rewards:think_format_reward", "signature": "TRL", "timeoutSeconds": 600}
 
 
@@ -85,20 +86,24 @@ def test_programs_run_there(new_job: Callable[[str], Job], runtime: str) -> None
 def test_a_module_that_is_missing_is_refused_at_the_start_and_works_from_an_image_that_has_it(
     new_job: Callable[[str], Job], runtime: str
 ) -> None:
-    chat: dict[str, Any] = {
-        "dataset": {"files": {"paths": ["/data/chat.jsonl"]}},
-        "rounds": ONE_STEP,
-        "rewards": [THINKS],
-    }
+    rows: dict[str, Any] = {"files": {"paths": ["/data/chat.jsonl"]}}
+    chat = {"rounds": ONE_STEP, "rewards": [THINKS]}
     refused, works = new_job("without-trl"), new_job("with-trl")
-    refused.apply(small_job.spec(runtime, **chat))
+    refused.apply(small_job.spec(runtime, dataset=rows, **chat))
     refused.wait_for_failure()
     problem = refused.status()["problem"]
     assert (problem["reason"], problem["field"]) == ("RewardFunctionNotFound", "spec.rewards[0].function")
     assert "no module 'trl'" in problem["message"]
     assert "`gradersImage` of the runtime template" in problem["message"]
-    works.apply(small_job.spec(**chat))
+    # The only job of these tests with a chat template in a ConfigMap.
+    template = {"name": "chat-template", "key": "chat.jinja"}
+    metadata = {"name": template["name"], "namespace": works.namespace}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {template["key"]: TEMPLATE}}
+    volumes.apply(works.cluster, [config_map])
+    works.apply(small_job.spec(**chat, dataset={**rows, "chatTemplate": {"configMap": template}}))
     assert grades(works) == {"scored"}
+    exported = volumes.folder(works.cluster, works.namespace, f"{works.name}-checkpoint") / "export"
+    assert (exported / "chat_template.jinja").read_text() == TEMPLATE
 
 
 def grades(job: Job) -> set[str]:
