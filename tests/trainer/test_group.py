@@ -98,6 +98,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     await group.restore(tmp_path / "trainer")
     again = await group.publish(1)
     assert again.checksum == publication.checksum
+    assert await group.checksum() == publication.checksum
     assert again.probe_logprobs == publication.probe_logprobs
 
     await group.export(tmp_path / "export", tmp_path / ".export.1.partial")
