@@ -113,8 +113,8 @@ class AlgorithmSpec(ApiModel):
         default=0.0,
         ge=0.0,
         le=10.0,
-        description="Weight of the bonus for the entropy, in nats, of each token's distribution, which is subtracted from the loss; 0 leaves "
-        "it out.",
+        description="Weight of the entropy bonus: this times the entropy, in nats, of each token's distribution is subtracted from the "
+        "loss. 0 leaves it out.",
     )
     clip_against: ClipAgainst | None = Field(
         default=None,
@@ -147,7 +147,8 @@ class AlgorithmSpec(ApiModel):
     )
     drop_zero_variance: bool | None = Field(
         default=None,
-        description="Drop groups whose rewards are all equal (DAPO's dynamic sampling). Default: the preset's.",
+        description="Drop groups whose task scores are all equal (DAPO's dynamic sampling; see role of a reward). Default: the "
+        "preset's.",
     )
     mask_truncated: bool | None = Field(
         default=None,

@@ -119,7 +119,7 @@ class CheckpointSpec(ApiModel):
         default=None,
         ge=1,
         le=10_000_000,
-        description="Write a Hugging Face directory (`exports/step-00000010/`) every so many steps, but for the last step if `export` writes "
+        description="Write a Hugging Face directory (`exports/step-00000010/`) every this many steps, but not after the last one if `export` writes "
         "one. The trainer waits for it. Default: none.",
     )
     keep_exports: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(

@@ -168,7 +168,7 @@ COHERENCE = (
     ),
     Rule(
         if_present("checkpoint.exportEverySteps", lambda every_steps: less_than(every_steps, field("rounds.steps"))),
-        "exports nothing before the last step, after which `export` does: lower it below rounds.steps, or leave it out",
+        "exports nothing before the last step: lower it below rounds.steps, or leave it out; `export` exports the last step",
         "checkpoint.exportEverySteps",
     ),
     Rule(

@@ -221,8 +221,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.CHECKPOINT_MISMATCH: _configuration(
         "The checkpoint was made with another model, tokenizer, chat template, dataset or reward; the message names each difference. "
         "The job trains nothing and waits. It fails if the checkpoint can't be resumed from at all, such as with another groupSize.",
-        "Add what the message names to checkpoint.acceptChanges, which may be edited at any time; or restore it, then suspend and "
-        "resume the job. If the job has failed, create one that fits the checkpoint, or starts without it.",
+        "Restore the input, then suspend and resume the job; or add the input (Model, Tokenizer, Data, Rewards) to "
+        "checkpoint.acceptChanges, which may be edited at any time. Another number of rows can't be accepted. If the job has failed, create one that fits the checkpoint, or starts without it.",
         _RUNNING,
         _DEGRADED,
         _FAILED,

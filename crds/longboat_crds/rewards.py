@@ -151,17 +151,33 @@ class CanarySpec(ApiModel):
     can't tell them apart, gives an empty response as much as the right one, or gives one response two scores.
     """
 
-    right: str = Field(
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            either(
+                both(present("right"), present("wrong")), both(negation(present("right")), negation(present("wrong")))
+            ),
+            "a canary needs a right and a wrong response: give both templates, or leave both out",
+            "wrong",
+            FieldError.REQUIRED,
+        ),
+    )
+
+    right: str | None = Field(
+        default=None,
         min_length=1,
         max_length=8192,
         description="Template of a right response, such as the column with the answer in the tags that the reward looks for.",
     )
-    wrong: str = Field(
+    wrong: str | None = Field(
+        default=None,
         min_length=1,
         max_length=8192,
-        description="Template of a wrong response in the same form, best one that a careless check takes for right: a digit more, say.",
+        description="Template of a wrong response in the same form, preferably one that a careless check would "
+        "accept, such as the answer with one more digit.",
     )
-    every_steps: int = Field(default=CANARY_STEPS, ge=1, le=10_000_000, description="Steps from one check to the next.")
+    every_steps: int = Field(
+        default=CANARY_STEPS, ge=0, le=10_000_000, description="Steps from one check to the next; 0 checks nothing."
+    )
 
 
 class RewardSpec(ApiModel):
@@ -260,6 +276,19 @@ class RewardSpec(ApiModel):
             "a reward with role Shaping doesn't tell right from wrong: leave canary out, or set role to Task",
             "canary",
             FieldError.FORBIDDEN,
+        ),
+        Rule(
+            if_present(
+                "canary",
+                lambda _: either(
+                    negation(_FUNCTION),
+                    present("canary.right"),
+                    equals(field("canary.everySteps"), constant(0)),
+                ),
+            ),
+            "only ReasoningGym and Sandbox have canaries of their own: give right and wrong, or leave canary out",
+            "canary.right",
+            FieldError.REQUIRED,
         ),
         Rule(
             negation(

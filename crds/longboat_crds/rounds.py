@@ -124,7 +124,8 @@ class RoundsSpec(ApiModel):
         default=10,
         ge=1,
         le=1_000_000,
-        description="A step is idle if no sample in its loss has an advantage, such as when all rewards of every group are equal. The job "
+        description="A step is idle if no sample in its loss has an advantage, such as when all rewards of every group are equal, unless all "
+        "responses are right. The job "
         "fails, after a checkpoint and its export, after this many idle steps in a row if no step of it ever learned.",
     )
     stage_deadline_seconds: Annotated[Seconds, Changeable.WHILE_SUSPENDED] = Field(

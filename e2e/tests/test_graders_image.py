@@ -87,7 +87,7 @@ def test_a_module_that_is_missing_is_refused_at_the_start_and_works_from_an_imag
     new_job: Callable[[str], Job], runtime: str
 ) -> None:
     rows: dict[str, Any] = {"files": {"paths": ["/data/chat.jsonl"]}}
-    chat = {"rounds": ONE_STEP, "rewards": [THINKS]}
+    chat: dict[str, Any] = {"rounds": ONE_STEP, "rewards": [THINKS]}
     refused, works = new_job("without-trl"), new_job("with-trl")
     refused.apply(small_job.spec(runtime, dataset=rows, **chat))
     refused.wait_for_failure()

@@ -24,6 +24,8 @@ _LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 FIELD = "spec.model.path"
+# The files of weights: either all are in one, or the other names the file of each.
+SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Parts of config.json that only models of more than text have.
 _OTHER_INPUTS = ("vision_config", "audio_config")
 # vLLM's module that lists its architectures, its tables of those that generate text, and the words of classes that take more than text.
@@ -218,10 +220,9 @@ def weight_files(directory: Path) -> list[str]:
 
     Raises OSError, ValueError, KeyError, TypeError or AttributeError if the index of several can't be read.
     """
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return ["model.safetensors"]
-    return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    if (directory / SINGLE_FILE).is_file() or not (directory / INDEX).exists():
+        return [SINGLE_FILE]
+    return sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
 
 
 def weights_header(file: Path) -> bytes:

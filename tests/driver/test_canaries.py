@@ -71,7 +71,7 @@ async def test_no_round_waits_for_them(tmp_path: Path, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "seen"), [("3", "a wrong response got as much"), ("{{ answer }}", "'wrong' fails for")]
+    ("wrong", "seen"), [("3", "a wrong response got at least as much"), ("{{ answer }}", "'wrong' fails for")]
 )
 async def test_a_reward_that_can_not_be_trusted_is_reported(
     tmp_path: Path, tokenizer: Any, wrong: str, seen: str

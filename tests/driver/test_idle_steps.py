@@ -150,10 +150,9 @@ def test_a_step_is_idle_if_no_advantage_is_left(groups: list[list[float]], name:
 
 def test_what_was_seen_is_said() -> None:
     def seen(groups: list[GroupScores], dropped: dict[DropReason, int] | None = None) -> str:
-        problem = learning_problem(7, Learning.IDLE, groups, dropped or {}, 10)
+        problem = learning_problem(7, Learning.IDLE, groups, dropped or {})
         assert problem is not None
         assert (problem.reason, problem.fatal) == ("NoLearningSignal", False)
-        assert "after 10 such steps in a row (rounds.maxIdleSteps)" in problem.message
         return problem.message
 
     assert "all 2 groups of step 7 had equal rewards: from 0 to 0.5" in seen(
@@ -162,4 +161,4 @@ def test_what_was_seen_is_said() -> None:
     assert "maskTruncated leaves these out" in seen([GroupScores([0.0, 1.0], False)])
     assert "dropped: 3 for grader_error" in seen([], {DropReason.GRADER_ERROR: 3, DropReason.NOT_FINITE: 0})
     assert "the round had none" in seen([])
-    assert learning_problem(7, Learning.LEARNS, [], {}, 10) is None
+    assert learning_problem(7, Learning.LEARNS, [], {}) is None

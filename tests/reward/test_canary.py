@@ -170,10 +170,10 @@ def test_rows_without_all_scores_tell_nothing(scores: list[float | None]) -> Non
 def test_what_is_suspect_is_said_with_row_and_scores() -> None:
     assert suspicion([CanaryScores(3, 1.0, 0.5, 0.0, 0.0)]) == "one response to row 3 got 1 and then 0.5"
     assert suspicion([CanaryScores(3, 1.0, 1.0, 1.0, 0.0)]) == (
-        "in 1 of 1 rows a wrong response got as much as a right one (row 3: 1 and 1)"
+        "in 1 of 1 rows a wrong response got at least as much as a right one (row 3: 1 and 1)"
     )
     assert suspicion([CanaryScores(3, 1.0, 1.0, 0.0, 2.0)]) == (
-        "in 1 of 1 rows an empty response got as much as a right one (row 3: 2 and 1)"
+        "in 1 of 1 rows an empty response got at least as much as a right one (row 3: 2 and 1)"
     )
 
 
@@ -182,7 +182,8 @@ def test_kinds_have_their_own_canaries() -> None:
     programs = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec(solution="solution.python"))
     without = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec())
     shaping = RewardSpec(name="short", function="m:f", role=RewardRole.SHAPING)
-    gym_canary, program_canary = canaries([gym, programs, without, shaping])
+    never = gym.model_copy(update={"canary": CanarySpec(every_steps=0)})
+    gym_canary, program_canary = canaries([gym, programs, without, shaping, never])
     row = Row(PromptId(0, 0), "", (1,), columns={"answer": "42", "solution": {"python": "print(1)"}})
     assert gym_canary.texts(row) == ("<answer>42</answer>", "<answer>-</answer>")
     assert program_canary.texts(row) == ("```\nprint(1)\n```", "```\nraise SystemExit(1)\n```")
@@ -201,6 +202,10 @@ def test_templates_that_make_no_sense_are_refused() -> None:
         canaries([spec(canary={"right": "{{ answer", "wrong": "x"})])
     with pytest.raises(ValueError, match="leave canary out, or set role to Task"):
         spec(role=RewardRole.SHAPING)
+    with pytest.raises(ValueError, match="give both templates, or leave both out"):
+        spec(canary={"right": "x"})
+    with pytest.raises(ValueError, match="only ReasoningGym and Sandbox have canaries of their own"):
+        spec(canary={})
     (canary,) = canaries([spec(canary={"right": "{{ anser }}", "wrong": "x"})])
     with pytest.raises(ValueError, match=r"'right' fails for row 0: 'anser' is undefined; the row has .*answer"):
         canary.texts(Row(PromptId(0, 0), "", (1,), columns={"answer": "1"}))

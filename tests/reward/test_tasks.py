@@ -55,6 +55,15 @@ def test_two_tasks_of_the_same_rows_are_refused(domains: list[str]) -> None:
         TaskRewards(rewards)
 
 
+def test_what_tells_nothing_declares_nothing() -> None:
+    with pytest.raises(SpecProblem, match=r"rewards\[1\].solvedAt.*Another reward has role Task"):
+        TaskRewards([function("a", role=TASK), function("b", solvedAt=1.0)])
+    with pytest.raises(SpecProblem, match=r"rewards\[1\].canary.*Another reward has role Task"):
+        TaskRewards([function("a", role=TASK), function("b", canary={"right": "1", "wrong": "2"})])
+    with pytest.raises(SpecProblem, match=r"rewards\[1\].solvedAt.*weighted sum tells"):
+        TaskRewards([function("a"), function("b", solvedAt=1.0)])
+
+
 def test_a_shaping_reward_has_no_score_of_a_solved_row() -> None:
     with pytest.raises(ValueError, match="leave solvedAt out, or set role to Task"):
         function("a", role=SHAPING, solvedAt=1.0)

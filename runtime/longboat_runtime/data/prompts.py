@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-from jinja2.sandbox import SandboxedEnvironment
 from pydantic.alias_generators import to_camel
 
 from longboat_crds.dataset import Columns, DatasetSpec, EvaluationSpec
@@ -19,6 +17,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.data.chat import Chat
 from longboat_runtime.data.messages import Message, arguments, holds_messages, normalised, tools
 from longboat_runtime.model_config import language_model, longest_sequence, read_model
+from longboat_runtime.templates import TEMPLATE_ERRORS, compiled
 from longboat_runtime.tracebacks import cause_in
 
 if TYPE_CHECKING:
@@ -70,7 +69,8 @@ class Prompts:
             context,
             "trainer.maxTokensPerBin" if bin_tokens < context else "model.maxLength",
         )
-        self._template = _compile(dataset.prompt_template, self.field("promptTemplate"))
+        template, reason = dataset.prompt_template, Reason.PROMPT_TEMPLATE_INVALID
+        self._template = None if template is None else compiled(template, self.field("promptTemplate"), reason)
         chat = dataset.chat_template
         self._chat = Chat(tokenizer, chat.text if chat is not None else None, started)
         try:
@@ -114,7 +114,7 @@ class Prompts:
         if self._template is not None:
             try:
                 value: Any = self._template.render(record)
-            except _TEMPLATE_ERRORS as error:
+            except TEMPLATE_ERRORS as error:
                 raise SpecProblem(
                     Reason.PROMPT_TEMPLATE_INVALID,
                     self.field("promptTemplate"),
@@ -180,7 +180,7 @@ class Prompts:
         )
         try:
             return self._chat.text(messages, schemas, {**self._arguments, **(own or {})}), messages
-        except _TEMPLATE_ERRORS as error:
+        except TEMPLATE_ERRORS as error:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
                 self.field("chatTemplate" if self._dataset.chat_template else "columns.prompt"),
@@ -244,9 +244,6 @@ class Prompts:
 # Fields of the dataset that its evaluation may have too, and one of sampling.
 _OF_EVALUATION = ("columns", "prompt_template", "chat_template", "max_tokens")
 
-# Errors that a template's own expressions may raise.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
 # An upper bound on the tokens that tokenizers add around a text (bos, eos).
 _SPECIAL_TOKENS = 8
 
@@ -270,16 +267,6 @@ def column(record: Mapping[str, Any], path: str | None, field: str, place: str) 
             )
         value = value[part]
     return value
-
-
-def _compile(template: str | None, field: str) -> jinja2.Template | None:
-    if template is None:
-        return None
-    environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise SpecProblem(Reason.PROMPT_TEMPLATE_INVALID, field, f"Line {error.lineno}: {error.message}.") from error
 
 
 def context_length(model: ModelSpec) -> int:

@@ -28,7 +28,7 @@ class Batch:
     rewards: Sequence[float | None]
     advantages: Sequence[float]
 
-    def in_loss(self, *, mask_truncated: bool) -> list[float]:
+    def advantages_in_loss(self, *, mask_truncated: bool) -> list[float]:
         """Lists the advantages of the samples in the loss: with `mask_truncated`, not of those that were cut off."""
         return [
             advantage

@@ -39,7 +39,9 @@ class Canaries:
     ) -> None:
         self._job, self._components, self._problems, self._spawn = job, components, problems, spawn
         self._canaries = canaries(job.spec.rewards)
-        self._due = {canary.reward.name for canary in self._canaries}
+        # Rewards whose canaries are to be checked with the round that runs.
+        self.due: set[str] = set()
+        self.committed(0)
         self._suspect: dict[str, tuple[str, str]] = {}
 
     def log(self) -> None:
@@ -50,17 +52,16 @@ class Canaries:
 
     def committed(self, step: int) -> None:
         """Takes notice of a committed step: with the next round the canaries are checked whose time has come."""
-        self._due |= {canary.reward.name for canary in self._canaries if step % canary.every_steps == 0}
+        if self._components.tokenizer is not None:
+            self.due |= {canary.reward.name for canary in self._canaries if step % canary.every_steps == 0}
 
     def launched(self, step: int, prompts: Iterable[PromptId]) -> None:
         """Starts to check the canaries that are due, on rows of these prompts, which have been launched. `step` is the last one."""
-        if not self._due or self._components.tokenizer is None:
-            return
         launched = sorted(prompts)[:MOST_LOOKED_AT]
         for number, canary in enumerate(self._canaries):
-            if canary.reward.name in self._due:
+            if canary.reward.name in self.due:
                 self._spawn(self._check(canary, number, step, launched))
-        self._due.clear()
+        self.due.clear()
 
     async def _check(self, canary: Canary, number: int, step: int, prompts: Iterable[PromptId]) -> None:
         """Grades the canaries of up to ROWS rows, and reports or clears what is suspect of the reward."""

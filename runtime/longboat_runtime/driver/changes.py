@@ -69,7 +69,7 @@ def message(waiting: Sequence[Difference], saved: Manifest) -> str:
     named = [f"{name}: {', '.join(_shortened(own))}." for name, own in texts.items()]
     fixed = [difference.text for difference in waiting if not difference.acceptable]
     if fixed:
-        named.append(f"That the {' and the '.join(fixed)} can't be accepted.")
+        named.append(f"This can't be accepted: {'; '.join(fixed)}.")
     return f"The checkpoint of step {saved.step} was made with other inputs. {' '.join(named)}"
 
 

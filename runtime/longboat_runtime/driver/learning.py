@@ -31,7 +31,7 @@ def learning(advantages: Iterable[float], groups: Sequence[GroupScores]) -> Lear
 
 
 def learning_problem(
-    step: int, outcome: Learning, groups: Sequence[GroupScores], dropped: Mapping[DropReason, int], max_idle_steps: int
+    step: int, outcome: Learning, groups: Sequence[GroupScores], dropped: Mapping[DropReason, int]
 ) -> SpecProblem | None:
     """Makes the problem to report of a step without anything to learn from; None for one that learns.
 
@@ -61,20 +61,18 @@ def learning_problem(
     return SpecProblem(
         Reason.NO_LEARNING_SIGNAL,
         "spec.rewards",
-        f"There was nothing to learn from: {cause}. {cure}. The job fails after {max_idle_steps} such steps in a row (rounds.maxIdleSteps) if "
-        "it has learned nothing by then.",
+        f"There was nothing to learn from: {cause}. {cure}.",
         fatal=False,
     )
 
 
-def gave_up(idle_steps: int, last: str) -> SpecProblem:
-    """Makes the problem of a job that ends since `idle_steps` steps in a row, and none before, had anything to learn from.
+def idle_problem(idle_steps: int, last: str) -> SpecProblem:
+    """Makes the problem of a job that ends because no step so far, the last `idle_steps` among them, had anything to learn from.
 
     `last` is the message about the last of them.
     """
     return SpecProblem(
         Reason.NO_LEARNING_SIGNAL,
         "spec.rewards",
-        f"The job has learned nothing: {idle_steps} steps in a row (rounds.maxIdleSteps) had equal rewards or none. Its last step is saved. "
-        f"{last}",
+        f"The job has learned nothing in {idle_steps} steps in a row (rounds.maxIdleSteps). Its last step is saved. {last}",
     )

@@ -24,7 +24,7 @@ from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job, spec_changed
-from longboat_runtime.driver.learning import gave_up
+from longboat_runtime.driver.learning import idle_problem
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.resume import Loaded, Restored, changed_fields, load, restore
@@ -126,7 +126,7 @@ class Driver:
             await self._export()
         if outcome is RunOutcome.IDLE:
             last = self._reporter.problems.get(Reason.NO_LEARNING_SIGNAL)
-            raise gave_up(self._run_state.ledger.idle_steps, last.message if last else "")
+            raise idle_problem(self._run_state.ledger.idle_steps, last.message if last else "")
         if outcome is not RunOutcome.STOPPED:
             self._reporter.set_state(TrainingState.SUCCEEDED if outcome is RunOutcome.DONE else TrainingState.SUSPENDED)
         return outcome
@@ -227,14 +227,13 @@ class Driver:
         timeouts = self._run_state.timeouts
         if timeouts.rewards:
             timeouts.fold(event.body)
-        if isinstance(event.body, events.Graded):
-            self._task_rewards.observe(event.body)
         match event.body:
             case events.SpecChanged() as changed:
                 self._steps.checkpoint_every = changed.checkpoint_every_steps
                 self._components.checkpoints.keep = changed.checkpoint_keep
             case events.Generated(sample=sample):
-                self._canaries.launched(self._view.step, self._view.groups)
+                if self._canaries.due:
+                    self._canaries.launched(self._view.step, self._view.groups)
                 record = self._view.sample(sample)
                 if record and record.state is SampleState.GENERATED:
                     limits = timeouts.limits(sample, self._view.groups[sample.prompt].round) if timeouts.rewards else {}

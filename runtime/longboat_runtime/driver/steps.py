@@ -243,6 +243,8 @@ class Steps:
         dropped = None if report.trained else DropReason.NOT_FINITE
         records = list(batch.records.values())
         reports.add(step, batch_metrics(records, batch.rewards, batch.advantages) | self._extra.means(records))
+        for record in records:
+            self._run_state.task_rewards.observe(record)
         outcomes = self._outcomes(batch)
         reports.add(step, group_metrics(outcomes, Counter(domain for domain, _ in self._flat)))
         reports.add(step, self._run_state.task_rewards.shares("critic/solved", records))
@@ -267,6 +269,8 @@ class Steps:
 
     def dropped_flat(self, group: GroupRecord) -> None:
         """Takes notice of a group that was dropped because its scores are equal."""
+        for sample in group.scored:
+            self._run_state.task_rewards.observe(sample)
         scores = GroupScores(
             [sample.score for sample in group.scored], all(map(self._run_state.task_rewards.solved, group.scored))
         )
@@ -281,9 +285,9 @@ class Steps:
             for group in outcomes
         ]
         groups += [scores for _, scores in self._flat]
-        in_loss = batch.in_loss(mask_truncated=self._algorithm.mask_truncated)
+        in_loss = batch.advantages_in_loss(mask_truncated=self._algorithm.mask_truncated)
         outcome = learning(in_loss, groups)
-        problem = learning_problem(step, outcome, groups, round_.dropped, self._spec.rounds.max_idle_steps)
+        problem = learning_problem(step, outcome, groups, round_.dropped)
         for reason in (Reason.NO_LEARNING_SIGNAL, Reason.NOTHING_LEFT_TO_LEARN):
             self._reporter.problems.clear(reason)
         if problem is not None:

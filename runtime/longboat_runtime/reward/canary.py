@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jinja2
 import numpy as np
-from jinja2.sandbox import SandboxedEnvironment
 
-from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_crds.reward_kinds import RewardKind, RewardRole
+from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import CANARY_STEPS, RewardSpec
+from longboat_runtime.reward.tasks import is_shaping
 from longboat_runtime.samples import FinishReason, GeneratedSample, Row, SampleId, Sampling
 from longboat_runtime.scores import all_equal, exceeds
 from longboat_runtime.special_tokens import special_texts, special_tokens
+from longboat_runtime.templates import TEMPLATE_ERRORS, compiled
 
 if TYPE_CHECKING:
+    import jinja2
     from transformers import PreTrainedTokenizerBase
 
-# Errors that a template's own expressions may raise.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # No answer of any task, and no program.
 _WRONG_ANSWER, _WRONG_PROGRAM = "-", "raise SystemExit(1)"
 
@@ -56,7 +54,7 @@ class Canary:
         for name, template in (("right", self.right), ("wrong", self.wrong)):
             try:
                 texts.append(template.render(columns))
-            except _TEMPLATE_ERRORS as error:
+            except TEMPLATE_ERRORS as error:
                 message = f"the canary's template {name!r} fails for row {row.prompt.row}: {error}; the row has {', '.join(columns)}"
                 raise ValueError(message) from error
         return texts[0], texts[1]
@@ -68,27 +66,22 @@ def canaries(rewards: Sequence[RewardSpec]) -> list[Canary]:
     ReasoningGym has the row's own answer, in its tag; Sandbox has the program in the column `sandbox.solution`. Raises SpecProblem for a
     template that can't be compiled.
     """
-    environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     made = []
     for index, reward in enumerate(rewards):
         field = f"spec.rewards[{index}]"
-        if reward.role is RewardRole.SHAPING or (templates := _templates(reward)) is None:
+        every_steps = reward.canary.every_steps if reward.canary else CANARY_STEPS
+        if is_shaping(reward, rewards) or not every_steps or (templates := _templates(reward)) is None:
             continue
-        compiled = []
-        for name, text in zip(("right", "wrong"), templates, strict=True):
-            try:
-                compiled.append(environment.from_string(text))
-            except jinja2.TemplateSyntaxError as error:
-                raise SpecProblem(
-                    Reason.SPEC_INVALID, f"{field}.canary.{name}", f"Line {error.lineno}: {error.message}."
-                ) from error
-        every = reward.canary.every_steps if reward.canary else CANARY_STEPS
-        made.append(Canary(reward, field, compiled[0], compiled[1], every))
+        right, wrong = (
+            compiled(text, f"{field}.canary.{name}", Reason.SPEC_INVALID)
+            for name, text in zip(("right", "wrong"), templates, strict=True)
+        )
+        made.append(Canary(reward, field, right, wrong, every_steps))
     return made
 
 
 def _templates(reward: RewardSpec) -> tuple[str, str] | None:
-    if reward.canary is not None:
+    if reward.canary is not None and reward.canary.right is not None and reward.canary.wrong is not None:
         return reward.canary.right, reward.canary.wrong
     if reward.kind is RewardKind.REASONING_GYM:
         tag = reward.parameters.get("tag")
@@ -135,7 +128,7 @@ def as_response(
 
 @dataclass(frozen=True, slots=True)
 class CanaryScores:
-    """What a reward gave for the canaries of one row: a right response, the same one again, a wrong one and an empty one.
+    """The scores that a reward gave the canaries of one row: a right response, the same one again, a wrong one and an empty one.
 
     A score is None if there is none: the grade timed out, failed, or doesn't apply.
     """
@@ -150,23 +143,19 @@ class CanaryScores:
 def suspicion(checked: Iterable[CanaryScores]) -> str | None:
     """Says why a reward is suspect; None if it isn't.
 
-    It is if a response graded twice got different scores, or if for at least half of the rows the right response got no more than the wrong
-    one, or no more than the empty one. Half, since some rows of most datasets have answers that are wrong themselves.
+    It is suspect if a response graded twice got different scores. It also is if for at least half of the rows the right response got no more
+    than the wrong one, or than the empty one: half, since some rows of most datasets have wrong answers.
     """
     whole = [scores for scores in checked if None not in (scores.right, scores.again, scores.wrong, scores.empty)]
-    pairs: Mapping[str, Any] = {
-        "wrong": "a wrong response",
-        "empty": "an empty response",
-    }
     for scores in whole:
         if not all_equal([scores.right, scores.again]):  # type: ignore[list-item]
             return f"one response to row {scores.row} got {scores.right:g} and then {scores.again:g}"
-    for name, response in pairs.items():
+    for name, response in (("wrong", "a wrong response"), ("empty", "an empty response")):
         alike = [scores for scores in whole if not exceeds(scores.right, getattr(scores, name))]  # type: ignore[arg-type]
         if alike and 2 * len(alike) >= len(whole):
             first = alike[0]
             return (
-                f"in {len(alike)} of {len(whole)} rows {response} got as much as a right one (row {first.row}: {getattr(first, name):g} and "
+                f"in {len(alike)} of {len(whole)} rows {response} got at least as much as a right one (row {first.row}: {getattr(first, name):g} and "
                 f"{first.right:g})"
             )
     return None

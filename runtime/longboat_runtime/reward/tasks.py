@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import structlog
+from pydantic.alias_generators import to_camel
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
@@ -20,23 +21,47 @@ log = structlog.get_logger()
 
 # What solves a row if nothing else is said: the full score for scores between 0 and 1.
 FULL_SCORE = 1.0
-# Stands for the weighted sum of all rewards, which no reward is named.
+# Stands for the weighted sum of all rewards: an empty name, which no reward can have.
 SUM = ""
 _DECLARED = {RewardKind.REASONING_GYM: FULL_SCORE, RewardKind.SANDBOX: FULL_SCORE}
+
+
+def is_shaping(reward: RewardSpec, rewards: Sequence[RewardSpec]) -> bool:
+    """Whether a reward of a job with these `rewards` only adds to the sum: it says so, or another has role Task and it has none. Pure."""
+    if reward.role is None:
+        return any(other.role is RewardRole.TASK for other in rewards)
+    return reward.role is RewardRole.SHAPING
 
 
 def task_rewards(rewards: Sequence[RewardSpec]) -> list[RewardSpec]:
     """Lists the rewards that tell whether a response solves its row, of which at most one applies to a row.
 
-    They are those with role Task. Without any, they are those that aren't Shaping. If two of these apply to the same row there are none, and
-    the weighted sum of all rewards tells it. Raises SpecProblem if two rewards with role Task apply to the same row. Pure.
+    They are those that aren't Shaping (`is_shaping`). If two of these apply to the same row and none has role Task there are none, and the
+    weighted sum of all rewards tells it. Raises SpecProblem if two rewards with role Task apply to the same row, and for `solvedAt` and
+    `canary` of a reward that tells nothing. Pure.
     """
-    named = [reward for reward in rewards if reward.role is RewardRole.TASK]
-    chosen = named or [reward for reward in rewards if reward.role is not RewardRole.SHAPING]
+    chosen = [reward for reward in rewards if not is_shaping(reward, rewards)]
+    named = any(reward.role is RewardRole.TASK for reward in rewards)
+    for index, reward in enumerate(rewards):
+        fields = [name for name in ("solved_at", "canary") if getattr(reward, name) is not None]
+        if fields and reward not in chosen:
+            raise SpecProblem(
+                Reason.SPEC_INVALID,
+                f"spec.rewards[{index}].{to_camel(fields[0])}",
+                f"Another reward has role Task, so {reward.name} doesn't tell whether a response is right. Leave it out, or set the role of "
+                f"{reward.name} to Task.",
+            )
     for first, second in combinations(chosen, 2):
         if first.domains and second.domains and not set(first.domains) & set(second.domains):
             continue
         if not named:
+            if declared := next((reward for reward in rewards if reward.solved_at is not None), None):
+                raise SpecProblem(
+                    Reason.SPEC_INVALID,
+                    f"spec.rewards[{rewards.index(declared)}].solvedAt",
+                    f"{first.name} and {second.name} apply to the same rows and neither has role Task, so their weighted sum tells whether a "
+                    f"response is right. Set the role of {declared.name} to Task, or leave solvedAt out.",
+                )
             return []
         raise SpecProblem(
             Reason.SPEC_INVALID,
@@ -75,8 +100,8 @@ class TaskRewards:
             log.info("accuracy, pass@k and zero variance are about these rewards", solved_at=bounds)
         else:
             log.warning(
-                "several rewards apply to the same rows, so accuracy, pass@k and zero variance are about their weighted sum: give the one "
-                "that tells whether a response is right role Task"
+                "no reward alone tells whether a response is right, so accuracy, pass@k and zero variance are about the weighted sum: give "
+                "the one that tells it role Task"
             )
 
     def task_of(self, names: Iterable[str]) -> str | None:

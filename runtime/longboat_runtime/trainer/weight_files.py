@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,10 +17,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.model_config import FIELD
+from longboat_runtime.model_config import FIELD, INDEX, SINGLE_FILE, weight_files
 
-SINGLE_FILE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 # Number formats of weights that can be trained; others belong to quantized models.
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -77,11 +74,9 @@ def _open(path: Path, opened: ExitStack) -> dict[str, Any]:
 
 
 def _file_names(path: Path) -> list[str]:
-    if (path / SINGLE_FILE).is_file():
-        return [SINGLE_FILE]
-    if (path / INDEX).is_file():
+    if (path / SINGLE_FILE).is_file() or (path / INDEX).is_file():
         try:
-            return sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
+            return weight_files(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _problem(f"{INDEX} of {path} can't be read: {error}; copy the model again") from error
     others = sorted(file.name for file in path.glob("*.bin"))
