@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,14 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from longboat_crds.job import RLJobSpec
-from longboat_crds.problems import SpecProblem
-from longboat_crds.rewards import default_pools
 from longboat_runtime.checkpoint.layout import Position
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.main import Ending, drive
 from longboat_runtime.eventlog import end_of, surviving
-from longboat_runtime.local.graders import local_graders
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.sample_files.reading import read_file, read_files
@@ -130,33 +126,25 @@ CHANGES: dict[Callable[[Path], None], str] = {
 }
 
 
-async def test_a_run_resumes_with_changed_inputs_only_if_they_are_accepted(data: Path, tmp_path: Path) -> None:
+async def test_a_run_resumes_with_changed_inputs_only_if_they_are_accepted(
+    data: Path, sockets: Mapping[str, Path], tmp_path: Path
+) -> None:
     """Each change is named, and nothing is trained; all are taken knowingly, and each is said."""
-    root, folder = tmp_path / "run", tmp_path / "g"
-    folder.mkdir()
-
-    async def attempt(
-        data: Path, incarnation: int, **checkpoint: Any
-    ) -> tuple[Ending, SpecProblem | None, LocalBroker]:
-        broker = LocalBroker(incarnation)
-        with TemporaryDirectory(prefix="g-") as short, local_graders(default_pools(), Path(short), folder) as sockets:
-            ending, problem = await drive(job(data, root, incarnation, **checkpoint), broker, sockets=sockets)
-        return ending, problem, broker
-
-    first = shutil.copytree(data, tmp_path / "first")
-    ending, problem, _ = await attempt(first, 1)
-    assert (ending, problem) == (Ending.DONE, None)
+    root, changed = tmp_path / "run", tmp_path / "changed"
+    await run(job(data, root, 1), sockets)
     shutil.rmtree(root / Position(1, STEPS).path)
+    shutil.copytree(data, changed)
     for change in CHANGES:
-        change(first)
-    ending, problem, _ = await attempt(first, 2)
+        change(changed)
+    ending, problem = await drive(job(changed, root, 2), LocalBroker(2), sockets=sockets)
     assert (ending, problem and problem.reason) == (Ending.FAILED, "CheckpointMismatch")
     assert problem
     named = " ".join(f"{text}." for text in CHANGES.values())
     assert problem.message == f"The checkpoint of step {HALF} was made with other inputs. {named}"
     assert not (root / Position(2, STEPS).path).exists()
-    ending, _, broker = await attempt(first, 3, acceptChanges=["Model", "Tokenizer", "Data", "Rewards"])
-    assert ending is Ending.DONE
+    broker = LocalBroker(3)
+    accepted = job(changed, root, 3, acceptChanges=["Model", "Tokenizer", "Data", "Rewards"])
+    assert await drive(accepted, broker, sockets=sockets) == (Ending.DONE, None)
     training = broker.status.training
     assert training
     assert training.resumed
