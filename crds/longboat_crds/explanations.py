@@ -372,7 +372,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.NOTHING_LEFT_TO_LEARN: _run(
         "Every response of a step was right, so the step had nothing to learn from.",
-        "Give harder rows in a new job that resumes from the claim (checkpoint.resumeFrom), or lower rounds.steps to end this one.",
+        "Give harder rows in a new job whose model.path is this job's export, or lower rounds.steps to end this one.",
         _DEGRADED,
     ),
     Reason.REWARD_SUSPECT: _run(

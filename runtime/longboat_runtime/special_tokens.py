@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from longboat_runtime.samples import SpecialToken
+from longboat_runtime.samples import FinishReason, Sampling, SpecialToken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,6 +44,28 @@ def special_tokens(
     return tuple(
         SpecialToken(at, texts[token_id]) for at, token_id in zip(places, special, strict=True) if at <= len(text)
     )
+
+
+def response_text(
+    token_ids: Sequence[int],
+    text: str | None,
+    reason: FinishReason,
+    sampling: Sampling,
+    texts: Mapping[int, str],
+    decode: Callable[[Sequence[int]], str],
+) -> tuple[str, tuple[SpecialToken, ...]]:
+    """Returns the text of a response, and the special tokens that it doesn't have (`special_tokens`).
+
+    `text` is what engines have made of the tokens where there are stop texts, else None: then the tokens are decoded. A stop token is part of
+    the text only with `includeStop`.
+    """
+    stopped = reason is FinishReason.STOP and token_ids[-1:] and token_ids[-1] in sampling.stop_token_ids
+    if text is None:
+        text = decode(token_ids[:-1] if stopped and not sampling.include_stop else token_ids)
+    left_out = special_tokens(token_ids, text, texts, decode)
+    if stopped and sampling.include_stop and token_ids[-1] in texts:
+        text, left_out = text + texts[token_ids[-1]], left_out[:-1]
+    return text, left_out
 
 
 def with_special_tokens(text: str, tokens: Sequence[SpecialToken]) -> str:

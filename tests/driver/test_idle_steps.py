@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from longboat_crds.algorithm import AlgorithmName, AlgorithmSpec, resolve
 from longboat_crds.problems import SpecProblem
-from longboat_runtime.driver.learning import GroupScores, learning, learning_problem
+from longboat_runtime.driver.learning import learning, learning_problem
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.metrics.groups import GroupOutcome
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Learning
 from longboat_runtime.trainer.advantages import advantages
@@ -90,6 +91,27 @@ async def test_a_new_driver_continues_counting(tmp_path: Path) -> None:
     assert manifests(tmp_path)[-1]["ledger"]["idle_steps"] == 3
 
 
+async def test_no_step_follows_the_one_after_which_a_job_gives_up(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=9, max_idle_steps=2, policy="BoundedAsync", max_staleness=2))
+    problem = await failing(site, 0.0)
+    assert "2 steps in a row" in problem.message
+    assert manifests(tmp_path)[-1]["ledger"]["step"] == 2
+
+
+async def test_a_failed_export_does_not_hide_why_the_job_failed(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=9, max_idle_steps=2))
+    driver = site.driver()
+    site.rewards.flat = 0.0
+
+    async def failing_export(*directories: Path) -> None:
+        raise OSError("a disk is gone")
+
+    site.trainer.export = failing_export
+    with pytest.raises(SpecProblem, match=r"learned nothing in 2 steps.*a disk is gone") as failed:
+        await driver.run()
+    assert failed.value.reason == "NoLearningSignal"
+
+
 async def test_a_job_that_has_learned_is_not_failed(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=6, max_idle_steps=1))
     driver = site.driver()
@@ -122,14 +144,20 @@ async def test_a_step_that_learns_clears_the_report(tmp_path: Path) -> None:
     assert site.broker.status.problem is None
 
 
-async def test_rows_that_are_all_solved_are_told_and_never_fail_the_job(tmp_path: Path) -> None:
-    site = Site(tmp_path, make_spec(steps=3, max_idle_steps=1))
+@pytest.mark.parametrize("policy", [{}, {"policy": "BoundedAsync", "max_staleness": 1, "algorithm": DYNAMIC}])
+async def test_rows_that_are_all_solved_are_told_and_never_fail_the_job(tmp_path: Path, policy: dict) -> None:
+    """Rounds that overlap a step don't count as its own."""
+    site = Site(tmp_path, make_spec(steps=3, max_idle_steps=1, **policy))
     driver = site.driver()
     site.rewards.flat = 1.0
     assert await driver.run() is RunOutcome.DONE
     assert site.broker.status.problem.reason == "NothingLeftToLearn"
-    assert "All 2 groups of step 3 are solved" in site.broker.status.problem.message
+    assert f"All {20 if policy else 2} groups of step 3 are solved" in site.broker.status.problem.message
     assert manifests(tmp_path)[-1]["ledger"]["idle_steps"] == 0
+
+
+def outcome_of(rewards: list[float]) -> GroupOutcome:
+    return GroupOutcome("", rewards, [1] * len(rewards), [score >= 1 for score in rewards], len({*rewards}) == 1)
 
 
 rewards = st.lists(st.sampled_from([-1.0, 0.0, 0.1, 1 / 3, 1.0]), min_size=2, max_size=6)
@@ -140,7 +168,7 @@ def test_a_step_is_idle_if_no_advantage_is_left(groups: list[list[float]], name:
     algorithm = resolve(AlgorithmSpec(name=name))
     names = [number for number, group in enumerate(groups) for _ in group]
     flat = [score for group in groups for score in group]
-    scores = [GroupScores(group, all(score >= 1 for score in group)) for group in groups]
+    scores = [outcome_of(group) for group in groups]
     outcome = learning(advantages(flat, names, algorithm), scores)
     if any(len(set(group)) > 1 for group in groups):
         assert outcome is Learning.LEARNS
@@ -149,16 +177,14 @@ def test_a_step_is_idle_if_no_advantage_is_left(groups: list[list[float]], name:
 
 
 def test_what_was_seen_is_said() -> None:
-    def seen(groups: list[GroupScores], dropped: dict[DropReason, int] | None = None) -> str:
-        problem = learning_problem(7, Learning.IDLE, groups, dropped or {})
+    def seen(groups: list[list[float]], dropped: dict[DropReason, int] | None = None) -> str:
+        problem = learning_problem(7, Learning.IDLE, [*map(outcome_of, groups)], dropped or {})
         assert problem is not None
         assert (problem.reason, problem.fatal) == ("NoLearningSignal", False)
         return problem.message
 
-    assert "all 2 groups of step 7 had equal rewards: from 0 to 0.5" in seen(
-        [GroupScores([0.0, 0.0], False), GroupScores([0.5, 0.5], False)]
-    )
-    assert "maskTruncated leaves these out" in seen([GroupScores([0.0, 1.0], False)])
+    assert "all 2 groups of step 7 had equal rewards: from 0 to 0.5" in seen([[0.0, 0.0], [0.5, 0.5]])
+    assert "maskTruncated leaves these out" in seen([[0.0, 1.0]])
     assert "dropped: 3 for grader_error" in seen([], {DropReason.GRADER_ERROR: 3, DropReason.NOT_FINITE: 0})
     assert "the round had none" in seen([])
     assert learning_problem(7, Learning.LEARNS, [], {}) is None

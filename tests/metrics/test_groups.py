@@ -13,6 +13,7 @@ from longboat_runtime.metrics.groups import MOST_DOMAINS, GroupOutcome, group_me
 from longboat_runtime.metrics.record import read_records
 from tests.driver.runs import finished
 
+FLAT = {domain: GroupOutcome(domain, [0.0], [1], [False], True) for domain in ("", "chat", "code")}
 counts = st.integers(1, 9).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)),
 )
@@ -43,7 +44,7 @@ def test_domains_have_their_own_rewards_lengths_and_shares_of_equal_rewards() ->
         GroupOutcome("math", [1.0, 1.0], [30, 40], [True, True], True),
         GroupOutcome("code", [0.0, 0.5], [1, 3], [False, False], False),
     ]
-    metrics = group_metrics(groups, {"code": 1, "chat": 2})
+    metrics = group_metrics(groups, [FLAT["code"], FLAT["chat"], FLAT["chat"]])
     assert metrics["critic/rewards/math/mean"] == 0.75
     assert metrics["critic/rewards/code/mean"] == 0.25
     assert metrics["response_length/math/mean"] == 25
@@ -55,14 +56,14 @@ def test_domains_have_their_own_rewards_lengths_and_shares_of_equal_rewards() ->
 
 
 def test_rows_without_domains_have_only_the_totals() -> None:
-    metrics = group_metrics([GroupOutcome("", [1.0, 0.0], [1, 2], [True, False], False)], {"": 1})
+    metrics = group_metrics([GroupOutcome("", [1.0, 0.0], [1, 2], [True, False], False)], [FLAT[""]])
     assert metrics == {"critic/pass@1": 0.5, "critic/pass@2": 1.0, "critic/zero_variance": 0.5}
-    assert group_metrics([], {}) == {}
+    assert group_metrics([], []) == {}
 
 
 def test_the_number_of_domains_with_metrics_is_bounded() -> None:
     groups = [GroupOutcome(f"d{number}", [1.0], [1], [True], True) for number in range(100)]
-    metrics = group_metrics([*groups, GroupOutcome("d99", [0.0], [1], [False], True)], {})
+    metrics = group_metrics([*groups, GroupOutcome("d99", [0.0], [1], [False], True)], [])
     assert metrics["critic/rewards/d99/mean"] == 0.5
     assert sum(name.startswith("critic/rewards/") for name in metrics) == MOST_DOMAINS
 

@@ -58,7 +58,7 @@ def suspect(
     (canary,) = canaries([reward_spec or spec()])
     checked = []
     for row in all_rows:
-        texts = canary.texts(row)
+        texts = canary.responses(row)
         assert texts is not None
         right, wrong = texts
         scores = []
@@ -139,7 +139,7 @@ def test_special_tokens_that_the_reward_does_not_get_are_told(seed: int, tokeniz
     canary = CanarySpec(right=special + "{{ answer }}" + special, wrong=special + "{{ answer }}0" + special)
 
     def reward(text: str, truth: Any) -> float:
-        return float(text == f"{special}{truth}{special}")
+        return float(f"{special}{truth}{special}" in text)
 
     assert suspect(reward, answers, tokenizer, spec(canary=canary))
     assert suspect(reward, answers, tokenizer, spec(canary=canary), special=True) is None
@@ -160,14 +160,17 @@ def test_a_right_reward_is_not_suspect_though_some_rows_are_wrong(seed: int, wro
 
 
 @given(st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), min_size=4, max_size=4))
-def test_rows_without_all_scores_tell_nothing(scores: list[float | None]) -> None:
+def test_each_score_that_is_missing_tells_nothing_but_that_of_the_right_response(scores: list[float | None]) -> None:
     one = CanaryScores(7, *scores)
-    whole = None not in scores
-    trusted = whole and one.right == one.again and one.right > max(one.wrong, one.empty)  # type: ignore[operator,type-var]
-    assert (suspicion([one]) is None) == (trusted or not whole)
+    right, again, others = one.right, one.again, [score for score in (one.wrong, one.empty) if score is not None]
+    trusted = right is not None and again in (None, right) and all(score < right for score in others)
+    assert (suspicion([one]) is None) == trusted
 
 
 def test_what_is_suspect_is_said_with_row_and_scores() -> None:
+    assert suspicion([CanaryScores(3, None, 1.0, 0.0, 0.0, "it crashed")]) == (
+        "none of 1 right responses got a score (it crashed)"
+    )
     assert suspicion([CanaryScores(3, 1.0, 0.5, 0.0, 0.0)]) == "one response to row 3 got 1 and then 0.5"
     assert suspicion([CanaryScores(3, 1.0, 1.0, 1.0, 0.0)]) == (
         "in 1 of 1 rows a wrong response got at least as much as a right one (row 3: 1 and 1)"
@@ -182,19 +185,54 @@ def test_kinds_have_their_own_canaries() -> None:
     programs = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec(solution="solution.python"))
     without = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec())
     shaping = RewardSpec(name="short", function="m:f", role=RewardRole.SHAPING)
+    sooner = gym.model_copy(update={"canary": CanarySpec(every_steps=5)})
+    assert canaries([sooner])[0].responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
     never = gym.model_copy(update={"canary": CanarySpec(every_steps=0)})
     gym_canary, program_canary = canaries([gym, programs, without, shaping, never])
     row = Row(PromptId(0, 0), "", (1,), columns={"answer": "42", "solution": {"python": "print(1)"}})
-    assert gym_canary.texts(row) == ("<answer>42</answer>", "<answer>-</answer>")
-    assert program_canary.texts(row) == ("```\nprint(1)\n```", "```\nraise SystemExit(1)\n```")
-    assert gym_canary.texts(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
+    assert gym_canary.responses(row) == ("<answer>42</answer>", "<answer>-</answer>")
+    assert program_canary.responses(row) == ("```\nprint(1)\n```", "```\nraise SystemExit(1)\n```")
+    assert gym_canary.responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
 
 
-def test_rows_of_other_domains_have_none() -> None:
-    (canary,) = canaries([spec(domains=["math"])])
-    columns = {"answer": "1"}
-    assert canary.texts(Row(PromptId(0, 0), "", (1,), "code", columns=columns)) is None
-    assert canary.texts(Row(PromptId(0, 0), "", (1,), "math", columns=columns)) is not None
+@pytest.mark.parametrize(
+    ("solution", "right"),
+    [
+        ("print(1)", "```\nprint(1)\n```"),
+        ("```python\nprint(1)\n```", "```python\nprint(1)\n```"),
+        (None, None),
+        (["print(1)"], None),
+        (" ", None),
+    ],
+)
+def test_a_solution_is_a_program_in_a_fence(solution: Any, right: str | None) -> None:
+    reward = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec(solution="my-solution"))
+    (canary,) = canaries([reward])
+    responses = canary.responses(Row(PromptId(0, 0), "", (1,), columns={"my-solution": solution}))
+    assert (responses and responses[0]) == right
+    with pytest.raises(ValueError, match="No column 'my-solution'"):
+        canary.responses(Row(PromptId(0, 0), "", (1,), columns={"solution": "print(1)"}))
+
+
+def test_a_response_ends_as_an_engine_ends_it(tokenizer: Any) -> None:
+    """Ordinarily by the token for the end, which counts; else by the first of what ends responses, up to which tokens count."""
+
+    def made(text: str, **sampling: Any) -> tuple[str, int, str, str]:
+        sample = as_response(
+            SampleId(-1, 0, 1, 0), (1,), text, tokenizer, Sampling(sampling.pop("most", 64), **sampling)
+        )
+        special = with_special_tokens(sample.text, sample.special)
+        return sample.text, len(sample.token_ids), str(sample.finish_reason), special
+
+    end = tokenizer.eos_token
+    (bang,) = tokenizer("!", add_special_tokens=False)["input_ids"]
+    assert made("42") == ("42", 3, "stop", f"42{end}")
+    assert made("") == ("", 1, "stop", end)
+    assert made("42!7", stop_token_ids=(bang,)) == ("42", 3, "stop", "42")
+    assert made("42!7", stop_token_ids=(bang,), include_stop=True) == ("42!", 3, "stop", "42!")
+    assert made("42</a>7", stop=("</a>",)) == ("42", 6, "stop", "42")
+    assert made("42</a>7", stop=("</a>",), include_stop=True) == ("42</a>", 6, "stop", "42</a>")
+    assert made("4242", most=2) == ("42", 2, "length", "42")
 
 
 def test_templates_that_make_no_sense_are_refused() -> None:
@@ -208,4 +246,4 @@ def test_templates_that_make_no_sense_are_refused() -> None:
         spec(canary={})
     (canary,) = canaries([spec(canary={"right": "{{ anser }}", "wrong": "x"})])
     with pytest.raises(ValueError, match=r"'right' fails for row 0: 'anser' is undefined; the row has .*answer"):
-        canary.texts(Row(PromptId(0, 0), "", (1,), columns={"answer": "1"}))
+        canary.responses(Row(PromptId(0, 0), "", (1,), columns={"answer": "1"}))

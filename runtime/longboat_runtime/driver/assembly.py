@@ -23,9 +23,11 @@ from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
 from longboat_runtime.model_config import checked_model
+from longboat_runtime.reward.canary import canaries
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.reward.scheduler import RayRewardScheduler
+from longboat_runtime.reward.tasks import task_rewards
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.store.actor import start_store
@@ -86,6 +88,8 @@ async def open_components(
     """
     spec = job.spec
     await asyncio.to_thread(checked_model, Path(spec.model.path))
+    task_rewards(spec.rewards)
+    canaries(spec.rewards)
     await asyncio.to_thread(check_profile, job)
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())

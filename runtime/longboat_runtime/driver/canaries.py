@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -18,10 +18,8 @@ from longboat_runtime.samples import UNSCORED, Grade, PromptId, Row, SampleId
 
 log = structlog.get_logger()
 
-# How many rows are checked at a time.
-ROWS = 8
-# Among how many prompts of a round they are looked for.
-MOST_LOOKED_AT = 256
+# How many rows are checked at a time, and how many are read to find so many that have an answer.
+ROWS, MOST_READ = 8, 64
 
 
 class Canaries:
@@ -38,55 +36,80 @@ class Canaries:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._job, self._components, self._problems, self._spawn = job, components, problems, spawn
-        self._canaries = canaries(job.spec.rewards)
-        # Rewards whose canaries are to be checked with the round that runs.
+        self._canaries = {canary.reward.name: canary for canary in canaries(job.spec.rewards)}
+        # Rewards whose canaries are to be checked with the round that runs, and those that are being checked.
         self.due: set[str] = set()
-        self.committed(0)
+        self._checking: set[str] = set()
         self._suspect: dict[str, tuple[str, str]] = {}
+        self.committed(0)
 
     def log(self) -> None:
         """Logs which rewards have no canary."""
-        have = {canary.reward.name for canary in self._canaries}
-        if without := [reward.name for reward in self._job.spec.rewards if reward.name not in have]:
+        if without := [reward.name for reward in self._job.spec.rewards if reward.name not in self._canaries]:
             log.info("rewards without a canary, which would show whether they tell right from wrong", rewards=without)
 
     def committed(self, step: int) -> None:
-        """Takes notice of a committed step: with the next round the canaries are checked whose time has come."""
+        """Takes notice of a committed step: with the next round the canaries are checked whose time has come.
+
+        One whose last check isn't over is left out.
+        """
         if self._components.tokenizer is not None:
-            self.due |= {canary.reward.name for canary in self._canaries if step % canary.every_steps == 0}
+            due = {name for name, canary in self._canaries.items() if step % canary.every_steps == 0}
+            self.due |= due - self._checking
 
     def launched(self, step: int, prompts: Iterable[PromptId]) -> None:
         """Starts to check the canaries that are due, on rows of these prompts, which have been launched. `step` is the last one."""
-        launched = sorted(prompts)[:MOST_LOOKED_AT]
-        for number, canary in enumerate(self._canaries):
-            if canary.reward.name in self.due:
-                self._spawn(self._check(canary, number, step, launched))
+        live = [*prompts]
+        for number, (name, canary) in enumerate(self._canaries.items()):
+            if name in self.due:
+                self._checking.add(name)
+                try:
+                    responses = self._responses(canary, live)
+                except ValueError as error:
+                    self._judge(canary, step, 0, str(error))
+                else:
+                    self._spawn(self._check(canary, number, step, responses))
         self.due.clear()
 
-    async def _check(self, canary: Canary, number: int, step: int, prompts: Iterable[PromptId]) -> None:
-        """Grades the canaries of up to ROWS rows, and reports or clears what is suspect of the reward."""
-        checked: list[CanaryScores] = []
-        reason: str | None = None
-        try:
-            for prompt in prompts:
-                row = self._components.source.row(prompt)
-                if (texts := canary.texts(row)) is not None:
-                    checked.append(await self._scores(canary, number, step, row, *texts))
-                if len(checked) == ROWS:
-                    break
-            reason = suspicion(checked)
-        except ValueError as error:
-            reason = str(error)
-        log.info("canaries are graded", reward=canary.reward.name, step=step, rows=len(checked), suspect=reason)
-        if reason is None:
-            self._suspect.pop(canary.reward.name, None)
+    def _responses(self, canary: Canary, prompts: Iterable[PromptId]) -> list[tuple[Row, tuple[str, str]]]:
+        """Returns up to ROWS rows with their right and wrong responses. Raises ValueError if a template fails."""
+        domains, source = canary.reward.domains, self._components.source
+        applicable = (prompt for prompt in prompts if not domains or source.domain(prompt.row) in domains)
+        responses = []
+        for _, prompt in zip(range(MOST_READ), applicable, strict=False):
+            row = source.row(prompt)
+            if (texts := canary.responses(row)) is not None:
+                responses.append((row, texts))
+            if len(responses) == ROWS:
+                break
+        return responses
+
+    async def _check(
+        self, canary: Canary, number: int, step: int, responses: Sequence[tuple[Row, tuple[str, str]]]
+    ) -> None:
+        checked = [await self._scores(canary, number, step, row, *texts) for row, texts in responses]
+        if scores := [scores for scores in checked if scores is not None]:
+            self._judge(canary, step, len(scores), suspicion(scores))
         else:
-            message = f"Reward {canary.reward.name} can't be trusted: {reason}. Compare the function, the columns that it reads and the canary."
-            self._suspect[canary.reward.name] = (canary.field, message)
+            self._checking.discard(canary.reward.name)
+
+    def _judge(self, canary: Canary, step: int, rows: int, reason: str | None) -> None:
+        """Reports or clears what is suspect of the reward."""
+        name = canary.reward.name
+        self._checking.discard(name)
+        log.info("canaries are graded", reward=name, step=step, rows=rows, suspect=reason)
+        if reason is None:
+            self._suspect.pop(name, None)
+        else:
+            message = f"Reward {name} can't be trusted: {reason}. Compare the function, the columns that it reads and the canary."
+            self._suspect[name] = (canary.field, message)
         first = next(iter(self._suspect.values()), ("", ""))
         self._problems.set(Reason.REWARD_SUSPECT, *first, present=bool(self._suspect))
 
-    async def _scores(self, canary: Canary, number: int, step: int, row: Row, right: str, wrong: str) -> CanaryScores:
+    async def _scores(
+        self, canary: Canary, number: int, step: int, row: Row, right: str, wrong: str
+    ) -> CanaryScores | None:
+        """Grades the canaries of a row; None if the store has lost them."""
         tokenizer, store = self._components.tokenizer, self._components.store
         assert tokenizer is not None
         # Epochs below 0 as for evaluations, whose attempts are all 0.
@@ -97,18 +120,24 @@ class Canaries:
                 for sample, text in zip(samples, (right, right, wrong, ""), strict=True)
             ]
         )
+        training = {"global_step": step, "max_steps": self._job.spec.rounds.steps, "epoch": row.prompt.epoch}
         try:
             grades = await asyncio.gather(
                 *(
-                    self._components.rewards.grade(sample, row, LEAST_URGENT, siblings=samples, only=canary.reward.name)
+                    self._components.rewards.grade(
+                        sample, row, LEAST_URGENT, siblings=samples, training=training, only=canary.reward.name
+                    )
                     for sample in samples
                 )
             )
-        except KeyError:  # the store is gone, and this driver will be soon
-            return CanaryScores(row.prompt.row, None, None, None, None)
+        except KeyError as error:
+            if not set(error.args) & set(samples):
+                raise
+            return None
         finally:
             await store.delete(samples)
-        return CanaryScores(row.prompt.row, *(_score(grade, canary.reward.name) for grade in grades))
+        scores = [_score(grade, canary.reward.name) for grade in grades]
+        return CanaryScores(row.prompt.row, scores[0], scores[1], scores[2], scores[3], grades[0].message)
 
 
 def _score(grade: Grade, reward: str) -> float | None:

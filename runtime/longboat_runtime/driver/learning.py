@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.metrics.groups import GroupOutcome
 from longboat_runtime.rounds.events import DropReason, Learning
 from longboat_runtime.scores import TOLERANCE, all_equal
 
 
-@dataclass(frozen=True, slots=True)
-class GroupScores:
-    """The rewards of a group's samples, as far as they have one, and whether all of them solve their row."""
-
-    scores: Sequence[float]
-    solved: bool
-
-
-def learning(advantages: Iterable[float], groups: Sequence[GroupScores]) -> Learning:
+def learning(advantages: Iterable[float], groups: Sequence[GroupOutcome]) -> Learning:
     """Decides what a step could learn.
 
     `advantages` are those of the samples in its loss, `groups` all that were judged for it: trained, or dropped for their equal scores.
@@ -27,11 +19,13 @@ def learning(advantages: Iterable[float], groups: Sequence[GroupScores]) -> Lear
     """
     if any(abs(advantage) > TOLERANCE for advantage in advantages):
         return Learning.LEARNS
-    return Learning.SOLVED if groups and all(group.solved for group in groups) else Learning.IDLE
+    if not groups:
+        return Learning.NOTHING_JUDGED
+    return Learning.SOLVED if all(group.all_solved for group in groups) else Learning.IDLE
 
 
 def learning_problem(
-    step: int, outcome: Learning, groups: Sequence[GroupScores], dropped: Mapping[DropReason, int]
+    step: int, outcome: Learning, groups: Sequence[GroupOutcome], dropped: Mapping[DropReason, int]
 ) -> SpecProblem | None:
     """Makes the problem to report of a step without anything to learn from; None for one that learns.
 
@@ -44,15 +38,15 @@ def learning_problem(
             Reason.NOTHING_LEFT_TO_LEARN,
             "spec.dataset",
             f"All {len(groups)} groups of step {step} are solved: every response is right, so there is nothing to learn from them. Give harder "
-            "rows in a new job that resumes from this one's claim, or lower rounds.steps to end this one.",
+            "rows in a new job whose model.path is this job's export, or lower rounds.steps to end this one.",
             fatal=False,
         )
-    scores = [score for group in groups for score in group.scores]
+    scores = [score for group in groups for score in group.rewards]
     cure = "Check the rewards on some responses (`longboat samples`)"
     if not scores:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in sorted(dropped.items()) if count)
         cause = f"no group of step {step} had rewards to learn from ({f'dropped: {reasons}' if reasons else 'the round had none'})"
-    elif not all(all_equal(group.scores) for group in groups if group.scores):
+    elif not all(all_equal(group.rewards) for group in groups if group.rewards):
         cause = f"the responses of step {step} whose rewards differ were all cut off at maxTokens, and maskTruncated leaves these out"
         cure = "Raise rollout.sampling.maxTokens, or set algorithm.maskTruncated to false"
     else:
@@ -74,5 +68,5 @@ def idle_problem(idle_steps: int, last: str) -> SpecProblem:
     return SpecProblem(
         Reason.NO_LEARNING_SIGNAL,
         "spec.rewards",
-        f"The job has learned nothing in {idle_steps} steps in a row (rounds.maxIdleSteps). Its last step is saved. {last}",
+        f"The job has learned nothing in {idle_steps} steps in a row (rounds.maxIdleSteps). Its last step is saved. {last}".rstrip(),
     )

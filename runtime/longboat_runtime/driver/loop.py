@@ -101,6 +101,7 @@ class Driver:
         self._changes = Changes(reporter, job.spec.checkpoint.accept_changes, editable=broker.editable)
         self._starting: asyncio.Task[tuple[Loaded, Restored]] | None = None
         self._interrupted: RunOutcome | None = None
+        self._idle: SpecProblem | None = None
         self._republishing: asyncio.Task[None] | None = None
         self._generating = False
 
@@ -123,10 +124,16 @@ class Driver:
             for task in self._background:
                 task.cancel()
         if outcome in (RunOutcome.DONE, RunOutcome.IDLE) and self._job.spec.checkpoint.export:
-            await self._export()
-        if outcome is RunOutcome.IDLE:
-            last = self._reporter.problems.get(Reason.NO_LEARNING_SIGNAL)
-            raise idle_problem(self._run_state.ledger.idle_steps, last.message if last else "")
+            try:
+                await self._export()
+            except SpecProblem as problem:
+                if outcome is RunOutcome.DONE or self._idle is None:
+                    raise
+                raise SpecProblem(
+                    self._idle.reason, self._idle.field, f"{self._idle.message} {problem.message}"
+                ) from problem
+        if outcome is RunOutcome.IDLE and self._idle is not None:
+            raise self._idle
         if outcome is not RunOutcome.STOPPED:
             self._reporter.set_state(TrainingState.SUCCEEDED if outcome is RunOutcome.DONE else TrainingState.SUSPENDED)
         return outcome
@@ -309,6 +316,11 @@ class Driver:
     def _reported(self, record: Record) -> None:
         ledger = self._run_state.ledger
         if not ledger.learned and ledger.idle_steps >= self._job.spec.rounds.max_idle_steps:
+            # Neither the policy nor the trainer goes on: a later step might learn.
+            self._loop.halted = True
+            self._steps.queue.clear()
+            last = self._reporter.problems.get(Reason.NO_LEARNING_SIGNAL)
+            self._idle = idle_problem(ledger.idle_steps, last.message if last else "")
             self._inbox.put_nowait(RunOutcome.IDLE)
         elif record.step >= self._view.steps:
             self._inbox.put_nowait(RunOutcome.DONE)

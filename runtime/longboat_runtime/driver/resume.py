@@ -114,6 +114,7 @@ async def restore(job: Job, components: Components, loaded: Loaded, task_rewards
             task_rewards.restore(boundary.unclear)
         else:
             timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
+            ledger.idle_steps = 0
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
     run_state = RunState(
         ledger,

@@ -6,7 +6,6 @@ A checkpoint is copied in turn and written in the background while the next step
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from longboat_runtime.driver.batch import Batch, assemble, skip_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.learning import GroupScores, learning, learning_problem
+from longboat_runtime.driver.learning import learning, learning_problem
 from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
@@ -102,8 +101,8 @@ class Steps:
         self._exports = exports.Exports(job.root, job.spec.checkpoint.keep_exports or KEPT_EXPORTS, job.incarnation)
         self.queue = TrainerQueue()
         self.saved: Manifest | None = None
-        # Groups that were dropped for their equal scores since the last step, with their domains.
-        self._flat: list[tuple[str, GroupScores]] = []
+        # Groups that were dropped for their equal scores, by round.
+        self._flat: dict[int, list[GroupOutcome]] = {}
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
@@ -246,10 +245,10 @@ class Steps:
         for record in records:
             self._run_state.task_rewards.observe(record)
         outcomes = self._outcomes(batch)
-        reports.add(step, group_metrics(outcomes, Counter(domain for domain, _ in self._flat)))
+        flat = [group for earlier in sorted(self._flat) if earlier <= number for group in self._flat.pop(earlier)]
+        reports.add(step, group_metrics(outcomes, flat))
         reports.add(step, self._run_state.task_rewards.shares("critic/solved", records))
-        outcome = self._learning(step, batch, outcomes, round_)
-        self._flat.clear()
+        outcome = self._learning(step, batch, [*outcomes, *flat], round_)
         reports.add(
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
         )
@@ -271,20 +270,13 @@ class Steps:
         """Takes notice of a group that was dropped because its scores are equal."""
         for sample in group.scored:
             self._run_state.task_rewards.observe(sample)
-        scores = GroupScores(
-            [sample.score for sample in group.scored], all(map(self._run_state.task_rewards.solved, group.scored))
-        )
-        self._flat.append((self._components.source.domain(group.prompt.row), scores))
+        rewards = [sample.score for sample in group.scored]
+        self._flat.setdefault(group.round, []).append(self._outcome(group.prompt, group.scored, rewards))
 
     def _learning(
-        self, step: int, batch: Batch, outcomes: Sequence[GroupOutcome], round_: RoundRecord
+        self, step: int, batch: Batch, groups: Sequence[GroupOutcome], round_: RoundRecord
     ) -> events.Learning:
         """Decides whether the step had anything to learn from, and reports it if not."""
-        groups = [
-            GroupScores(group.rewards, len(group.solved) == len(group.rewards) and all(group.solved))
-            for group in outcomes
-        ]
-        groups += [scores for _, scores in self._flat]
         in_loss = batch.advantages_in_loss(mask_truncated=self._algorithm.mask_truncated)
         outcome = learning(in_loss, groups)
         problem = learning_problem(step, outcome, groups, round_.dropped)
@@ -300,17 +292,20 @@ class Steps:
         members: dict[PromptId, list[tuple[SampleRecord, float | None]]] = {}
         for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
             members.setdefault(sample.prompt, []).append((record, reward))
-        domain, solved = self._components.source.domain, self._run_state.task_rewards.solved
-        return [
-            GroupOutcome(
-                domain(prompt.row),
-                [reward for _, reward in group if reward is not None],
-                [record.tokens for record, _ in group],
-                [outcome for record, _ in group if (outcome := solved(record)) is not None],
-                equal_scores([record for record, reward in group if reward is not None]),
-            )
-            for prompt, group in members.items()
-        ]
+        return [self._outcome(prompt, *zip(*group, strict=True)) for prompt, group in members.items()]
+
+    def _outcome(
+        self, prompt: PromptId, records: Sequence[SampleRecord], rewards: Sequence[float | None]
+    ) -> GroupOutcome:
+        solved = self._run_state.task_rewards.solved
+        scored = [record for record, reward in zip(records, rewards, strict=True) if reward is not None]
+        return GroupOutcome(
+            self._components.source.domain(prompt.row),
+            [reward for reward in rewards if reward is not None],
+            [record.tokens for record in records],
+            [outcome for record in records if (outcome := solved(record)) is not None],
+            equal_scores(scored),
+        )
 
     def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:
         """Computes `perf/mfu/actor` (verl's name); empty if that can't be told, or nothing was trained."""

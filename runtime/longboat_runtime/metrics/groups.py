@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # This many domains have metrics of their own: those with the most groups, dropped ones included.
@@ -23,16 +24,20 @@ class GroupOutcome:
     solved: Sequence[bool]
     flat: bool
 
+    @property
+    def all_solved(self) -> bool:
+        """Whether it can be told of each sample that it solves the row."""
+        return len(self.solved) == len(self.rewards) and all(self.solved)
 
-def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) -> dict[str, float]:
-    """Returns the metrics of the groups of a step's batch.
 
-    `dropped` counts, by domain, groups given up for equal scores since the step before.
+def group_metrics(groups: Sequence[GroupOutcome], given_up: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Returns the metrics of the groups of a step's batch; `given_up` are those of its round that were dropped for their equal scores.
 
     `critic/zero_variance` is the share of groups with equal scores, the dropped ones included; `critic/pass@K` is over the batch. The
     MOST_DOMAINS domains with most groups, dropped ones included, also have `critic/zero_variance/DOMAIN` and, if they are in the batch,
     `critic/rewards/DOMAIN/mean` and `response_length/DOMAIN/mean`.
     """
+    dropped = Counter(group.domain for group in given_up)
     metrics = {f"critic/{name}": value for name, value in pass_rates([group.solved for group in groups]).items()}
     metrics |= _zero_variance("critic/zero_variance", groups, sum(dropped.values()))
     by_domain: dict[str, list[GroupOutcome]] = {domain: [] for domain in dropped if domain}

@@ -24,6 +24,7 @@ from longboat_runtime.reward.attempts import Attempts, settled
 from longboat_runtime.reward.client import disagreement
 from longboat_runtime.reward.combine import own_seconds
 from longboat_runtime.reward.cpus import PoolLoad
+from longboat_runtime.reward.protocol import LEAST_URGENT
 from longboat_runtime.reward.queue import GradeQueue, Group
 from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
@@ -118,10 +119,11 @@ class RewardPool:
 
     @property
     def load(self) -> PoolLoad:
-        """Work that the pool has now, and has done. An attempt at a grade counts as a grade."""
+        """Work that the pool has now, and has done. An attempt at a grade counts as a grade, one that nothing waits for only once it runs."""
         workers, now = self._workers.values(), asyncio.get_running_loop().time()
-        oldest = min((pending.since for pending in self._queued.values()), default=now)
-        unanswered = [*self._queued.values(), *(pending for worker in workers for pending in worker.requests.values())]
+        awaited = [pending for pending in self._queued.values() if pending.group.round != LEAST_URGENT.round]
+        oldest = min((pending.since for pending in awaited), default=now)
+        unanswered = [*awaited, *(pending for worker in workers for pending in worker.requests.values())]
         return PoolLoad(
             asked=sum(len(pending.request.samples) for pending in unanswered),
             at_once=sum(worker.at_once for worker in workers),

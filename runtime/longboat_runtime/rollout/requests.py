@@ -19,7 +19,7 @@ from longboat_runtime.samples import (
     first_tokens,
     joined,
 )
-from longboat_runtime.special_tokens import special_tokens
+from longboat_runtime.special_tokens import response_text
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -124,14 +124,8 @@ def generated_sample(
     if begun is not None and (end := repetition_end(token_ids, len(begun.token_ids), request.sampling.repetition)):
         token_ids, logprobs, spans = token_ids[:end], logprobs[:end], first_tokens(spans, end)
         reason, text = FinishReason.REPETITION, None
-    ids, sampling = token_ids.tolist(), request.sampling
-    stopped = reason is FinishReason.STOP and ids[-1:] and ids[-1] in sampling.stop_token_ids
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    if text is None:
-        text = decode(ids[:-1] if stopped and not sampling.include_stop else ids)
-    left_out = special_tokens(ids, text, special, decode)
-    if stopped and sampling.include_stop and ids[-1] in special:
-        text, left_out = text + special[ids[-1]], left_out[:-1]
+    text, left_out = response_text(token_ids.tolist(), text, reason, request.sampling, special, decode)
     return GeneratedSample(
         id=request.id,
         prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),

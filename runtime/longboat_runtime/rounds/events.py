@@ -457,7 +457,9 @@ class Learning(StrEnum):
     SOLVED = "solved"
     """None had, since all responses were right."""
     IDLE = "idle"
-    """None had, for another reason."""
+    """None had, since the rewards of each group were equal, or what differed is left out."""
+    NOTHING_JUDGED = "nothing-judged"
+    """There was no group with rewards: others were dropped for losses or grader errors."""
 
 
 @dataclass(frozen=True, slots=True)
