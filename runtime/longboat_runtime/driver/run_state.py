@@ -61,7 +61,7 @@ class StepBoundary:
 
 
 class RunState:
-    """The ledger with its view, the history of response lengths, learned timeouts, task rewards, what open rounds ask of engines (`works`), and the log.
+    """The ledger with its view, response lengths, learned timeouts, task rewards, what open rounds ask of engines (`works`), and the log.
 
     `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
     counts reported events that had no effect; they get no number and aren't logged.

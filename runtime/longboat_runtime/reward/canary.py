@@ -171,8 +171,8 @@ class CanaryScores:
 def suspicion(checked: Sequence[CanaryScores]) -> str | None:
     """Says why a reward is suspect; None if it isn't.
 
-    It is suspect if a response graded twice got different scores, or if no right response got a score. It also is if for at least half of the
-    rows the right response got no more than the wrong one, or than the empty one: half, since some rows of most datasets have wrong answers.
+    It is suspect if a response graded twice got different scores, or if no right response got a score. It also is if for at least half of
+    the rows the right response got no more than the wrong one, or than the empty one. Half, since some rows of most datasets are wrong.
     """
     scored = [(scores, scores.right) for scores in checked if scores.right is not None]
     if checked and not scored:

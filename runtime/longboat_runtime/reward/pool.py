@@ -119,7 +119,10 @@ class RewardPool:
 
     @property
     def load(self) -> PoolLoad:
-        """Work that the pool has now, and has done. An attempt at a grade counts as a grade, one that nothing waits for only once it runs."""
+        """Work that the pool has now, and has done.
+
+        An attempt at a grade counts as a grade. One that nothing waits for counts only once it runs.
+        """
         workers, now = self._workers.values(), asyncio.get_running_loop().time()
         awaited = [pending for pending in self._queued.values() if pending.group.round != LEAST_URGENT.round]
         oldest = min((pending.since for pending in awaited), default=now)

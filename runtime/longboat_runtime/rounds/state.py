@@ -189,7 +189,7 @@ class LedgerState:
         return group
 
     def start_over(self) -> None:
-        """Prepares the state for another job: unfinished groups are queued first for another attempt, rounds, skips and idle steps are reset."""
+        """Prepares the state for another job: unfinished groups are queued first for another attempt, all else is reset."""
         unfinished = [*self.groups.values()]
         waiting = [(prompt, attempt, self.deferred_prompts.get(prompt)) for prompt, attempt in self.queue.items()]
         for prompt, _, _ in waiting:
