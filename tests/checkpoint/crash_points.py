@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.driver.resume import Loaded
 from longboat_runtime.driver.run_state import RunState, StepBoundary
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.reward.tasks import TaskRewards
@@ -76,7 +77,7 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     driver = site.driver()
     log = EventLog(root, incarnation, {})
     run_state = RunState(Ledger(2), LengthHistory(), LearnedTimeouts((), str), TaskRewards(()), log, audited=False)
-    driver._steps.resume(run_state, None, None, ModelInfo(1, 1, 1), streams=False)
+    driver._steps.resume(run_state, None, None, Loaded(ModelInfo(1, 1, 1), None, {}), streams=False)
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:
             site.trainer.weights = f"of step {step}"

@@ -160,5 +160,6 @@ def test_what_can_not_be_read_is_left_to_whoever_loads_it(tmp_path: Path) -> Non
     assert model_digests(tmp_path) == {}
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
     assert list(model_digests(tmp_path)) == ["model.safetensors"]
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     assert model_digests(tmp_path) == {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 from longboat_crds.problems import spec_problem_in
+from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
@@ -16,6 +18,7 @@ from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import finished, saved_steps, trained, until
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 async def test_a_lost_sample_is_generated_again_with_its_seed(tmp_path: Path) -> None:
@@ -118,6 +121,25 @@ async def test_a_grader_error_drops_the_group_and_keeps_the_denominator(tmp_path
     assert "row 0 of the dataset" in message
     assert "the grader crashed" in message
     assert "Correct the reward function or the row" in message
+
+
+async def test_an_error_before_the_start_is_reported_stays_reported(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    site.rewards.errors = {PromptId(0, 0)}
+    met, put, tidy = threading.Event(), site.reporter.problems.put, driver._steps._exports.tidy
+
+    def put_and_note(reason: Reason, field: str | None, message: str) -> None:
+        put(reason, field, message)
+        met.set()
+
+    def tidy_late() -> None:
+        assert met.wait(DEADLINE_SECONDS)
+        tidy()
+
+    site.reporter.problems.put, driver._steps._exports.tidy = put_and_note, tidy_late
+    await driver.run()
+    assert site.broker.status.problem.reason == "GraderErrors"
 
 
 async def test_graders_that_never_work_fail_the_job(tmp_path: Path) -> None:

@@ -524,7 +524,9 @@ class Steps:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
         devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.replicas
         record = self._reporter.finish_step(step, timed=timed, devices=devices)
-        if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):
+        # A round that is open may have met an error before this step was reported.
+        open_rounds = (round_.grades.get(GradeKind.GRADER_ERROR) for round_ in self._run_state.view.rounds.values())
+        if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}") and not any(open_rounds):
             self._reporter.problems.clear(Reason.GRADER_ERRORS)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))
         self._reported(record)
