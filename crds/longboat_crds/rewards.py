@@ -147,8 +147,8 @@ CANARY_STEPS = 10
 class CanarySpec(ApiModel):
     """Responses whose worth is known: a right one and a wrong one, as Jinja templates over a row's columns.
 
-    They are graded before the first step and every `everySteps` steps, beside the samples. The job is reported as RewardSuspect if the reward
-    can't tell them apart, gives an empty response as much as the right one, or gives one response two scores.
+    They are graded before the first step and every `everySteps` steps, beside the samples. The job is reported as RewardSuspect if the
+    reward can't tell them apart, gives an empty response as much as the right one, or gives one response two scores.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -169,8 +169,8 @@ class FunctionOutcome:
     if that is more. `limited` says that a learned limit ended it. Where there are test cases, `own_seconds` are of the one that took
     longest, and `limited` says that one failed because of its limit: with partial credit such a grade may be SCORED.
 
-    `metrics` are those of `RewardResult`. If a function is given all responses to a prompt, `each` has the outcome of each response, without
-    times of its own (see `by_sample`). It is empty if the call failed.
+    `metrics` are those of `RewardResult`. If a function is given all responses to a prompt, `each` has the outcome of each response,
+    without times of its own (see `by_sample`). It is empty if the call failed.
     """
 
     kind: OutcomeKind

@@ -217,9 +217,9 @@ class SampleSize:
 class GeneratedSample:
     """A finished (or aborted) response with all its data; it goes to the sample store, never through the driver.
 
-    `token_ids` and `logprobs` have one entry per response token; `logprobs` are natural logs of the probability the engine
-    drew the token with; at temperature 0, of the model's probability. `text` is the decoded response without the `special` tokens; if a stop
-    text ended it, only what is before that, unless `Sampling.include_stop`.
+    `token_ids` and `logprobs` have one entry per response token; `logprobs` are natural logs of the probability the engine drew the token
+    with; at temperature 0, of the model's probability. `text` is the decoded response without the `special` tokens; if a stop text ended
+    it, only what is before that, unless `Sampling.include_stop`.
     """
 
     id: SampleId

@@ -56,8 +56,8 @@ def response_text(
 ) -> tuple[str, tuple[SpecialToken, ...]]:
     """Returns the text of a response, and the special tokens that it doesn't have (`special_tokens`).
 
-    `text` is what engines have made of the tokens where there are stop texts, else None: then the tokens are decoded. A stop token is part of
-    the text only with `includeStop`.
+    `text` is what engines have made of the tokens where there are stop texts, else None: then the tokens are decoded. A stop token is part
+    of the text only with `includeStop`.
     """
     stopped = reason is FinishReason.STOP and token_ids[-1:] and token_ids[-1] in sampling.stop_token_ids
     if text is None:

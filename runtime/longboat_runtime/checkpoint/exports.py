@@ -22,7 +22,7 @@ _ASIDE = re.compile(r"\..+\.(\d+)\.(partial|removed)")
 
 
 def is_due(step: int, steps: int, spec: CheckpointSpec) -> bool:
-    """Whether to export the model after `step`: every `exportEverySteps`, but not the last of `steps` if that has an export of its own. Pure."""
+    """Whether to export the model after `step`: every `exportEverySteps`, but not after the last of `steps` if `export` does. Pure."""
     every = spec.export_every_steps
     return every is not None and step > 0 and step % every == 0 and not (spec.export and step >= steps)
 

@@ -41,8 +41,8 @@ class Prompts:
     """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
-    Templates that ask for the time get `started`. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation gives:
-    errors name them there.
+    Templates that ask for the time get `started`. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
+    gives: errors name them there.
     """
 
     def __init__(

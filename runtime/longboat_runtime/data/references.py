@@ -95,8 +95,8 @@ def with_template_text(rows: Rows, config_maps: Path, section: str = "spec.datas
 def with_stop_tokens(sampling: SamplingSpec, special: Mapping[int, str], vocabulary: int) -> SamplingSpec:
     """Makes stop texts that are special tokens `stopTokenIds`: engines look for stop texts in text that has no special tokens.
 
-    `special` are the texts of special tokens, by id. Raises SpecProblem for a stop text that has a special token and more, and for an id that
-    isn't in the `vocabulary`. Pure.
+    `special` are the texts of special tokens, by id. Raises SpecProblem for a stop text that has a special token and more, and for an id
+    that isn't in the `vocabulary`. Pure.
     """
     ids = {text: token_id for token_id, text in special.items()}
     for index, text in enumerate(sampling.stop):

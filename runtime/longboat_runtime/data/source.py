@@ -203,7 +203,7 @@ class TablePrompts:
         return (str(domain) if columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
-        """Returns the cursors by domain, what determines the order (rows, seed, shuffle), the number of rows skipped, and the start date."""
+        """Returns the cursors by domain, what determines the order (rows, seed, shuffle), the rows skipped, and the start date."""
         order = self._order
         return {
             "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},

@@ -89,7 +89,9 @@ class Evaluation:
         self._graded: list[SampleId] = []
 
     async def run(self, step: int, steps: int) -> dict[str, float]:
-        """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics. Grader errors are counted, not scored.
+        """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics.
+
+        Grader errors are counted, not scored.
 
         Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
         """
@@ -191,9 +193,9 @@ def evaluation_metrics(
 ) -> dict[str, float]:
     """Returns the scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
-    `val/accuracy` is the share of solved samples among those of which that can be told, by reward in `val/solved`; `val/pass@K` is there for
-    prompts with several of them.
-    Grader errors and samples to which no function applies have no score; timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
+    `val/accuracy` is the share of solved samples among those of which that can be told, by reward in `val/solved`; `val/pass@K` is there
+    for prompts with several of them. Grader errors and samples to which no function applies have no score; timeouts are scored as in a
+    batch that is trained. `rewards` are the job's. Empty without results.
     """
     if not results:
         return {}

@@ -175,7 +175,7 @@ class Reporter:
         self.publish()
 
     def exported(self, path: str) -> None:
-        """Reports that the newest exported model is at `path` below the checkpoint directory; with the first checkpoint if there is none."""
+        """Reports that the newest exported model is at `path` below the checkpoint directory, or will with the first checkpoint."""
         self._export = path
         if self._checkpoint:
             self._checkpoint = self._checkpoint.model_copy(update={"export": path})

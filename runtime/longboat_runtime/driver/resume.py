@@ -89,10 +89,10 @@ async def load(job: Job, components: Components) -> Loaded:
 async def restore(job: Job, components: Components, loaded: Loaded, task_rewards: TaskRewards) -> Restored:
     """Restores the checkpoint and opens this incarnation's log. Raises SpecProblem.
 
-    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
-    it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
-    grading times and scores isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job. Nor is what this
-    job learned with other rows or rewards.
+    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where it is,
+    incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
+    grading times and scores isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job. Nor is
+    what this job learned with other rows or rewards.
     """
     timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
     manifest = loaded.saved

@@ -109,8 +109,8 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
     """Returns the job with paths in a volume mapped to the directory that stands for its mount path in `volumes` (pure).
 
-    These are the paths of the model, datasets, chat template, reward functions and profile; the longest mount path wins. With `all_used`, raises
-    ValueError if there is a volume to which none of them maps.
+    These are the paths of the model, datasets, chat template, reward functions and profile; the longest mount path wins. With `all_used`,
+    raises ValueError if there is a volume to which none of them maps.
     """
     used: set[str] = set()
 

@@ -31,7 +31,7 @@ class Grader(Protocol):
 
     @property
     def sources(self) -> Mapping[str, Mapping[str, str]]:
-        """Digests and versions that each loaded reward is made of, by its name and by file and distribution; see `longboat_graders.sources`."""
+        """The digests of files and versions of distributions that rewards are made of, by reward; see `longboat_graders.sources`."""
 
     @property
     def changed(self) -> str:

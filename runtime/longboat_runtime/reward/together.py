@@ -25,8 +25,8 @@ class Together:
     ) -> dict[str, FunctionOutcome]:
         """Returns the sample's outcomes by function name, once somebody has come with `siblings`, the whole group.
 
-        If a lost sample is generated again, the whole group is graded again; grades already returned stay. Cancelling this cancels the group's
-        call: the sample comes again with its siblings, or the group is given up. Raises KeyError if the store has lost the sample.
+        If a lost sample is generated again, the whole group is graded again; grades already returned stay. Cancelling this cancels the
+        group's call: the sample comes again with its siblings, or the group is given up. Raises KeyError if the store has lost the sample.
         """
         future: asyncio.Future[dict[str, FunctionOutcome]] = asyncio.get_running_loop().create_future()
         self.waiting[sample] = future

@@ -59,11 +59,11 @@ class RoundState(StrEnum):
 class SampleRecord:
     """One response.
 
-    `seq` is the number of its first `Generated` event, `counts` whether that was among the group's first `groupSize`; the grade
-    fields are set while it has a grade; `task` is the part that tells whether its row is solved. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
-    continues after them; `moved` are those that it had when it last moved to another engine, or that were left when it was lost.
-    `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the smallest number of tokens
-    that the store had of it when it was lost, None if it never was: those behind them are drawn again.
+    `seq` is the number of its first `Generated` event, `counts` whether that was among the group's first `groupSize`; the grade fields are
+    set while it has a grade; `task` is the part that tells whether its row is solved. `begun` are the spans of the tokens that the store
+    keeps of an unfinished sample, which continues after them; `moved` are those that it had when it last moved to another engine, or that
+    were left when it was lost. `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the
+    smallest number of tokens that the store had of it when it was lost, None if it never was: those behind them are drawn again.
     """
 
     index: int

@@ -20,8 +20,8 @@ def advantages(
 ) -> list[float]:
     """Computes one advantage for each sample: (reward - baseline) / scale.
 
-    `rewards[i]` is the reward of sample i and `groups[i]` names its group. A sample without a reward counts in no baseline or scale, and its
-    advantage is 0 (TRL 1.16, `GRPOTrainer._generate_and_score_completions`).
+    `rewards[i]` is the reward of sample i and `groups[i]` names its group. A sample without a reward counts in no baseline or scale, and
+    its advantage is 0 (TRL 1.16, `GRPOTrainer._generate_and_score_completions`).
 
     Baselines: GroupMean (GRPO, arXiv 2402.03300 §4.1.1), LeaveOneOut, the mean of the group's other samples (RLOO, arXiv
     2402.14740 §3.3; a group of one has baseline 0), BatchMean (REINFORCE++, arXiv 2501.03262).

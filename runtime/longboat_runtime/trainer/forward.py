@@ -29,8 +29,8 @@ def response_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
-    Entropies have a gradient only if `entropies`. A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
-    token. On CPUs their number, and that of a packed batch's tokens, is padded to a `recurring_size`.
+    Entropies have a gradient only if `entropies`. A packed batch needs a model with `attention.NAME`. The model's head runs only on the K
+    positions that predict a response token. On CPUs their number, and that of a packed batch's tokens, is padded to a `recurring_size`.
     """
     input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
     recurs = input_ids.device.type == "cpu"

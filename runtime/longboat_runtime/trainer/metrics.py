@@ -27,8 +27,8 @@ LOSSES = ("pg_loss", "kl_loss", "entropy_loss")
 def step_metrics(sums: Mapping[str, float], minibatches: int, algorithm: ResolvedAlgorithm) -> dict[str, float]:
     """Returns the metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
 
-    `minibatches` counts those that weren't skipped: `actor/pg_loss`, `actor/kl_loss` and `actor/entropy_loss` are means over them. `…seq_masked_fraction`
-    is a share of the responses in the loss; those of TOKEN_MEANS are means over the tokens in the loss.
+    `minibatches` counts those that weren't skipped: `actor/pg_loss`, `actor/kl_loss` and `actor/entropy_loss` are means over them.
+    `…seq_masked_fraction` is a share of the responses in the loss; those of TOKEN_MEANS are means over the tokens in the loss.
     """
     tokens = max(sums["tokens"], 1.0)
     metrics = {name: sums[key] / tokens for name, key in TOKEN_MEANS.items()}

@@ -16,8 +16,8 @@ from longboat_runtime.trainer.batch import SampleBatch
 class TokenLogprobs:
     """Log-probabilities (K) of a batch's response tokens, and entropies (K).
 
-    `new` is computed with the weights being trained and carries the gradient, as `entropy` does if it has a coefficient; `old` with the round's weights, `reference` with the
-    starting model (None without a KL term).
+    `new` is computed with the weights being trained and carries the gradient, as `entropy` does if it has a coefficient; `old` with the
+    round's weights, `reference` with the starting model (None without a KL term).
     """
 
     new: Tensor
