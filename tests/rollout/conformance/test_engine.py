@@ -329,7 +329,8 @@ def test_a_stop_string_that_was_begun_before_the_pause_ends_the_response(
             finish_reason=FinishReason.ABORT,
             text=chr(first + 29),
         )
-        again = request(0, 9, tokens=4, temperature=0.0, **sampling)
+        # Drawn, since the likeliest token may be the same after every first one.
+        again = request(0, 9, tokens=4, temperature=1.0, **sampling)
         engine.submit([replace(again, begun=spans)], [part])
         return collect(engine, 1)[asked.id]
 
