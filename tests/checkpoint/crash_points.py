@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,31 +104,44 @@ def lose_power(root: Path, before: dict[str, list[str]], notes: Path) -> None:
         subdirectories[:] = [name for name in subdirectories if name in durable]
 
 
+def _save_again(root: Path) -> None:
+    asyncio.run(save(root, 2, 30, 40))
+
+
+def dies(work: Callable[[], object], root: Path, operation: int, *, power: bool) -> bool:
+    """Does `work` below `root` in a process that dies before this file operation, if it comes so far; returns whether it did.
+
+    With `power` what wasn't durable then is gone.
+    """
+    before = {directory: [*subs, *entries] for directory, subs, entries in os.walk(root)}
+    notes = root.parent / "notes"
+    child = os.fork()
+    if child == 0:
+        disk = Disk(root, operation, notes)
+        work()
+        disk.stop(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if power:
+        lose_power(root, before, notes)
+    return code == KILLED
+
+
 def main(scratch: Path) -> None:
     """For each kind of death and each operation: die there, then look, then save again."""
     template = scratch / "template"
     asyncio.run(save(template, 1, 10, 20))
     for power in (False, True):
-        code, operation = KILLED, 0
-        while code == KILLED:
+        died, operation = True, 0
+        while died:
             operation += 1
             root = scratch / f"{'power' if power else 'kill'}-{operation}"
             shutil.copytree(template, root)
-            before = {directory: [*subs, *entries] for directory, subs, entries in os.walk(root)}
-            notes = scratch / "notes"
-            child = os.fork()
-            if child == 0:
-                disk = Disk(root, operation, notes)
-                asyncio.run(save(root, 2, 30, 40))
-                disk.stop(0)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            if power:
-                lose_power(root, before, notes)
+            died = dies(partial(_save_again, root), root, operation, power=power)
             found = CheckpointStore(root, 2, 3).newest()
             weights = (found.model / "weights").read_text() if found else None
             asyncio.run(save(root, 3, 50))
             left = sorted(str(path.relative_to(root)) for path in root.glob("incarnations/*/step-*"))
-            line = {"power": power, "operation": operation, "died": code == KILLED, "left": left}
+            line = {"power": power, "operation": operation, "died": died, "left": left}
             line["found"] = [found.incarnation, found.step, found.state["ledger"]["step"], weights] if found else None
             print(json.dumps(line))
             shutil.rmtree(root)

@@ -6,9 +6,9 @@ A script of its own, as `crash_points` is.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from longboat_runtime.checkpoint.export import export
 from longboat_runtime.checkpoint.exports import Exports, aside
-from tests.checkpoint.crash_points import KILLED, Disk, lose_power
+from tests.checkpoint.crash_points import dies
 
 
 def written(root: Path, source: Path, incarnation: int, step: int, value: float) -> None:
@@ -53,25 +53,16 @@ def main(scratch: Path) -> None:
         written(template, source, 2, step, float(step))
     for power in (False, True):
         for step in (30, 40):
-            code, operation = KILLED, 0
-            while code == KILLED:
+            died, operation = True, 0
+            while died:
                 operation += 1
                 root = scratch / "root"
                 shutil.copytree(template, root)
-                before = {directory: [*subs, *entries] for directory, subs, entries in os.walk(root)}
-                notes = scratch / "notes"
-                child = os.fork()
-                if child == 0:
-                    disk = Disk(root, operation, notes)
-                    written(root, source, 2, step, -1.0)
-                    disk.stop(0)
-                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                if power:
-                    lose_power(root, before, notes)
+                died = dies(partial(written, root, source, 2, step, -1.0), root, operation, power=power)
                 left = {path.name: found(path) for path in (root / "exports").glob("step-*")}
                 Exports(root, 2, 3).tidy()
                 hidden = [path.name for path in (root / "exports").glob(".*")]
-                line = {"power": power, "step": step, "died": code == KILLED, "left": left, "hidden": hidden}
+                line = {"power": power, "step": step, "died": died, "left": left, "hidden": hidden}
                 print(json.dumps(line))
                 shutil.rmtree(root)
 

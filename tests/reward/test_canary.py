@@ -17,7 +17,7 @@ from longboat_crds.rewards import CanarySpec, RewardSpec, SandboxSpec
 from longboat_runtime.data.prompts import load_tokenizer
 from longboat_runtime.reward.canary import CanaryScores, as_response, canaries, suspicion
 from longboat_runtime.samples import PromptId, Row, SampleId, Sampling
-from longboat_runtime.special_tokens import with_special_tokens
+from longboat_runtime.special_tokens import special_texts, with_special_tokens
 from tests.support.tiny_model import build_tiny_model
 
 ROWS = 8
@@ -63,7 +63,7 @@ def suspect(
         right, wrong = texts
         scores = []
         for text in (right, right, wrong, ""):
-            sample = as_response(SampleId(-1, 0, 1, 0), (1,), text, tokenizer, sampling)
+            sample = as_response(SampleId(-1, 0, 1, 0), (1,), text, tokenizer, special_texts(tokenizer), sampling)
             shown = with_special_tokens(sample.text, sample.special) if special else sample.text
             scores.append(reward(shown, row.ground_truth))
         checked.append(CanaryScores(row.prompt.row, *scores))
@@ -218,9 +218,8 @@ def test_a_response_ends_as_an_engine_ends_it(tokenizer: Any) -> None:
     """Ordinarily by the token for the end, which counts; else by the first of what ends responses, up to which tokens count."""
 
     def made(text: str, **sampling: Any) -> tuple[str, int, str, str]:
-        sample = as_response(
-            SampleId(-1, 0, 1, 0), (1,), text, tokenizer, Sampling(sampling.pop("most", 64), **sampling)
-        )
+        drawn = Sampling(sampling.pop("most", 64), **sampling)
+        sample = as_response(SampleId(-1, 0, 1, 0), (1,), text, tokenizer, special_texts(tokenizer), drawn)
         special = with_special_tokens(sample.text, sample.special)
         return sample.text, len(sample.token_ids), str(sample.finish_reason), special
 

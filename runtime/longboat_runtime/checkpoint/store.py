@@ -25,7 +25,7 @@ MODEL = "trainer"
 
 def incarnations(root: Path) -> list[int]:
     """Lists all incarnations that have come up: each has a directory from its start, for its metrics and its log."""
-    return [int(path.name) for path in (root / INCARNATIONS).iterdir() if path.name.isdecimal()]
+    return [int(path.name) for path in (root / INCARNATIONS).glob("*") if path.name.isdecimal()]
 
 
 class CheckpointStore:

@@ -15,6 +15,7 @@ from longboat_runtime.driver.reporter import Problems
 from longboat_runtime.reward.canary import Canary, CanaryScores, as_response, canaries, suspicion
 from longboat_runtime.reward.protocol import LEAST_URGENT
 from longboat_runtime.samples import UNSCORED, Grade, PromptId, Row, SampleId
+from longboat_runtime.special_tokens import special_texts
 
 log = structlog.get_logger()
 
@@ -37,6 +38,7 @@ class Canaries:
     ) -> None:
         self._job, self._components, self._problems, self._spawn = job, components, problems, spawn
         self._canaries = {canary.reward.name: canary for canary in canaries(job.spec.rewards)}
+        self._special = {} if components.tokenizer is None else special_texts(components.tokenizer)
         # Rewards whose canaries are to be checked with the round that runs, and those that are being checked.
         self.due: set[str] = set()
         self._checking: set[str] = set()
@@ -116,7 +118,7 @@ class Canaries:
         samples = [SampleId(-1 - step, row.prompt.row, 1 + number, index) for index in range(4)]
         await store.put(
             [
-                as_response(sample, row.token_ids, text, tokenizer, self._job.sampling)
+                as_response(sample, row.token_ids, text, tokenizer, self._special, self._job.sampling)
                 for sample, text in zip(samples, (right, right, wrong, ""), strict=True)
             ]
         )

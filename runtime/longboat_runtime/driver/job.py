@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.rounds.events import SpecChanged
 from longboat_runtime.samples import Repetition, Sampling
 
@@ -32,7 +33,7 @@ class Job:
     @property
     def home(self) -> Path:
         """The directory to which only this incarnation adds files."""
-        return self.root / "incarnations" / str(self.incarnation)
+        return self.root / INCARNATIONS / str(self.incarnation)
 
     @property
     def sampling(self) -> Sampling:

@@ -23,6 +23,8 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.layout import INCARNATIONS
+from longboat_runtime.checkpoint.store import incarnations
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.local.display import Display
@@ -74,7 +76,7 @@ def run_file(
     except OSError as error:
         console.print(f"[red]{root} can't be moved aside[/red]\n{error}", highlight=False)
         return _FAILED
-    started = Job(name, on_one_node(spec), root, _next_incarnation(root), name)
+    started = Job(name, on_one_node(spec), root, max(incarnations(root), default=0) + 1, name)
     try:
         return asyncio.run(_run(started, folders, console))
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -256,12 +258,7 @@ def move_aside(root: Path) -> Path | None:
 
     Raises OSError if it can't be renamed.
     """
-    if not (root / "incarnations").is_dir():
+    if not (root / INCARNATIONS).is_dir():
         return None
     aside = next(path for number in count(1) if not (path := root.with_name(f"{root.name}.{number}")).exists())
     return root.rename(aside)
-
-
-def _next_incarnation(root: Path) -> int:
-    numbers = [int(path.name) for path in (root / "incarnations").glob("*") if path.name.isdigit()]
-    return max(numbers, default=0) + 1

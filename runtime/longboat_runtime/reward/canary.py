@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from longboat_runtime.data.prompts import column
 from longboat_runtime.reward.tasks import is_shaping
 from longboat_runtime.samples import FinishReason, GeneratedSample, Row, SampleId, Sampling
 from longboat_runtime.scores import all_equal, exceeds
-from longboat_runtime.special_tokens import response_text, special_texts
+from longboat_runtime.special_tokens import response_text
 from longboat_runtime.templates import TEMPLATE_ERRORS, compiled
 
 if TYPE_CHECKING:
@@ -107,10 +107,17 @@ def _fenced(program: str) -> str:
 
 
 def as_response(
-    sample: SampleId, prompt: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase, sampling: Sampling
+    sample: SampleId,
+    prompt: Sequence[int],
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    special: Mapping[int, str],
+    sampling: Sampling,
 ) -> GeneratedSample:
-    """Makes the sample that an engine would return had the model drawn this text, and then the end of its response."""
-    special = special_texts(tokenizer)
+    """Makes the sample that an engine would return had the model drawn this text, and then the end of its response.
+
+    `special` are the texts of the tokenizer's special tokens, by id.
+    """
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     end = tokenizer.eos_token_id
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], *([] if end is None else [end])]

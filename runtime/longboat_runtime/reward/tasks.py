@@ -129,7 +129,10 @@ class TaskRewards:
     def solved(self, graded: Graded) -> bool | None:
         """Whether the response solves its row; None if that can't be told. A response whose task reward timed out doesn't solve it."""
         name, score = self._task_score(graded)
-        if name is None or name in self.unclear:
+        return None if name is None else self._solves(name, score)
+
+    def _solves(self, name: str, score: float | None) -> bool | None:
+        if name in self.unclear:
             return None
         return score is not None and reaches(score, self._solved_at.get(name, FULL_SCORE))
 
@@ -146,7 +149,8 @@ class TaskRewards:
         """Computes `PREFIX/NAME/mean` for each task reward: the share of solved responses among those that it tells of."""
         outcomes: dict[str, list[bool]] = {}
         for grade in graded:
-            if (solved := self.solved(grade)) is not None and (name := self.task_of(grade.parts)):
+            name, score = self._task_score(grade)
+            if name and (solved := self._solves(name, score)) is not None:
                 outcomes.setdefault(name, []).append(solved)
         return {f"{prefix}/{name}/mean": sum(solved) / len(solved) for name, solved in sorted(outcomes.items())}
 

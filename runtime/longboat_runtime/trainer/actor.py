@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
@@ -21,6 +21,8 @@ from longboat_runtime.weights.publication import WeightPublication
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 # Checkpoints and samples are written beside the steps that follow; `stacks` answers while another call hangs.
 CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
@@ -76,23 +78,13 @@ class TrainerActor:
         from longboat_runtime.weights.publish import publish
 
         probe = self._trainer.probe(probe_ids)
-        weights = self._trainer.weights()
-        if self._rank == 0:
-            return publish(weights, version, probe_ids, probe)
-        for _ in weights:
-            pass
-        return None
+        return self._gathered(lambda weights: publish(weights, version, probe_ids, probe))
 
     def checksum(self) -> str | None:
         """Gathers the weights with all ranks; rank 0 returns their checksum, the others None."""
         from longboat_runtime.weights.publish import summed
 
-        weights = self._trainer.weights()
-        if self._rank == 0:
-            return summed(weights)
-        for _ in weights:
-            pass
-        return None
+        return self._gathered(summed)
 
     def snapshot(self) -> None:
         """Copies the state into host memory, for `write`. Not while that is under way: there is only one copy."""
@@ -144,16 +136,23 @@ class TrainerActor:
         from longboat_runtime.checkpoint.export import export
         from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
-        # Copies: the experts of a layer come as parts of one tensor, which a file can't have.
-        weights = ((name, weight.to("cpu", copy=True)) for name, weight in self._trainer.weights())
-        if self._rank == 0:
+        def write(weights: Iterator[tuple[str, Tensor]]) -> None:
+            # Copies: the experts of a layer come as parts of one tensor, which a file can't have.
+            copies = {name: weight.to("cpu", copy=True) for name, weight in weights}
             dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
             own = self._spec.dataset.chat_template
-            template = own.text if own else None
-            export(Path(self._spec.model.path), dict(weights), dtype, directory, partial, template)
-        else:
-            for _ in weights:
-                pass
+            export(Path(self._spec.model.path), copies, dtype, directory, partial, own.text if own else None)
+
+        self._gathered(write)
+
+    def _gathered(self, take: Callable[[Iterator[tuple[str, Tensor]]], T]) -> T | None:
+        """Gathers the weights with all ranks, of which each has to take part. Rank 0 returns what `take` makes of them, the others None."""
+        weights = self._trainer.weights()
+        if self._rank == 0:
+            return take(weights)
+        for _ in weights:
+            pass
+        return None
 
     @ray.method(concurrency_group="stacks")
     def stacks(self) -> str:
