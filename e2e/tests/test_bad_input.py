@@ -39,7 +39,14 @@ def row_without_cases(spec: Spec) -> None:
     spec |= {**small_job.code_spec(), "dataset": {"files": {"paths": ["/data/train.jsonl"]}}}
 
 
-SPOILED = (missing_model, unknown_reward, missing_column, missing_command, row_without_cases)
+def too_many_sequences(spec: Spec) -> None:
+    """Asks for more sequences at once than an engine takes tokens in one of its steps."""
+    spec["rollout"]["maxSequences"] = 16_384
+
+
+SPOILED = (missing_model, unknown_reward, missing_column, missing_command, row_without_cases, too_many_sequences)
+# Engines refuse these.
+WITH_ENGINES = (missing_model, too_many_sequences)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +69,8 @@ def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
     runtime = site.apply_runtime_without("no-trainer", "trainer")
     jobs: dict[str, Job] = {}
     for spoil in SPOILED:
-        spec = small_job.spec(runtime)
-        if spoil is not missing_model:
+        spec = small_job.spec("host" if spoil is too_many_sequences else runtime)
+        if spoil not in WITH_ENGINES:
             spec["rollout"]["replicas"] = 0  # engines would only take CPUs
         fixed = {name: spec[name] for name in ("runtimeRef", "rollout")}
         spoil(spec)
@@ -83,6 +90,7 @@ def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
         (missing_column, "DatasetColumnMissing", "spec.dataset.columns.prompt", "prompt"),
         (missing_command, "CommandNotFound", "spec.rewards[0].sandbox.runCommand[0]", "Install it in the image"),
         (row_without_cases, "TestCasesInvalid", "spec.rewards[0].sandbox.format", "dataset.columns.groundTruth"),
+        (too_many_sequences, "SpecInvalid", "spec.rollout.maxSequences", "16384"),
     ],
 )
 def test_spec_problem_is_named(
@@ -93,6 +101,7 @@ def test_spec_problem_is_named(
     assert condition["reason"] == reason
     assert field in condition["message"]
     assert cure in condition["message"]
+    assert job.status()["training"]["incarnation"] == 1, "it isn't tried again"
 
 
 def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job) -> None:

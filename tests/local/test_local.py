@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,31 @@ def test_a_problem_stands_beside_the_stage(tmp_path: Path, capsys: pytest.Captur
     display.write(Record(1, 0.0, METRICS))
     display.summarise()
     assert "reward" in capsys.readouterr().out
+
+
+def test_a_problem_is_printed_once_for_its_reason_and_as_it_was_at_the_end(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    display = Display(Job("small", make_spec(), tmp_path, 1), Console(width=200, file=printed))
+    training = Training(incarnation=1, state=TrainingState.RUNNING, step=2, steps=5)
+    for seen in ("[a] 1 step", "[a] 2 steps"):
+        problem = Problem(reason="NoLearningSignal", field="spec.rewards[0]", message=seen)
+        display.show(DriverStatus(training, problem=problem))
+    display.summarise()
+    first, later, *_, reason, at_the_end = printed.getvalue().splitlines()
+    assert (first, later) == ("NoLearningSignal spec.rewards[0]", "[a] 1 step")
+    assert (reason, at_the_end) == (first, "[a] 2 steps")
+    printed.truncate(0)
+    display.show(DriverStatus(training))
+    display.summarise()
+    assert "NoLearningSignal" not in printed.getvalue(), "the job is well"
+
+
+def test_why_a_job_failed_is_left_to_the_run(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    display = Display(Job("small", make_spec(), tmp_path, 1), Console(width=200, file=printed))
+    failed = Training(incarnation=1, state=TrainingState.FAILED, step=2, steps=5)
+    display.show(DriverStatus(failed, problem=Problem(reason="ModelInvalid", message="no weights")))
+    assert not printed.getvalue()
 
 
 def test_skipped_prompts_and_padded_samples_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,11 @@ import math
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from longboat_crds.problems import SpecProblem
+from longboat_crds.status import Problem, TrainingState
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.metrics.record import Record
@@ -38,6 +41,7 @@ class Display:
         self._records: list[Record] = []
         self._printed_subjects: set[str] = set()
         self.now = "starting"
+        self._problem: Problem | None = None
         self._line = console.status(self.now)
 
     def __enter__(self) -> Display:
@@ -53,8 +57,11 @@ class Display:
         self._line.stop()
 
     def show(self, status: DriverStatus) -> None:
-        """Shows the driver's status; some parts of it as a line, the first time only."""
+        """Shows the driver's status; some parts of it, and each reason of a problem, as a line, the first time only."""
         training, problem = status.training, status.problem
+        self._problem = problem
+        if problem and not (training and training.state is TrainingState.FAILED):
+            self._print_once(problem.reason, explained(problem, "yellow"))
         if training and training.skipped_prompts:
             self._print_once("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
         if training and training.attention not in (None, PACKED):
@@ -64,7 +71,7 @@ class Display:
         for tracker, place in (training.tracking.to_json() if training and training.tracking else {}).items():
             self._print_once(tracker, f"tracked in {place}")
         step = f"step {training.step} of {training.steps}: {training.stage or 'waiting'}" if training else "starting"
-        self.now = f"{step}  [yellow]{problem.reason}: {problem.message}[/yellow]" if problem else step
+        self.now = f"{step}  [yellow]{problem.reason}: {escape(problem.message)}[/yellow]" if problem else step
         self._line.update(self.now)
 
     def _print_once(self, subject: str, line: str) -> None:
@@ -83,7 +90,7 @@ class Display:
         """Does nothing: there is nothing to release."""
 
     def summarise(self) -> None:
-        """Prints first, last and mean of every column that has values."""
+        """Prints first, last and mean of every column that has values, and the problem that the job still had at its end."""
         table = Table(box=None, header_style="bold")
         for title in ("", "first", "last", "mean"):
             table.add_column(title, justify="left" if not title else "right")
@@ -93,6 +100,14 @@ class Display:
                 mean = math.fsum(values) / len(values)
                 table.add_row(title, *(format(value, form) for value in (values[0], values[-1], mean)))
         self._console.print(table)
+        if self._problem:
+            self._console.print(explained(self._problem, "yellow"), highlight=False)
+
+
+def explained(problem: Problem | SpecProblem, colour: str) -> str:
+    """Formats a problem for a console (pure)."""
+    field = f" {escape(problem.field)}" if problem.field else ""
+    return f"[{colour}]{problem.reason}[/{colour}]{field}\n{escape(problem.message)}"
 
 
 def heading() -> str:

@@ -21,13 +21,12 @@ from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
-from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.checkpoint.store import incarnations
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
-from longboat_runtime.local.display import Display
+from longboat_runtime.local.display import Display, explained
 from longboat_runtime.local.graders import link_config_maps, local_graders
 from longboat_runtime.local.picture import draw
 from longboat_runtime.reward.slots import resource
@@ -177,7 +176,7 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
             finally:
                 ray.shutdown()
     if problem is not None:
-        console.print(_explained(problem), highlight=False)
+        console.print(explained(problem, "red"), highlight=False)
         if problem.reason == Reason.CHECKPOINT_MISMATCH:
             resume = "with --resume to go on from the checkpoint with what is there now, or "
             console.print(
@@ -215,11 +214,6 @@ def _heed_signals(broker: LocalBroker, console: Console) -> None:
     loop.add_signal_handler(signal.SIGTERM, run.cancel)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         loop.add_signal_handler(signal.SIGHUP, lambda: signal.raise_signal(signal.SIGTERM))
-
-
-def _explained(problem: SpecProblem) -> str:
-    where = f" {problem.field}" if problem.field else ""
-    return f"[red]{problem.reason}[/red]{where}\n{problem.message}"
 
 
 def _resources(spec: RLJobSpec) -> dict[str, float]:

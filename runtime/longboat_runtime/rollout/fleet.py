@@ -342,10 +342,9 @@ class RayRolloutFleet:
         """Returns the answers of engines, by name, to a call without arguments; one that fails or is late is left out."""
 
         async def ask(member: Member) -> Any:
-            return await getattr(member.actor, method).remote()
+            async with asyncio.timeout(CALL_SECONDS):
+                return await getattr(member.actor, method).remote()
 
-        answers = await asyncio.gather(
-            *(asyncio.wait_for(ask(member), CALL_SECONDS) for member in members), return_exceptions=True
-        )
+        answers = await asyncio.gather(*map(ask, members), return_exceptions=True)
         named = zip(members, answers, strict=True)
         return {member.name: answer for member, answer in named if not isinstance(answer, BaseException)}
