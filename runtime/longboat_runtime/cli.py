@@ -41,7 +41,7 @@ def driver(
     import traceback
 
     from longboat_graders import prctl
-    from longboat_runtime.driver.main import Ending, cause_of
+    from longboat_runtime.driver.main import Ending, first_error
     from longboat_runtime.driver.pod import drive_in_pod
     from longboat_runtime.logs import configure
     from longboat_runtime.model_config import import_transformers_without_torch
@@ -55,7 +55,7 @@ def driver(
     except Exception as error:  # noqa: BLE001 - told in one line, last
         traceback.print_exc()
         # The agent and the pod's status show the last line.
-        typer.echo(f"driver failed: {cause_in(cause_of(error))}", err=True)
+        typer.echo(f"driver failed: {cause_in(first_error(error))}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"driver: {ending}", err=True)
     sys.exit(_STOPPED if ending is Ending.STOPPED else 0)

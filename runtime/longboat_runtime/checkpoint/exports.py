@@ -16,7 +16,7 @@ from longboat_runtime.checkpoint.store import incarnations
 log = structlog.get_logger()
 
 # Both below the checkpoint directory.
-LAST, OF_STEPS = "export", "exports"
+LAST, BY_STEP = "export", "exports"
 # What an incarnation has not finished to write, or to remove.
 _ASIDE = re.compile(r"\..+\.(\d+)\.(partial|removed)")
 
@@ -40,7 +40,7 @@ class Exports:
 
     def path(self, step: int) -> Path:
         """Returns the directory of the export of a step. It is there only if it is whole."""
-        return self._root / OF_STEPS / step_name(step)
+        return self._root / BY_STEP / step_name(step)
 
     def newest(self, step: int) -> Path | None:
         """Returns the newest export of `step` or an earlier one, None if there is none."""
@@ -48,7 +48,7 @@ class Exports:
 
     def tidy(self) -> None:
         """Removes what earlier incarnations have not finished to write or to remove."""
-        for directory in (self._root, self._root / OF_STEPS):
+        for directory in (self._root, self._root / BY_STEP):
             for path in directory.glob(".*"):
                 match = _ASIDE.fullmatch(path.name)
                 if match and int(match[1]) < self._incarnation and path.is_dir():
@@ -72,5 +72,5 @@ class Exports:
                 log.warning("an old export could not be removed", export=str(path), error=str(error))
 
     def _steps(self) -> list[int]:
-        steps = (step_of(path.name) for path in (self._root / OF_STEPS).glob("step-*"))
+        steps = (step_of(path.name) for path in (self._root / BY_STEP).glob("step-*"))
         return [step for step in steps if step is not None]

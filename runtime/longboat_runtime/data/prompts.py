@@ -100,7 +100,7 @@ class Prompts:
 
         The evaluation's own fields take precedence over the dataset's. Raises SpecProblem.
         """
-        own = {name: value for name in _OF_EVALUATION if (value := getattr(evaluation, name)) is not None}
+        own = {name: value for name in _EVALUATION_FIELDS if (value := getattr(evaluation, name)) is not None}
         names = [to_camel(name) for name in own]
         max_tokens = own.pop("max_tokens", self._max_tokens)
         if "prompt_template" in own:
@@ -242,7 +242,7 @@ class Prompts:
 
 
 # Fields of the dataset that its evaluation may have too, and one of sampling.
-_OF_EVALUATION = ("columns", "prompt_template", "chat_template", "max_tokens")
+_EVALUATION_FIELDS = ("columns", "prompt_template", "chat_template", "max_tokens")
 
 # An upper bound on the tokens that tokenizers add around a text (bos, eos).
 _SPECIAL_TOKENS = 8

@@ -46,7 +46,7 @@ def learning_problem(
     if not scores:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in sorted(dropped.items()) if count)
         cause = f"no group of step {step} had rewards to learn from ({f'dropped: {reasons}' if reasons else 'the round had none'})"
-    elif not all(group.flat for group in groups if group.rewards):
+    elif not all(group.equal_scores for group in groups if group.rewards):
         cause = f"the responses of step {step} whose rewards differ were all cut off at maxTokens, and maskTruncated leaves these out"
         cure = "Raise rollout.sampling.maxTokens, or set algorithm.maskTruncated to false"
     else:

@@ -264,7 +264,7 @@ class Driver:
                 self._flow.launch({i: record.stored for i in samples if (record := self._view.sample(i))})
             case (events.GroupDropped() | events.GroupDeferred()) as body if effects.given_up:
                 if isinstance(body, events.GroupDropped) and body.reason is DropReason.ZERO_VARIANCE:
-                    self._steps.dropped_flat(effects.given_up)
+                    self._steps.dropped_for_equal_scores(effects.given_up)
                 self._flow.give_up_grades(effects.given_up.sample_ids)
                 self._flow.discard(self._sample_files.given_up(body, effects.given_up))
                 self._components.source.forget([body.prompt])

@@ -117,7 +117,7 @@ def superseded(error: BaseException) -> bool:
     return isinstance(error, Superseded)
 
 
-def cause_of(error: BaseException) -> BaseException:
+def first_error(error: BaseException) -> BaseException:
     """Returns the error, or the first one in a group, however nested (pure)."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -102,7 +102,7 @@ class Steps:
         self.queue = TrainerQueue()
         self.saved: Manifest | None = None
         # Groups that were dropped for their equal scores, by round.
-        self._flat: dict[int, list[GroupOutcome]] = {}
+        self._dropped_groups: dict[int, list[GroupOutcome]] = {}
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
@@ -245,10 +245,15 @@ class Steps:
         for record in records:
             self._run_state.task_rewards.observe(record)
         outcomes = self._outcomes(batch)
-        flat = [group for earlier in sorted(self._flat) if earlier <= number for group in self._flat.pop(earlier)]
-        reports.add(step, group_metrics(outcomes, flat))
+        dropped_groups = [
+            group
+            for earlier in sorted(self._dropped_groups)
+            if earlier <= number
+            for group in self._dropped_groups.pop(earlier)
+        ]
+        reports.add(step, group_metrics(outcomes, dropped_groups))
         reports.add(step, self._run_state.task_rewards.shares("critic/solved", records))
-        outcome = self._learning(step, batch, [*outcomes, *flat], round_)
+        outcome = self._learning(step, batch, [*outcomes, *dropped_groups], round_)
         reports.add(
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
         )
@@ -266,12 +271,12 @@ class Steps:
             self._happened(measured)
             self._reporter.reports.add(step, load_metrics(measured))
 
-    def dropped_flat(self, group: GroupRecord) -> None:
+    def dropped_for_equal_scores(self, group: GroupRecord) -> None:
         """Takes notice of a group that was dropped because its scores are equal."""
         for sample in group.scored:
             self._run_state.task_rewards.observe(sample)
         rewards = [sample.score for sample in group.scored]
-        self._flat.setdefault(group.round, []).append(self._outcome(group.prompt, group.scored, rewards))
+        self._dropped_groups.setdefault(group.round, []).append(self._outcome(group.prompt, group.scored, rewards))
 
     def _learning(
         self, step: int, batch: Batch, groups: Sequence[GroupOutcome], round_: RoundRecord

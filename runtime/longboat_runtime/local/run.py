@@ -82,12 +82,12 @@ def run_file(
         console.print("Ended. Run it again to resume from the newest checkpoint.", highlight=False)
         return _STOPPED
     except Exception as error:  # noqa: BLE001 - told to a person
-        from longboat_runtime.driver.main import cause_of
+        from longboat_runtime.driver.main import first_error
         from longboat_runtime.tracebacks import cause_in
 
         if verbose:
             traceback.print_exc()
-        first = cause_of(error)
+        first = first_error(error)
         console.print(f"[red]{type(first).__name__}[/red]: {escape(cause_in(first))}", highlight=False)
         console.print("Run it again to resume from the newest checkpoint (--verbose shows more).", highlight=False)
         return _FAILED

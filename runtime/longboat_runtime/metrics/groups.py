@@ -15,14 +15,14 @@ MOST_DOMAINS = 64
 class GroupOutcome:
     """One group: the rewards of its samples, as far as they have one, and the number of response tokens of each.
 
-    `solved` says of each sample of which it can be told whether it solves the row, `flat` whether all samples are worth the same.
+    `solved` says of each sample of which it can be told whether it solves the row, `equal_scores` whether all samples are worth the same.
     """
 
     domain: str
     rewards: Sequence[float]
     tokens: Sequence[int]
     solved: Sequence[bool]
-    flat: bool
+    equal_scores: bool
 
     @property
     def all_solved(self) -> bool:
@@ -85,7 +85,7 @@ def _powers_of_two(largest: int) -> Iterator[int]:
 
 def _zero_variance(name: str, groups: Sequence[GroupOutcome], dropped: int) -> dict[str, float]:
     count = len(groups) + dropped
-    return {name: (sum(group.flat for group in groups) + dropped) / count} if count else {}
+    return {name: (sum(group.equal_scores for group in groups) + dropped) / count} if count else {}
 
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
