@@ -24,9 +24,10 @@ from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rollout.protocol import ReshapePhase
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event, RoundKind
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.policies import open_policy
+from longboat_runtime.rounds.round_kind import RoundKind
 
 
 def job_spec(arm: Arm, model: Path, steps: int, seed: int, profile: Path | None = None) -> RLJobSpec:
@@ -104,7 +105,7 @@ def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
                 rounds[number] = {"long": kind is RoundKind.LONG, "opened": event.time}
             case events.RoundClosed(round=number):
                 rounds[number]["rollout"] = event.time - rounds[number]["opened"]
-            case events.RoundMeasured() as measured:
+            case measurements.RoundMeasured() as measured:
                 rounds[measured.round] |= {
                     "tp": measured.tensor_parallel,
                     "preemptions": measured.preemptions,
@@ -112,7 +113,7 @@ def rounds_of(log: list[Event]) -> dict[str, list[Any]]:
                     "kv_usage": measured.kv_usage,
                     "step_seconds": measured.step_seconds,
                 }
-            case events.Reshaped() as reshaped:
+            case measurements.Reshaped() as reshaped:
                 seconds = sum(reshaped.seconds.values())
                 reshapes.append([len(rounds), reshaped.tensor_parallel, reshaped.reason, seconds])
         last = event.time

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from bench.elastic.roofline import Roofline
 from longboat_runtime.rollout import router
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.lengths import TwoLevel
 from longboat_runtime.simulate.shapes import FixedShape, Shapes

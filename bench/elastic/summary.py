@@ -16,7 +16,7 @@ from bench.elastic.published import PREEMPTIONS, SECONDS
 from bench.elastic.setup import CHANGE, CHANGE_SECONDS, PACE, ROOFLINE, SEQUENCES, TOKENS
 from bench.picture import picture
 from bench.record import newest_run
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.simulate.simulation import SimulatedStep
 
 # The simulator may be wrong by so much.

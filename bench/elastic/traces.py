@@ -25,7 +25,7 @@ from bench.elastic.setup import CHANGE_SECONDS, engine_models
 from bench.record import RESULTS, Recorder, newest_run
 from longboat_runtime.rollout import parallelism
 from longboat_runtime.rollout.throughput import Profile
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.simulate.shapes import FixedShape, ShapePlanner
 
 RAW = RESULTS / "elastic_traces.jsonl"

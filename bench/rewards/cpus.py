@@ -15,7 +15,7 @@ from e2e.cluster.waiting import wait_until
 from e2e.jobs import Job, JobFailedError
 from e2e.site import Site
 from longboat_runtime.eventlog import read_log
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.samples import GradeKind
 
@@ -65,11 +65,11 @@ def rounds_of(log: Iterable[Event]) -> list[Graded]:
             rounds[-1].ended |= dict.fromkeys(body.parts, at)
             rounds[-1].grades += 1
             rounds[-1].scored += body.kind is GradeKind.SCORED
-        elif isinstance(body, events.CpusAsked):
+        elif isinstance(body, measurements.CpusAsked):
             changes.append(("asked", at, dict(body.pools)))
-        elif isinstance(body, events.CpusGranted):
+        elif isinstance(body, measurements.CpusGranted):
             changes.append(("granted", at, dict(body.pools)))
-        elif isinstance(body, events.RoundGraded):
+        elif isinstance(body, measurements.RoundGraded):
             round_ = next(round_ for round_ in rounds if round_.round == body.round)
             round_.cpu = {name: pool.cpu_seconds for name, pool in body.pools.items()}
         elif isinstance(body, events.StepCommitted):

@@ -13,7 +13,7 @@ from bench.rewards.mix import HARD_LIMIT, Contention, Fate, Mix, Response
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, GradeTime, SampleId, TimeLimit
 
 PROMPTS, GROUP = 50, 8

@@ -30,7 +30,7 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.combine import combine, grade_times, own_seconds
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, SampleId, TimeLimit
 
 GROUP = 8

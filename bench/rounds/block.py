@@ -19,7 +19,7 @@ from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rollout.step_times import merged
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import PromptId, SampleId
 
@@ -40,7 +40,7 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
     reports.close()
     await quiet(components)
     log = [event.body for event in surviving(root, end_of(root, 1))]
-    step_times = merged(body.step_times for body in log if isinstance(body, events.RoundMeasured))
+    step_times = merged(body.step_times for body in log if isinstance(body, measurements.RoundMeasured))
     curve = {str(batch): [times.steps, times.seconds] for batch, times in sorted(step_times.items())}
     return job, {"wall": time.monotonic() - began, "curve": curve, **steps(read_records(root)), **fates(log)}
 

@@ -18,7 +18,7 @@ from bench.rounds.tasks import Task
 from longboat_runtime.rollout.step_times import merged
 from longboat_runtime.rounds.audit.first_launches import complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.rounds.measurements import StepTimes
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import PromptId
 from longboat_runtime.simulate.curve import StepCurve

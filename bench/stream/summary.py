@@ -15,7 +15,7 @@ from bench.rounds import drawn
 from bench.rounds.tasks import Task
 from bench.stream.tasks import OFF, ON, ONCE, POLICIES, TASKS, WAYS, spec_of
 from longboat_runtime.rollout.step_times import merged
-from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.rounds.measurements import StepTimes
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.simulation import SimulatedRun, simulate

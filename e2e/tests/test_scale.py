@@ -16,7 +16,7 @@ from e2e.prompts import fates_in, nothing_is_lost
 from e2e.volumes import folder
 from e2e.watches import following
 from longboat_runtime.eventlog import newest, surviving
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 
 pytestmark = pytest.mark.cluster
 
@@ -92,7 +92,7 @@ def goes_on(job: Job) -> dict[str, Any]:
     return nothing_is_lost(job)
 
 
-def logged(job: Job) -> list[events.Body]:
+def logged(job: Job) -> list[events.Body | measurements.Measurement]:
     root = folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
     end = newest(root)
     assert end is not None
@@ -110,7 +110,7 @@ def test_kubectl_scale_adds_a_pod_and_drains_one(tail_batching_job: Job) -> None
     wait_until_none_leaves(tail_batching_job)
     assert goes_on(tail_batching_job)["lost_samples"] == lost, "nothing had to be drawn again"
     (drained,) = (before | {added}) - tail_batching_job.pod_uids("rollout").keys()
-    assert drained in {body.pod for body in logged(tail_batching_job) if isinstance(body, events.PodDrained)}
+    assert drained in {body.pod for body in logged(tail_batching_job) if isinstance(body, measurements.PodDrained)}
 
 
 @pytest.mark.extended
@@ -138,7 +138,7 @@ def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
     assert gone in named, "both at once"
     fates = goes_on(job)
     assert fates["lost_samples"] == 0, "nothing had to be drawn again"
-    assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
+    assert {body.pod for body in logged(job) if isinstance(body, measurements.PodDrained)} == gone
 
 
 @pytest.mark.faults

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.layout import INCARNATIONS
-from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.events import Body, LogEntry
+from longboat_runtime.rounds.measurements import Measurement
 
 LOG_NAME = "events.log"
 
@@ -56,9 +57,9 @@ class EventLog:
         """The position after the last event, durable or not."""
         return LogPosition(self.incarnation, self._end)
 
-    def append(self, event: Event) -> None:
-        """Takes the event; it is on disk after the next `sync`."""
-        self._add(event.to_json())
+    def append(self, entry: LogEntry[Body | Measurement]) -> None:
+        """Takes the entry; it is on disk after the next `sync`."""
+        self._add(entry.to_json())
 
     async def sync(self) -> None:
         """Makes all events taken so far durable, in another thread.
@@ -92,15 +93,15 @@ class EventLog:
             raise
 
 
-def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
-    """Yields all events that led to `position`, oldest first, over the incarnations of this job."""
+def surviving(root: Path, position: LogPosition) -> Iterator[LogEntry[Body | Measurement]]:
+    """Yields all entries that led to `position`, oldest first, over the incarnations of this job."""
     positions = [position]
     while resumes := _resumed(root, positions[-1].incarnation):
         positions.append(LogPosition(**resumes))
     for part in reversed(positions):
         with log_path(root, part.incarnation).open("rb") as file:
             _, *lines = file.read(part.offset).split(b"\n")[:-1]
-        yield from (Event.from_json(json.loads(line)) for line in lines)
+        yield from (LogEntry.from_json(json.loads(line)) for line in lines)
 
 
 def end_of(root: Path, incarnation: int) -> LogPosition:
@@ -116,8 +117,8 @@ def newest(root: Path) -> LogPosition | None:
     return next((end for end in (end_of(root, number) for number in logs) if end.offset), None)
 
 
-def read_log(root: Path) -> Iterator[Event]:
-    """Yields the events in a job's directory that its newest log continues from, and then its own, oldest first.
+def read_log(root: Path) -> Iterator[LogEntry[Body | Measurement]]:
+    """Yields the entries in a job's directory that its newest log continues from, and then its own, oldest first.
 
     Raises ValueError, with a message for people, if there is no log or a part of it can't be read.
     """

@@ -13,7 +13,7 @@ from bench.rounds.compare import accuracy, distribution, longer, measured
 from bench.rounds.recorded import Recorded
 from bench.rounds.summary import write
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import FinishReason, PromptId, SampleId, VersionSpan
 
 FIRST, SECOND = PromptId(0, 4), PromptId(0, 7)

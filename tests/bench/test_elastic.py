@@ -23,8 +23,9 @@ from bench.elastic.paced import Pace, Punctuality, RandomModel
 from bench.elastic.predictions import predicted
 from bench.elastic.published import H800
 from bench.elastic.setup import CHANGE_SECONDS, CONTEXT, ROOFLINE, engine_models
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event, RoundKind
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import SampleId
 
 
@@ -283,16 +284,16 @@ def test_ratios_are_paired_by_seed():
 
 
 def test_rounds_are_read_from_the_log_of_a_job():
-    def measured(number: int, kind: RoundKind, size: int, preemptions: int) -> events.RoundMeasured:
-        return events.RoundMeasured(
-            number, kind, size, 4, preemptions, 0, 100, 8, 2, 0.5, {8: events.StepTimes(1, 0.01)}
+    def measured(number: int, kind: RoundKind, size: int, preemptions: int) -> measurements.RoundMeasured:
+        return measurements.RoundMeasured(
+            number, kind, size, 4, preemptions, 0, 100, 8, 2, 0.5, {8: measurements.StepTimes(1, 0.01)}
         )
 
     log = [
         (1.0, events.RoundOpened(1, RoundKind.SHORT, 0, racing=True)),
         (3.0, events.RoundClosed(1)),
         (3.1, measured(1, RoundKind.SHORT, 1, 7)),
-        (4.0, events.Reshaped(2, "why", {"start": 0.5, "end": 0.25})),
+        (4.0, measurements.Reshaped(2, "why", {"start": 0.5, "end": 0.25})),
         (4.5, events.RoundOpened(2, RoundKind.LONG, 1, racing=False)),
         (6.0, events.RoundClosed(2)),
         (6.1, measured(2, RoundKind.LONG, 2, 0)),

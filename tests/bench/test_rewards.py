@@ -14,7 +14,8 @@ from bench.rewards.moves import Decision, PodSeen, Seen, pod_seen, timed
 from bench.rewards.summary import page, seconds_of, within, write
 from bench.rewards.timeouts import ARMS
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
 RUN = {
@@ -122,18 +123,18 @@ def generated(row: int, index: int = 0) -> events.Generated:
 
 def test_a_round_lasts_from_its_last_response_to_its_last_grade() -> None:
     log = logged(
-        (10.0, events.RoundOpened(1, events.RoundKind.SHORT, 0)),
+        (10.0, events.RoundOpened(1, RoundKind.SHORT, 0)),
         (10.1, events.Launched(1, PromptId(0, 0), 0, 1)),
         (10.2, events.Launched(1, PromptId(0, 1), 0, 1)),
         (11.0, generated(0)),
         (11.5, graded(0)),
         (12.0, generated(1)),
-        (14.0, events.CpusAsked({"code": 0.75, "math": 0.25}, "")),
-        (15.0, events.CpusGranted({"code": 0.75, "math": 0.25})),
+        (14.0, measurements.CpusAsked({"code": 0.75, "math": 0.25}, "")),
+        (15.0, measurements.CpusGranted({"code": 0.75, "math": 0.25})),
         (42.0, graded(1)),
-        (43.0, events.RoundGraded(1, {"code": events.PoolGrading(2, 2, 7.5, 1, 3.0, ())})),
+        (43.0, measurements.RoundGraded(1, {"code": measurements.PoolGrading(2, 2, 7.5, 1, 3.0, ())})),
         (44.0, events.StepCommitted(1, 1, 1, ())),
-        (50.0, events.RoundOpened(2, events.RoundKind.SHORT, 1)),
+        (50.0, events.RoundOpened(2, RoundKind.SHORT, 1)),
         (51.0, generated(2)),
     )
     first = rounds_of(log)[0]
@@ -149,7 +150,7 @@ def test_a_block_is_void_if_it_is_not_the_trace() -> None:
     rows = range(swaps.PROMPTS)
 
     def block(of: Any, kind: GradeKind = GradeKind.SCORED) -> list[str]:
-        bodies: list[tuple[float, events.Body]] = [(0.0, events.RoundOpened(1, events.RoundKind.SHORT, 0))]
+        bodies: list[tuple[float, events.Body]] = [(0.0, events.RoundOpened(1, RoundKind.SHORT, 0))]
         bodies += [(1.0, events.Launched(1, PromptId(0, row), 0, swaps.GROUP)) for row in of]
         bodies += [(2.0, graded(row, index, kind)) for row in of for index in range(swaps.GROUP)]
         return list(flaws(trace, rounds_of(logged(*bodies)), 1))

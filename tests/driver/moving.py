@@ -44,7 +44,7 @@ from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.member import RolloutNode
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -424,7 +424,9 @@ def at_once() -> Iterator[None]:
         await asyncio.sleep(0)
         return work(*arguments, **named)
 
-    def at_random(plan: ParallelismPlan, body: events.RoundMeasured, rules: PlanRules, left: int) -> ParallelismPlan:
+    def at_random(
+        plan: ParallelismPlan, body: measurements.RoundMeasured, rules: PlanRules, left: int
+    ) -> ParallelismPlan:
         """The plan for any shape, so that engines change in jobs of few rounds."""
         del left
         sizes = [size for size in rules.bounds.sizes if size not in plan.failed]
@@ -469,7 +471,7 @@ def check(site: MovingSite, moves: Moves, *, killed: bool) -> None:
     lost = [body for body in bodies if isinstance(body, events.Lost)]
     moves.moved += len(moved)
     moves.lost += len(lost)
-    reshaped = [body for body in bodies if isinstance(body, events.Reshaped)]
+    reshaped = [body for body in bodies if isinstance(body, measurements.Reshaped)]
     moves.reshapes += len(reshaped)
     moves.failed_reshapes += sum(bool(body.failure) for body in reshaped)
     batches = trained(site)

@@ -13,12 +13,13 @@ from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.samples import LostSample, SampleId
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import Crash, Site, make_spec
 
 
-def history(site: Site) -> list[events.Body]:
+def history(site: Site) -> list[events.Body | Measurement]:
     """The surviving events of all incarnations, without times, starts, and publications after a start."""
     kept = [e.body for e in surviving(site.root, end_of(site.root, site.incarnation))]
     return [b for b in kept if not isinstance(b, (events.Started, events.PublishStarted, events.Published))]

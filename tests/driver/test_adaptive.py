@@ -20,7 +20,7 @@ from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile, identity
 from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rollout.round_seconds import Work, round_seconds
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import measurements
 from longboat_runtime.samples import FinishReason, SampleRequest, VersionSpan
 from tests.driver.fakes import FakeFleet, Site, digest, make_spec
 from tests.driver.runs import crash_once_saved, history, manifests
@@ -150,13 +150,13 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> PacedSite:
     return site
 
 
-def reshapes(site: Site) -> list[events.Reshaped]:
-    return [body for body in history(site) if isinstance(body, events.Reshaped)]
+def reshapes(site: Site) -> list[measurements.Reshaped]:
+    return [body for body in history(site) if isinstance(body, measurements.Reshaped)]
 
 
 def sizes(site: Site) -> list[int]:
     """Devices of an engine, round by round."""
-    return [body.tensor_parallel for body in history(site) if isinstance(body, events.RoundMeasured)]
+    return [body.tensor_parallel for body in history(site) if isinstance(body, measurements.RoundMeasured)]
 
 
 async def test_a_load_that_grows_gets_larger_engines(whole: PacedSite) -> None:

@@ -8,9 +8,10 @@ from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind, StepTimes
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.measurements import StepTimes
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import FinishReason, PromptId, SampleId
@@ -29,7 +30,7 @@ async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
     }
     await loads.begin(2, RoundKind.LONG)
     fleet.load = {"c": Load(1, generated_tokens=7)}
-    assert await loads.finish(1, RoundWorks(), View(Ledger(1))) == events.RoundMeasured(
+    assert await loads.finish(1, RoundWorks(), View(Ledger(1))) == measurements.RoundMeasured(
         1, RoundKind.SHORT, 2, 2, preemptions=4, interrupted=1, generated_tokens=80, running=5, waiting=2, kv_usage=0.9,
         step_times={4: StepTimes(30, 1.5), 6: StepTimes(10, 0.5)},
     )  # fmt: skip
@@ -69,7 +70,7 @@ async def test_every_step_tells_what_its_engines_felt(tmp_path: Path) -> None:
     driver = site.driver()
     site.fleet.load = {"engine-0": Load(1, 2, 0, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)})}
     assert await driver.run() is RunOutcome.DONE
-    measured = [body for body in history(site) if isinstance(body, events.RoundMeasured)]
+    measured = [body for body in history(site) if isinstance(body, measurements.RoundMeasured)]
     assert [body.round for body in measured] == [1, 2, 3]
     assert all(body.preemptions >= 2 for body in measured)
     records = read_records(tmp_path)[1:]

@@ -14,7 +14,7 @@ from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan
 from longboat_runtime.rollout.protocol import ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.throughput import Profile
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.lengths import TwoLevel
 from longboat_runtime.simulate.shapes import FinishedRound, PlannedShapes, Shapes
@@ -70,7 +70,7 @@ async def test_the_same_rounds_give_the_same_plan_in_driver_and_simulator(
         assert reshapes.snapshot["plan"] == plan.to_snapshot()
         await reshapes.settled()
         for body in happened:
-            assert isinstance(body, events.Reshaped)
+            assert isinstance(body, measurements.Reshaped)
             reshapes.happened(body)
         changes += len(happened)
         happened.clear()

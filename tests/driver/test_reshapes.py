@@ -19,7 +19,7 @@ from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import ReshapeReport
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.samples import FinishedSample, LostSample
 from tests.driver.fakes import FakeFleet, FakeTrainer, Site, make_spec
 from tests.driver.runs import history, manifests
@@ -74,8 +74,8 @@ async def run(site: Site, *preemptions: int, unfit: frozenset[int] = frozenset()
     assert await driver.run() is RunOutcome.DONE
 
 
-def reshapes(site: Site) -> list[events.Reshaped]:
-    return [body for body in history(site) if isinstance(body, events.Reshaped)]
+def reshapes(site: Site) -> list[measurements.Reshaped]:
+    return [body for body in history(site) if isinstance(body, measurements.Reshaped)]
 
 
 async def test_engines_are_reshaped_before_the_next_round(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ async def test_engines_are_reshaped_before_the_next_round(tmp_path: Path) -> Non
     bodies = history(site)
     opened = [i for i, one in enumerate(bodies) if isinstance(one, events.RoundOpened)]
     assert opened[1] < bodies.index(body) < opened[2], "beside the training of the second round"
-    measured = [one.tensor_parallel for one in bodies if isinstance(one, events.RoundMeasured)]
+    measured = [one.tensor_parallel for one in bodies if isinstance(one, measurements.RoundMeasured)]
     assert measured == [1, 1, 2, 2]
     status = site.broker.status.training
     assert status.tensor_parallel == 2

@@ -21,10 +21,10 @@ from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.pool_loads import MOST_POINTS, PoolLoads
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.reward.cpus import PoolLoad
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.records import RoundState, SampleState
-from longboat_runtime.rounds.snapshot import to_snapshot
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
@@ -100,8 +100,8 @@ async def test_a_pool_that_waits_is_given_what_another_does_not_need(tmp_path: P
         assert asked_cpus(second)["math"] > 3000
         assert site.broker.status.demand is not None
         assert site.broker.status.demand.rollout is not None, "both demands stand side by side"
-    told = [body for body in history(site) if isinstance(body, events.CpusAsked | events.CpusGranted)]
-    assert Counter(type(body) for body in told) == {events.CpusAsked: 2, events.CpusGranted: 2}
+    told = [body for body in history(site) if isinstance(body, measurements.CpusAsked | measurements.CpusGranted)]
+    assert Counter(type(body) for body in told) == {measurements.CpusAsked: 2, measurements.CpusGranted: 2}
     assert told[0].pools == {"math": 2.0, "code": 2.0}
     metrics = read_records(tmp_path)[-1].metrics
     assert metrics["reward/pools/math/cpus"] == 0.3
@@ -153,7 +153,7 @@ async def test_without_a_grant_nothing_is_asked_for(tmp_path: Path, monkeypatch:
         for _ in range(100):
             await asyncio.sleep(0)
         assert demand(site) is None
-    assert not [body for body in history(site) if isinstance(body, events.CpusAsked)]
+    assert not [body for body in history(site) if isinstance(body, measurements.CpusAsked)]
     waiting = asyncio.create_task(LocalBroker(1).granted_cpus(None))
     await asyncio.sleep(0)
     assert not waiting.done(), "pools of one machine share its CPUs"
@@ -169,7 +169,7 @@ async def test_without_a_total_nothing_is_asked_for(tmp_path: Path) -> None:
         for _ in range(100):
             await asyncio.sleep(0)
     assert demand(site) is None
-    assert not [body for body in history(site) if isinstance(body, events.CpusAsked | events.CpusGranted)]
+    assert not [body for body in history(site) if isinstance(body, measurements.CpusAsked | measurements.CpusGranted)]
 
 
 @pytest.mark.usefixtures("quickly")
@@ -196,23 +196,9 @@ async def test_moves_change_nothing_that_is_trained(tmp_path: Path) -> None:
 
     moving.trainer.train = moved  # type: ignore[method-assign]
     assert await driver.run() is RunOutcome.DONE
-    assert len([body for body in history(moving) if isinstance(body, events.CpusAsked)]) >= 5
+    assert len([body for body in history(moving) if isinstance(body, measurements.CpusAsked)]) >= 5
     assert trained(moving) == trained(still)
     assert moving.trainer.weights == still.trainer.weights
-
-
-def test_observations_leave_the_ledger_as_it_is() -> None:
-    ledger = opened(racing=False, prompts=1, samples=2)
-    before = to_snapshot(ledger)
-    pools = {"a": events.PoolGrading(1, 1, 0.5, 0, 0.0, ((0.0, 1),))}
-    bodies = events.CpusAsked({"a": 1.0}, "why"), events.CpusGranted({"a": 1.0}), events.RoundGraded(1, pools)
-    for seq, body in enumerate(bodies, ledger.seq + 1):
-        assert isinstance(body, events.OBSERVATIONS)
-        event = events.Event(seq, 1, 0.0, body)
-        assert events.Event.from_json(event.to_json()) == event
-        assert ledger.apply(event)
-    after = to_snapshot(ledger)
-    assert {name for name in before if before[name] != after[name]} == {"seq"}
 
 
 # --- What is expected ---------------------------------------------------------------------------------------------
@@ -227,7 +213,7 @@ def opened(racing: bool, prompts: int, samples: int) -> Ledger:
         events.PublishStarted(0),
         events.Published(0),
         events.Drawn(0, ids),
-        events.RoundOpened(1, events.RoundKind.SHORT, 0, racing),
+        events.RoundOpened(1, RoundKind.SHORT, 0, racing),
         *(events.Launched(1, prompt, 0, samples) for prompt in ids),
     ]
     for seq, body in enumerate(bodies, 1):
@@ -272,11 +258,11 @@ async def test_what_pools_did_belongs_to_the_round_in_which_they_did_it() -> Non
     loads._sample_loads()
     at(9, PoolLoad(arrived=11, graded=11, cpu_seconds=4.0, at_once=2))
     measured = loads.finish(1)
-    assert measured == events.RoundGraded(
-        1, {"code": events.PoolGrading(6, 6, 3.0, 4, 1.5, ((0.0, 0), (2.0, 6), (9.0, 0)))}
+    assert measured == measurements.RoundGraded(
+        1, {"code": measurements.PoolGrading(6, 6, 3.0, 4, 1.5, ((0.0, 0), (2.0, 6), (9.0, 0)))}
     )
     event = events.Event(1, 1, 0.0, measured)
-    assert events.Event.from_json(event.to_json()) == event
+    assert events.LogEntry.from_json(event.to_json()) == event
     assert loads.finish(1) is None, "it is told once"
 
 
@@ -300,7 +286,7 @@ async def test_the_course_of_a_long_round_has_few_points_from_its_beginning_to_i
 
 async def test_a_round_whose_pools_say_nothing_is_not_told(tmp_path: Path) -> None:
     site = await finished(tmp_path, steps=1)
-    assert not [body for body in history(site) if isinstance(body, events.RoundGraded)]
+    assert not [body for body in history(site) if isinstance(body, measurements.RoundGraded)]
 
 
 async def test_every_step_tells_what_its_pools_did(tmp_path: Path) -> None:
@@ -316,7 +302,7 @@ async def test_every_step_tells_what_its_pools_did(tmp_path: Path) -> None:
 
     site.rewards.grade = counted  # type: ignore[method-assign]
     assert await driver.run() is RunOutcome.DONE
-    told = [body for body in history(site) if isinstance(body, events.RoundGraded)]
+    told = [body for body in history(site) if isinstance(body, measurements.RoundGraded)]
     assert [(body.round, body.pools["default"].graded) for body in told] == [(1, 4), (2, 4)]
     metrics = read_records(tmp_path)[-1].metrics
     assert metrics["reward/pools/default/graded"] == metrics["reward/pools/default/arrived"] == 4

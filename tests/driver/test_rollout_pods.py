@@ -11,7 +11,7 @@ from longboat_runtime.driver.broker import LocalBroker, granted
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rollout.protocol import FleetState
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import measurements
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import held, history
 
@@ -55,7 +55,7 @@ async def test_pods_that_the_grant_takes_back_are_drained_and_named(tmp_path: Pa
         await until(lambda: site.fleet.released[-1:] == [[]])
         site.fleet.set_state(FleetState(pods=("pod-0",)))
         await until(lambda: demand(site).drained is None)
-    drained = [body for body in history(site) if isinstance(body, events.PodDrained)]
+    drained = [body for body in history(site) if isinstance(body, measurements.PodDrained)]
     assert [body.pod for body in drained] == ["pod-1"], "one that never came had nothing to drain"
     assert drained[0].seconds >= 0
 

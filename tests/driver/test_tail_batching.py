@@ -9,7 +9,8 @@ import pytest
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import PromptId
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import history, manifests, trained

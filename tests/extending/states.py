@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, Event, RoundKind
+from longboat_runtime.rounds.events import DeferReason, DropReason, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.records import SampleRecord
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
 PROMPT = PromptId(0, 0)

@@ -25,7 +25,8 @@ from longboat_runtime.reward.timeouts import (
     Rule,
 )
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason, DropReason
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, GradeTime, PromptId, SampleId, TimeLimit
 
 RULE = Rule.from_rewards([REWARD])["tests"]

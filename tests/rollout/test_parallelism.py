@@ -24,7 +24,8 @@ from longboat_runtime.rollout.parallelism import (
 )
 from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import Profile
-from longboat_runtime.rounds.events import Responses, RoundKind, RoundMeasured, RoundWork
+from longboat_runtime.rounds.measurements import Responses, RoundMeasured, RoundWork
+from longboat_runtime.rounds.round_kind import RoundKind
 from tests.rollout.roofline import roofline
 
 SHORT, LONG = RoundKind.SHORT, RoundKind.LONG

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longboat_runtime.rollout.round_seconds import COMPUTED, POINTS, Work, round_seconds, work_of
 from longboat_runtime.rollout.throughput import EngineModel
-from longboat_runtime.rounds.events import Responses, RoundWork
+from longboat_runtime.rounds.measurements import Responses, RoundWork
 
 # A step takes 0.1 s whatever runs, and prompts nothing.
 STEADY = EngineModel(10**9, 0.0, (1, 1000), (1, 10_000), ((0.1, 0.1), (0.1, 0.1)))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.rollout.step_times import StepClock, merged, rounded
-from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.rounds.measurements import StepTimes
 
 
 def test_steps_follow_each_other_from_the_begin_to_the_rest() -> None:

@@ -27,7 +27,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.events import Event, LogEntry
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, SampleState
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, phases
@@ -399,7 +399,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def replay_and_snapshot_give_the_same_state(self) -> None:
         world = self.world
-        log = [Event.from_json(json.loads(json.dumps(e.to_json()))) for e in world.log]
+        log = [LogEntry.from_json(json.loads(json.dumps(e.to_json()))) for e in world.log]
         assert log == world.log
         present = to_snapshot(world.ledger)
         assert to_snapshot(replay(log, GROUP, STEPS)) == present

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.by_domain import ByDomain
-from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import phases
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching

@@ -9,7 +9,7 @@ import pytest
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.events import DropReason, Event
+from longboat_runtime.rounds.events import DropReason, Event, LogEntry
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
@@ -72,7 +72,7 @@ def test_deaths_are_remembered_by_snapshots_and_by_the_log() -> None:
     read = json.loads(json.dumps(to_snapshot(world.ledger)))
     assert from_snapshot(read).sample(killer).engine_deaths == MOST_ENGINE_DEATHS - 1
     world.lose(killer, engine_died=True)
-    log = [Event.from_json(json.loads(json.dumps(event.to_json()))) for event in world.log]
+    log = [LogEntry.from_json(json.loads(json.dumps(event.to_json()))) for event in world.log]
     again = replay(log, 2, steps=2)
     assert to_snapshot(again) == to_snapshot(world.ledger)
     assert again.dropped[DropReason.ENGINE_DEATHS] == 1
@@ -82,4 +82,4 @@ def test_logs_from_before_deaths_were_distinguished_can_be_read() -> None:
     body = events.Lost(SampleId(0, 0, 0, 0), "gone")
     written = Event(1, 1, 0.0, body).to_json()
     del written["engine_died"]
-    assert Event.from_json(written).body == body
+    assert LogEntry.from_json(written).body == body

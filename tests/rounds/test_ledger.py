@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DropReason, Event
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import DropReason, Event, LogEntry
 from longboat_runtime.rounds.ledger import Ledger, skipped_in_a_row
 from longboat_runtime.rounds.policy import PolicyError
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import next_round
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
@@ -42,7 +43,7 @@ def graded(index: int, kind: GradeKind = GradeKind.SCORED) -> events.Graded:
 
 LAUNCHED = (
     events.Drawn(0, (PROMPT,)),
-    events.RoundOpened(1, events.RoundKind.SHORT, 0),
+    events.RoundOpened(1, RoundKind.SHORT, 0),
     events.Launched(1, PROMPT, 0, 3),
 )
 
@@ -183,7 +184,7 @@ def test_a_log_names_what_was_skipped_only_where_something_was() -> None:
     skipped = Event(1, 1, 0.0, events.StepCommitted(1, 1, 1, BATCH, 2, DropReason.NOT_FINITE))
     assert not {"skipped", "dropped"} & plain.to_json().keys()
     assert (skipped.to_json()["skipped"], skipped.to_json()["dropped"]) == (2, "not_finite")
-    assert [Event.from_json(one.to_json()) for one in (plain, skipped)] == [plain, skipped]
+    assert [LogEntry.from_json(one.to_json()) for one in (plain, skipped)] == [plain, skipped]
 
 
 def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:
@@ -196,9 +197,9 @@ def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:
 
 def test_an_event_that_is_no_longer_written_changes_nothing() -> None:
     line = {"type": "OvercommitChosen", "factor": 1.5, "predicted": {"1": 2.5}, "reason": "because"}
-    event = Event.from_json({"seq": 9, "incarnation": 1, "time": 0.5, **line})
+    event = LogEntry.from_json({"seq": 9, "incarnation": 1, "time": 0.5, **line})
     assert event == Event(9, 1, 0.5, events.Retired("OvercommitChosen"))
-    assert Event.from_json(event.to_json()) == event
+    assert LogEntry.from_json(event.to_json()) == event
     ledger = fold(*LAUNCHED)
     before = to_snapshot(ledger)
     assert add(ledger, event.body)
@@ -206,10 +207,10 @@ def test_an_event_that_is_no_longer_written_changes_nothing() -> None:
 
 
 def test_a_round_that_was_measured_without_step_times_is_read() -> None:
-    measured = events.RoundMeasured(1, events.RoundKind.SHORT, 1, 2, 0, 0, 100, 8, 0, 0.5)
+    measured = measurements.RoundMeasured(1, RoundKind.SHORT, 1, 2, 0, 0, 100, 8, 0, 0.5)
     line = Event(9, 1, 0.5, measured).to_json()
     del line["step_times"]
-    assert Event.from_json({**line, "step_seconds": 0.01}).body == measured
+    assert LogEntry.from_json({**line, "step_seconds": 0.01}).body == measured
 
 
 def test_mistakes_of_policies_are_errors() -> None:
@@ -228,4 +229,4 @@ def test_mistakes_of_policies_are_errors() -> None:
 )
 def test_a_line_that_is_no_event_is_refused(broken: dict) -> None:
     with pytest.raises(ValueError, match="not an event"):
-        Event.from_json(broken)
+        LogEntry.from_json(broken)

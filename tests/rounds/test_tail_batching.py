@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from tests.rounds.world import World

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, Responses, RoundKind, RoundWork
+from longboat_runtime.rounds.events import DeferReason
+from longboat_runtime.rounds.measurements import Responses, RoundWork
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.work import QUANTILES, RoundWorks
 from longboat_runtime.samples import FinishReason, PromptId, SampleId
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.rounds.measurements import StepTimes
 from longboat_runtime.simulate.curve import StepCurve
 
 observations = st.dictionaries(

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from longboat_runtime.local.simulate import compare_factors
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.events import DropReason, RoundKind, RoundMeasured, RoundWork, StepTimes
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.measurements import RoundMeasured, RoundWork, StepTimes
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 from longboat_runtime.simulate.curve import StepCurve
@@ -30,7 +32,7 @@ PROMPTS, GROUP, ENGINES = 32, 8, 2
 STEPS = {1: StepTimes(1000, 6.0), 64: StepTimes(1000, 15.0)}
 ALIKE = PromptLengths("math", (200,) * GROUP, (), (), (200,) * GROUP)
 MEASURED = RoundMeasured(
-    1, RoundKind.SHORT, 1, ENGINES, 0, 0, 100, 64, 0, 0.5, STEPS, RoundWork(2.5, 10.0, events.Responses())
+    1, RoundKind.SHORT, 1, ENGINES, 0, 0, 100, 64, 0, 0.5, STEPS, RoundWork(2.5, 10.0, measurements.Responses())
 )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event, RoundKind
+from longboat_runtime.rounds.events import LogEntry
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.measurements import Measurement
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
@@ -17,11 +19,12 @@ EPOCH = 1_700_000_000.0
 GROUP = 2
 
 A, B, C, D = (PromptId(0, row) for row in range(4))
-Moment = tuple[float, events.Body]
+Moment = tuple[float, events.Body | Measurement]
+Entry = LogEntry[events.Body | Measurement]
 
 
-def numbered(moments: Iterable[Moment], incarnation: int = 1, first: int = 1) -> list[Event]:
-    return [Event(seq, incarnation, EPOCH + second, body) for seq, (second, body) in enumerate(moments, first)]
+def numbered(moments: Iterable[Moment], incarnation: int = 1, first: int = 1) -> list[Entry]:
+    return [LogEntry(seq, incarnation, EPOCH + second, body) for seq, (second, body) in enumerate(moments, first)]
 
 
 def sample(prompt: PromptId, index: int, attempt: int = 0) -> SampleId:
@@ -102,7 +105,7 @@ def long_round(second: float = 7, number: int = 2, step: int = 2) -> list[Moment
 
 
 async def write(
-    root: Path, incarnation: int, log: Iterable[Event], resumes: LogPosition | None = None, ledger: Ledger | None = None
+    root: Path, incarnation: int, log: Iterable[Entry], resumes: LogPosition | None = None, ledger: Ledger | None = None
 ) -> LogPosition:
     """Writes an incarnation's log and returns its end."""
     file = EventLog(root, incarnation, to_snapshot(ledger or Ledger(GROUP)), resumes)
@@ -113,9 +116,9 @@ async def write(
     return file.position
 
 
-def accepted(log: Iterable[Event]) -> Ledger:
+def accepted(log: Iterable[Entry]) -> Ledger:
     """The ledger after these events, all of which must fit its state: a history that can't be is no test."""
     ledger = Ledger(GROUP)
-    for event in log:
-        assert ledger.apply(event), event
+    for entry in log:
+        assert isinstance(entry.body, Measurement) or ledger.apply(entry), entry
     return ledger

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.timeline.bars import Timeline, choose
 from longboat_runtime.timeline.fold import fold
 from tests.timeline.history import EPOCH, long_round, numbered, short_round, start

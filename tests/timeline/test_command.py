@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from longboat_runtime.cli import app
 from longboat_runtime.eventlog import log_path, read_log
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.timeline.command import show
 from longboat_runtime.timeline.fold import fold
 from tests.timeline.history import EPOCH, accepted, long_round, numbered, short_round, start, write
@@ -75,12 +75,12 @@ def test_files_may_be_named(root: Path, tmp_path: Path) -> None:
 async def test_pools_are_drawn_below_the_engines(tmp_path: Path, count: int) -> None:
     """Each in a lane of its own, so that the picture becomes higher by that and no wider."""
     names = [f"pool-{i}" for i in range(count)]
-    graded = events.PoolGrading(7, 7, 1.0, 3, 0.5, ((0.0, 0), (1.5, 7), (4.0, 0)))
+    graded = measurements.PoolGrading(7, 7, 1.0, 3, 0.5, ((0.0, 0), (1.5, 7), (4.0, 0)))
     moments = [
         *start(),
         *short_round(),
-        (6, events.CpusGranted(dict.fromkeys(names, 1.5))),
-        (6, events.RoundGraded(1, dict.fromkeys(names, graded))),
+        (6, measurements.CpusGranted(dict.fromkeys(names, 1.5))),
+        (6, measurements.RoundGraded(1, dict.fromkeys(names, graded))),
     ]
     await write(tmp_path, 1, numbered(moments))
     assert show(tmp_path, None, None, None) == 0

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import PromptId, VersionSpan
 from longboat_runtime.timeline.bars import Bar, Fate, Round, Timeline, Work, choose
 from longboat_runtime.timeline.fold import fold
@@ -210,7 +211,7 @@ def test_a_response_that_moved_has_a_bar_on_each_engine() -> None:
 
 def test_a_reshape_is_work_between_rounds() -> None:
     seconds = {"drain": 0.5, "start": 1.5}
-    bodies = [events.Reshaped(2, "preemptions", seconds, failure) for failure in ("", "no memory")]
+    bodies = [measurements.Reshaped(2, "preemptions", seconds, failure) for failure in ("", "no memory")]
     timeline = folded(*start(), *short_round(), *((20 + 5 * i, body) for i, body in enumerate(bodies)))
     reshapes = [span for span in timeline.spans if span.work is Work.RESHAPE]
     assert [(span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in reshapes] == [
@@ -220,20 +221,22 @@ def test_a_reshape_is_work_between_rounds() -> None:
 
 
 def test_a_pod_that_is_given_back_is_drained_until_the_event() -> None:
-    timeline = folded(*start(), *short_round(), (20, events.PodDrained("pod-1", 1.5)))
+    timeline = folded(*start(), *short_round(), (20, measurements.PodDrained("pod-1", 1.5)))
     drains = [span for span in timeline.spans if span.work is Work.DRAIN]
     assert [(span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in drains] == [(1, 18.5, 20, True)]
 
 
 def test_pools_have_the_grades_that_they_had_to_do_and_the_cpus_that_they_might_have() -> None:
-    def pool(*asked: tuple[float, int]) -> events.PoolGrading:
-        return events.PoolGrading(0, 0, 0.0, 0, 0.0, asked)
+    def pool(*asked: tuple[float, int]) -> measurements.PoolGrading:
+        return measurements.PoolGrading(0, 0, 0.0, 0, 0.0, asked)
 
     first, second = short_round(), long_round(21)
-    first.insert(-3, (5, events.RoundGraded(1, {"math": pool((0.0, 0)), "code": pool((0.0, 0), (1.5, 7), (4.0, 0))})))
-    second.insert(-3, (25, events.RoundGraded(2, {"code": pool((0.0, 3))})))
-    before = numbered([*start(), (0.5, events.CpusGranted({"code": 1.0, "math": 3.0})), *first])
-    moved = (20, events.CpusGranted({"code": 2.0, "math": 2.0}))
+    first.insert(
+        -3, (5, measurements.RoundGraded(1, {"math": pool((0.0, 0)), "code": pool((0.0, 0), (1.5, 7), (4.0, 0))}))
+    )
+    second.insert(-3, (25, measurements.RoundGraded(2, {"code": pool((0.0, 3))})))
+    before = numbered([*start(), (0.5, measurements.CpusGranted({"code": 1.0, "math": 3.0})), *first])
+    moved = (20, measurements.CpusGranted({"code": 2.0, "math": 2.0}))
     log = [*before, *numbered([*start(20, step=1), moved, *second], 2, len(before) + 1)]
     accepted(log)
     timeline = fold(log)

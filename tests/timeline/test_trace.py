@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.timeline.bars import choose
 from longboat_runtime.timeline.fold import fold
 from longboat_runtime.timeline.trace import trace
@@ -87,9 +87,9 @@ def test_the_driver_shows_rounds_training_and_publication(made: dict[str, Any]) 
 
 
 def test_pools_are_counters_of_the_driver() -> None:
-    graded = events.PoolGrading(7, 7, 1.0, 3, 0.5, ((0.0, 0), (1.5, 7), (4.0, 0)))
-    moments = [*start(), (0.5, events.CpusGranted({"code": 1.5})), *short_round()]
-    timeline = choose(fold(numbered([*moments, (5, events.RoundGraded(1, {"code": graded}))])), "1")
+    graded = measurements.PoolGrading(7, 7, 1.0, 3, 0.5, ((0.0, 0), (1.5, 7), (4.0, 0)))
+    moments = [*start(), (0.5, measurements.CpusGranted({"code": 1.5})), *short_round()]
+    timeline = choose(fold(numbered([*moments, (5, measurements.RoundGraded(1, {"code": graded}))])), "1")
     found = [event for event in trace(timeline)["traceEvents"] if event["ph"] == "C"]
     assert [(event["name"], event["ts"] / 1e6, list(event["args"].values())) for event in found] == [
         ("code: grades to do", 0, [0]),

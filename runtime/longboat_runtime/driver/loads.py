@@ -6,9 +6,9 @@ import asyncio
 
 from longboat_runtime.rollout.load import Load, total
 from longboat_runtime.rollout.protocol import RolloutFleet
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds import measurements
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import SampleId
@@ -41,7 +41,7 @@ class Loads:
         before, self._round = self._round, number
         await self._ask(before)
 
-    async def finish(self, number: int, works: RoundWorks, view: View) -> events.RoundMeasured | None:
+    async def finish(self, number: int, works: RoundWorks, view: View) -> measurements.RoundMeasured | None:
         """Returns what engines felt in the round, which is over, and what it asked of them; None if it wasn't begun here or none answered.
 
         It waits about STOP_SECONDS at most for responses that engines were told to stop: how far they came is part of what was asked.

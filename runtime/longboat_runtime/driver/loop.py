@@ -41,6 +41,7 @@ from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop
+from longboat_runtime.rounds.measurements import Measurement, Reshaped, RoundMeasured
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, SampleId
@@ -72,7 +73,7 @@ class Driver:
         self._job, self._components, self._policy = job, components, policy
         self._reporter, self._broker = reporter, broker
         self.now, self.draw = clock, components.source.draw
-        self._inbox: asyncio.Queue[events.Body | RunOutcome] = asyncio.Queue()
+        self._inbox: asyncio.Queue[events.Body | Measurement | RunOutcome] = asyncio.Queue()
         self._task_rewards = TaskRewards(job.spec.rewards)
         self._flow = SampleFlow(
             job, components, self._task_rewards, reporter.stages, self._inbox.put_nowait, self._spawn
@@ -213,8 +214,11 @@ class Driver:
                 return body
             self._happened(body)
 
-    def _happened(self, body: events.Body) -> None:
+    def _happened(self, body: events.Body | Measurement) -> None:
         """Passes an event to the loop, which decides what follows."""
+        if isinstance(body, Measurement):
+            self._measured(body)
+            return
         if not self._loop.happened(body):
             self._run_state.late_events += 1
             self._discard_if_unwanted(body)
@@ -224,6 +228,19 @@ class Driver:
             self._flow.generated_all()
         self._generating = generating
         self._reporter.stages.set(Stage.GENERATE, generating)
+
+    def _measured(self, measurement: Measurement) -> None:
+        """Logs the measurement, unless its round is over, and starts what follows from it."""
+        entry = self._loop.entry(measurement)
+        if entry is None:
+            self._run_state.late_events += 1
+            return
+        self._run_state.log.append(entry)
+        match measurement:
+            case RoundMeasured():
+                self._reshapes.measured(measurement, self._view.steps - self._view.step - 1)
+            case Reshaped():
+                self._reshapes.happened(measurement)
 
     def carry_out(self, event: Event, effects: Effects) -> None:
         """Logs the event and starts what follows from it."""
@@ -271,10 +288,6 @@ class Driver:
             case events.RoundOpened(round=number, kind=kind):
                 self._steps.begin_round(number, kind)
                 self._reward_pools.begin_round(number)
-            case events.RoundMeasured() as measured:
-                self._reshapes.measured(measured, self._view.steps - self._view.step - 1)
-            case events.Reshaped() as reshaped:
-                self._reshapes.happened(reshaped)
             case events.ChunkStarted() as chunk:
                 self._steps.stream(chunk)
             case events.StepStarted(step=step, round=number):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import RewardScheduler
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import measurements
 
 # How often the loads of pools are read, in seconds.
 LOOK_SECONDS = 0.5
@@ -46,12 +46,12 @@ class Course:
             self._points = points[::2]
             self._every = max(2 * self._every, at / MOST_POINTS)
 
-    def ended(self, now: float) -> events.PoolGrading:
+    def ended(self, now: float) -> measurements.PoolGrading:
         """Returns the whole course, which ends now."""
         points = self._points
         if points[-1][1] != self.last.asked:
             points.append((round(now - self.opened, 3), self.last.asked))
-        return events.PoolGrading(
+        return measurements.PoolGrading(
             arrived=self.last.arrived - self.first.arrived,
             graded=self.last.graded - self.first.graded,
             cpu_seconds=round(self.last.cpu_seconds - self.first.cpu_seconds, 3),
@@ -82,7 +82,7 @@ class PoolLoads:
         self._courses[number] = {name: Course(now, load) for name, load in self._rewards.loads.items()}
         self._round = number
 
-    def finish(self, number: int) -> events.RoundGraded | None:
+    def finish(self, number: int) -> measurements.RoundGraded | None:
         """Returns what pools did in the round, which is over; None if it wasn't begun here, or no pool had a load then."""
         if self._round == number:
             self._sample_loads()
@@ -90,7 +90,7 @@ class PoolLoads:
         courses, now = self._courses.pop(number, {}), self._clock()
         if not courses:
             return None
-        return events.RoundGraded(number, {name: course.ended(now) for name, course in courses.items()})
+        return measurements.RoundGraded(number, {name: course.ended(now) for name, course in courses.items()})
 
     def _sample_loads(self) -> None:
         if self._round is None:

@@ -40,8 +40,8 @@ from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.timeouts import learned_limits, timeout_metrics
 from longboat_runtime.reward.timeouts import LearnedTimeouts
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds import measurements
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 
 # `status.problem` has room for one problem: the first of these that is present.
@@ -189,7 +189,7 @@ class Reporter:
         """Reports how trained responses compare with those of audit rounds."""
         self._audit_rounds = line
 
-    def reshaped(self, body: events.Reshaped) -> None:
+    def reshaped(self, body: measurements.Reshaped) -> None:
         """Reports the shape that engines have now, and why they were reshaped."""
         self._reshapes.append(
             ReshapeSummary(

@@ -25,7 +25,8 @@ from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRu
 from longboat_runtime.rollout.profile import identity, read_profile
 from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import Profile
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import measurements
+from longboat_runtime.rounds.measurements import Measurement
 
 log = structlog.get_logger()
 
@@ -33,7 +34,7 @@ log = structlog.get_logger()
 class Reshapes:
     """Learns from every measured round, and reshapes engines if the plan calls for another shape.
 
-    A reshape begins while the trainer computes, or after the publication that it waits for. `happened` gets its event.
+    A reshape begins while the trainer computes, or after the publication that it waits for. `record` gets its event.
     """
 
     def __init__(
@@ -41,11 +42,11 @@ class Reshapes:
         job: Job,
         components: Components,
         reporter: Reporter,
-        happened: Callable[[events.Body], None],
+        record: Callable[[Measurement], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._job, self._components, self._reporter = job, components, reporter
-        self._happened, self._spawn = happened, spawn
+        self._record, self._spawn = record, spawn
         self._spec = job.spec.rollout
         self._present = job.spec.rollout.tensor_parallel
         self._all = Bounds((self._present,), self._present)
@@ -103,7 +104,7 @@ class Reshapes:
         self._spec, self._profile = edited, profile
         self._plan = self._plan.bounded(self._bounds)
 
-    def measured(self, body: events.RoundMeasured, remaining: int) -> None:
+    def measured(self, body: measurements.RoundMeasured, remaining: int) -> None:
         """Updates the plan from a measured round that `remaining` others follow.
 
         Begins a reshape if the plan calls for one, other rounds follow, and none is under way.
@@ -123,7 +124,7 @@ class Reshapes:
             self._begin()
         self._waiting = False
 
-    def happened(self, body: events.Reshaped) -> None:
+    def happened(self, body: measurements.Reshaped) -> None:
         """Records what a reshape took."""
         if not body.failure:
             self._plan = self._plan.reshaped(body.tensor_parallel, sum(body.seconds.values()))
@@ -153,8 +154,8 @@ class Reshapes:
                 self._failed_among = frozenset(self._components.fleet.pods)
         self._present, self._working = done.tensor_parallel, None
         seconds = {str(phase): round(duration, 3) for phase, duration in done.seconds.items()}
-        body = events.Reshaped(done.tensor_parallel, reason, seconds, done.failure or "")
-        self._happened(body)
+        body = measurements.Reshaped(done.tensor_parallel, reason, seconds, done.failure or "")
+        self._record(body)
         self._reporter.reshaped(body)
 
 

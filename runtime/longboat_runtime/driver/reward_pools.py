@@ -19,7 +19,8 @@ from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.metrics.batch import grading_metrics
 from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.cpus import GradeCost, PoolLoad, PoolNeed, divide
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import measurements
+from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
 
@@ -32,7 +33,7 @@ LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
 class RewardPools:
     """Asks for CPUs if the spec has `rewardCpu`, starting from what is granted.
 
-    `happened` gets every demand, and every grant of other CPUs.
+    `record` gets every demand, and every grant of other CPUs.
 
     Without a grant, which there is none of outside Kubernetes, it asks for nothing.
     """
@@ -43,10 +44,10 @@ class RewardPools:
         components: Components,
         reporter: Reporter,
         broker: Broker,
-        happened: Callable[[events.Body], None],
+        record: Callable[[Measurement], None],
     ) -> None:
         self._incarnation, self._spec, self._components = job.incarnation, job.spec, components
-        self._reporter, self._broker, self._happened = reporter, broker, happened
+        self._reporter, self._broker, self._record = reporter, broker, record
         self._course = PoolLoads(components.rewards, time.monotonic)
         self._view: View | None = None
         self._granted: RewardGrant | None = None
@@ -68,7 +69,7 @@ class RewardPools:
     def finish(self, number: int, step: int) -> None:
         """Logs and reports what pools did in the round, which is over and feeds this step, as far as that is known; reports their CPUs."""
         if graded := self._course.finish(number):
-            self._happened(graded)
+            self._record(graded)
             self._reporter.reports.add(step, grading_metrics(graded))
         self._reporter.reports.add(step, self._cpu_metrics())
 
@@ -87,7 +88,7 @@ class RewardPools:
             self._granted, cpus = granted, asked_cpus(granted)
             if before is None or asked_cpus(before) != cpus:
                 log.info("CPUs are granted to reward pools", **cpus)
-                self._happened(events.CpusGranted(_in_cpus(cpus)))
+                self._record(measurements.CpusGranted(_in_cpus(cpus)))
 
     async def _follow_needs(self, total: int) -> None:
         loop = asyncio.get_running_loop()
@@ -133,7 +134,7 @@ class RewardPools:
         for name, cpu in division.pools.items():
             self._changes[name] += cpu != requested.get(name)
         log.info("other CPUs are asked for reward pools", reason=demand.reason, **division.pools)
-        self._happened(events.CpusAsked(_in_cpus(division.pools), demand.reason or ""))
+        self._record(measurements.CpusAsked(_in_cpus(division.pools), demand.reason or ""))
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:

@@ -15,7 +15,8 @@ from longboat_runtime.driver.demand import next_demand
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.rollout.protocol import FleetState, RolloutFleet
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import measurements
+from longboat_runtime.rounds.measurements import Measurement
 
 log = structlog.get_logger()
 
@@ -23,7 +24,7 @@ log = structlog.get_logger()
 class RolloutPods:
     """Asks for as many as `rollout.replicas` says, as soon as it is edited.
 
-    `happened` gets the event of every pod that the grant takes back, once it is drained, if it is still there.
+    `record` gets the event of every pod that the grant takes back, once it is drained, if it is still there.
     """
 
     def __init__(
@@ -32,10 +33,10 @@ class RolloutPods:
         fleet: RolloutFleet,
         reporter: Reporter,
         broker: Broker,
-        happened: Callable[[events.Body], None],
+        record: Callable[[Measurement], None],
     ) -> None:
         self._incarnation, self._fleet, self._reporter, self._broker = job.incarnation, fleet, reporter, broker
-        self._happened = happened
+        self._record = record
         self._replicas = job.spec.rollout.replicas
         self._demand: RolloutDemand | None = None
         self._named: dict[str, float] = {}
@@ -58,7 +59,7 @@ class RolloutPods:
             for pod in state.drained:
                 if pod in state.pods and pod in self._named and pod not in self._reported:
                     self._reported.add(pod)
-                    self._happened(events.PodDrained(pod, round(time.monotonic() - self._named[pod], 3)))
+                    self._record(measurements.PodDrained(pod, round(time.monotonic() - self._named[pod], 3)))
             self._ask(state.drained)
             state = await self._fleet.changed(state)
 

@@ -48,8 +48,10 @@ from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.rollout.protocol import PublicationReport
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord, SampleRecord, equal_scores
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import UNSCORED, GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, TrainReport, TrainRequest
@@ -87,7 +89,7 @@ class Steps:
         evaluation: Evaluation | None,
         sample_files: SampleFiles,
         reshapes: Reshapes,
-        happened: Callable[[events.Body], None],
+        happened: Callable[[events.Body | Measurement], None],
         reported: Callable[[Record], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from longboat_graders.result import LEFT_OUT, MOST_METRICS
-from longboat_runtime.rounds.events import DropReason, RoundGraded, RoundKind, RoundMeasured
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.measurements import RoundGraded, RoundMeasured
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, SampleId
 
 

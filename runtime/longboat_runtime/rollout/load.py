@@ -8,7 +8,8 @@ from functools import reduce
 from operator import add
 
 from longboat_runtime.rollout.step_times import merged
-from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork, StepTimes
+from longboat_runtime.rounds.measurements import RoundMeasured, RoundWork, StepTimes
+from longboat_runtime.rounds.round_kind import RoundKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from longboat_crds.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
 from longboat_runtime.rollout.round_seconds import Limits, round_seconds, work_of
 from longboat_runtime.rollout.throughput import Profile
-from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
+from longboat_runtime.rounds.measurements import RoundMeasured, RoundWork
+from longboat_runtime.rounds.round_kind import RoundKind
 
 # Savings below this share of a round count as chance.
 EVIDENCE = 0.4

@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from longboat_runtime.rollout.throughput import EngineModel
-from longboat_runtime.rounds.events import RoundWork
+from longboat_runtime.rounds.measurements import RoundWork
 
 # The lengths of a round are represented by at most this many quantiles.
 POINTS = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import log2
 
-from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.rounds.measurements import StepTimes
 
 
 def rounded(batch: int) -> int:

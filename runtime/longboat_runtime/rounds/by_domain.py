@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.on_policy import OneQuota, OnPolicy
 from longboat_runtime.rounds.policy import Decision, Launch
 from longboat_runtime.rounds.records import RoundRecord
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import next_round
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId

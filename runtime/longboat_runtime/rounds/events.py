@@ -1,6 +1,7 @@
 """Everything that happens to samples, as numbered and serialisable events. Pure.
 
-The ledger is a fold of these events and nothing else; the driver appends them to the event log in the order of `seq`.
+The ledger is a fold of these events and nothing else; the driver appends them to the event log in the order of `seq`, and measurements
+(`rounds.measurements`) between them.
 
 Over 400 lines: one class for each event, so that all there is can be read in one place.
 """
@@ -10,18 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter
 
+from longboat_runtime.rounds.measurements import Measurement
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, GradeTime, PromptId, SampleId, VersionSpan
-
-
-class RoundKind(StrEnum):
-    """The two kinds of round: short rounds leave long responses to long rounds."""
-
-    SHORT = "Short"
-    LONG = "Long"
 
 
 class DropReason(StrEnum):
@@ -160,135 +156,6 @@ class Moved:
     spans: tuple[VersionSpan, ...]
     source: str
     target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Responses:
-    """Summarises `samples` responses, of which `completed` ended on their own or were stopped because their groups had enough.
-
-    The others were stopped when the round left out their groups. `lengths` are the tokens of the completed ones, `stopped` those that the
-    others had: ascending, and quantiles at even shares if there are many.
-    """
-
-    samples: int = 0
-    completed: int = 0
-    lengths: tuple[int, ...] = ()
-    stopped: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RoundWork:
-    """Describes the work of a round's engines: `responses` to prompts of `prompt_tokens` tokens on average.
-
-    They took `seconds`, from the opening of the round until the last of those that are back came back.
-    """
-
-    seconds: float
-    prompt_tokens: float
-    responses: Responses
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Counts engine steps, and sums the seconds that they took."""
-
-    steps: int
-    seconds: float
-
-    def __add__(self, other: StepTimes) -> StepTimes:
-        return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundMeasured:
-    """Reports the load of `engines`, of at most `tensor_parallel` devices each, in a round of this `kind`.
-
-    `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
-    `generated_tokens` are all tokens known to be drawn, those of lost samples included. At most `running` sequences ran in one engine at a
-    time, `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the engines' steps by the
-    number of sequences that they gave a token, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, None if that
-    isn't known. Policies don't see this event, nor moves.
-    """
-
-    round: int
-    kind: RoundKind
-    tensor_parallel: int
-    engines: int
-    preemptions: int
-    interrupted: int
-    generated_tokens: int
-    running: int
-    waiting: int
-    kv_usage: float
-    step_times: Mapping[int, StepTimes] = field(default_factory=dict)
-    work: RoundWork | None = None
-
-    @property
-    def step_seconds(self) -> float:
-        """The mean seconds of a step; 0 without steps."""
-        steps = sum(times.steps for times in self.step_times.values())
-        return sum(times.seconds for times in self.step_times.values()) / steps if steps else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reshaped:
-    """Says that engines have `tensor_parallel` devices each, and by its `reason` why they changed.
-
-    `seconds` has those of each phase. If `failure` isn't empty, it says why engines have the size that they had before.
-    """
-
-    tensor_parallel: int
-    reason: str
-    seconds: Mapping[str, float]
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PodDrained:
-    """A rollout pod that the job gives back runs nothing any more, `seconds` after it was named: what ran there continues elsewhere."""
-
-    pod: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PoolGrading:
-    """Reports what a reward pool did in a round.
-
-    `arrived` grades were asked for and `graded` made, which took `cpu_seconds` in all. Whenever the pool was looked at, at most `waiting`
-    waited, the longest for `queue_seconds` at least. `asked` is its course: from so many seconds after the round was opened, so many grades
-    had no answer yet.
-    """
-
-    arrived: int
-    graded: int
-    cpu_seconds: float
-    waiting: int
-    queue_seconds: float
-    asked: tuple[tuple[float, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RoundGraded:
-    """Reports what reward pools did, by name, while this round was the newest one. Policies don't see this event."""
-
-    round: int
-    pools: Mapping[str, PoolGrading]
-
-
-@dataclass(frozen=True, slots=True)
-class CpusAsked:
-    """Another division of CPUs over reward pools, in CPUs by name, was asked for. `reason` is for people."""
-
-    pools: Mapping[str, float]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CpusGranted:
-    """Reward pools, by name, may have so many CPUs from now on."""
-
-    pools: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,12 +372,6 @@ Body = (
     | Generated
     | Lost
     | Moved
-    | RoundMeasured
-    | Reshaped
-    | PodDrained
-    | RoundGraded
-    | CpusAsked
-    | CpusGranted
     | Relaunched
     | Graded
     | Aborted
@@ -534,17 +395,24 @@ Body = (
 )
 
 # Events that policies aren't asked about: they change nothing about any sample.
-OBSERVATIONS = (Retired, Moved, RoundMeasured, Reshaped, PodDrained, RoundGraded, CpusAsked, CpusGranted)
+OBSERVATIONS = (Retired, Moved)
 
 # Types of events that earlier releases wrote.
 RETIRED = ("OvercommitChosen",)
 
-_BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for body in Body.__args__}
+_BODIES: dict[str, TypeAdapter[Body | Measurement]] = {
+    body.__name__: TypeAdapter(body) for body in (*Body.__args__, *Measurement.__args__)
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """`seq` counts without gaps over the surviving incarnations, from 1 or on from the checkpoint of another job.
+ContentT_co = TypeVar("ContentT_co", bound=Body | Measurement, covariant=True)
+
+
+@dataclass(frozen=True)  # a generic alias such as `Event` can't make frozen instances with slots
+class LogEntry(Generic[ContentT_co]):
+    """An event or a measurement, with its place in the one order that the event log has for both.
+
+    `seq` counts without gaps over the surviving incarnations, from 1 or on from the checkpoint of another job.
 
     `time` is Unix time in seconds, or that of a simulation.
     """
@@ -552,16 +420,16 @@ class Event:
     seq: int
     incarnation: int
     time: float
-    body: Body
+    body: ContentT_co
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the event as plain JSON values: its header, the type of its body, and the fields of that."""
+        """Returns the entry as plain JSON values: its header, the type of its body, and the fields of that."""
         name = type(self.body).__name__
         fields = _BODIES[name].dump_python(self.body, mode="json")
         return {"seq": self.seq, "incarnation": self.incarnation, "time": self.time, "type": name, **fields}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Event:
+    def from_json(cls, value: Mapping[str, Any]) -> LogEntry[Body | Measurement]:
         """Reads what `to_json` returned, in this release or an earlier one: a type in RETIRED becomes `Retired`.
 
         Raises ValueError for an unknown type, a missing field, or a malformed one of the body.
@@ -571,8 +439,11 @@ class Event:
             header = int(fields.pop("seq")), int(fields.pop("incarnation")), float(fields.pop("time"))
             kind = fields.pop("type")
             if kind in RETIRED:
-                return cls(*header, Retired(kind))
+                return LogEntry(*header, Retired(kind))
             adapter = _BODIES[kind]
         except KeyError as error:
             raise ValueError(f"not an event: {error} is missing or unknown in {dict(value)}") from error
-        return cls(*header, adapter.validate_python(fields))
+        return LogEntry(*header, adapter.validate_python(fields))
+
+
+Event = LogEntry[Body]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event, RoundKind
+from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.records import STORED, GroupRecord, RoundRecord, RoundState, SampleRecord, SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.state import LedgerState
 from longboat_runtime.samples import FinishReason, GradeKind
 
@@ -44,10 +45,10 @@ class Ledger(LedgerState):
     """The state of every sample, as the fold of all events."""
 
     def apply(self, event: Event) -> bool:
-        """Folds `event` if it has the next number and fits the state; returns whether it did."""
+        """Folds `event` if it is newer and fits the state; returns whether it did."""
         starts = isinstance(event.body, events.Started)
         newer = event.incarnation > self.incarnation if starts else event.incarnation == self.incarnation
-        if event.seq != self.seq + 1 or not newer or not self._fold(event.body, event.seq):
+        if event.seq <= self.seq or not newer or not self._fold(event.body, event.seq):
             return False
         self.seq, self.incarnation = event.seq, event.incarnation
         return True
@@ -199,15 +200,7 @@ class Ledger(LedgerState):
         return True
 
     @_fold.register
-    def _(self, body: events.RoundMeasured | events.RoundGraded, seq: int) -> bool:
-        return body.round in self.rounds
-
-    @_fold.register
-    def _(
-        self,
-        body: events.Retired | events.Reshaped | events.PodDrained | events.CpusAsked | events.CpusGranted,
-        seq: int,
-    ) -> bool:
+    def _(self, body: events.Retired, seq: int) -> bool:
         return True
 
     @_fold.register

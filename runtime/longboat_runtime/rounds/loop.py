@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Body, Event
+from longboat_runtime.rounds.events import Body, Event, LogEntry
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.measurements import Measurement, RoundGraded, RoundMeasured
 from longboat_runtime.rounds.policy import Launch, Policy, PolicyError
 from longboat_runtime.rounds.records import GroupRecord, SampleState
 from longboat_runtime.rounds.view import View
@@ -59,6 +60,8 @@ class RoundLoop:
     def __init__(self, policy: Policy, host: Host, ledger: Ledger, incarnation: int) -> None:
         self.policy, self.ledger, self.view, self.incarnation = policy, ledger, View(ledger), incarnation
         self.halted = False
+        # The number of the last entry of the log. The ledger has that of the last event, which is the same at a step boundary.
+        self._seq = ledger.seq
         self._host = host
         self._edit: events.SpecChanged | None = None
 
@@ -87,6 +90,13 @@ class RoundLoop:
                         raise PolicyError(f"{decision} contradicts the state of the ledger")
         return event is not None
 
+    def entry(self, measurement: Measurement) -> LogEntry[Measurement] | None:
+        """Gives a measurement the next number; returns None if its round is over. Neither the ledger nor the policy gets it."""
+        if isinstance(measurement, RoundMeasured | RoundGraded) and measurement.round not in self.view.rounds:
+            return None
+        self._seq += 1
+        return LogEntry(self._seq, self.incarnation, self._host.now(), measurement)
+
     def _launches(self, launch: Launch) -> Iterator[Body]:
         """Yields the events of the launch, in order. Each is folded before the next is requested."""
         drawn = tuple(self._host.draw(launch.fresh, launch.domain)) if launch.fresh else ()
@@ -97,10 +107,11 @@ class RoundLoop:
 
     def _fold(self, body: Body) -> Event | None:
         """Folds an event and has it carried out; returns it, or None if it had no effect."""
-        event = Event(self.ledger.seq + 1, self.incarnation, self._host.now(), body)
+        event = LogEntry(self._seq + 1, self.incarnation, self._host.now(), body)
         effects = effects_of(self.view, body)
         if not self.ledger.apply(event):
             return None
+        self._seq = event.seq
         self._host.carry_out(event, effects)
         return event
 

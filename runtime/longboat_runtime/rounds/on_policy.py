@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, Event, RoundKind
+from longboat_runtime.rounds.events import DeferReason, Event
 from longboat_runtime.rounds.policy import Decision
 from longboat_runtime.rounds.records import PartRecord, RoundRecord
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import deferred, next_round, off_version, publication, recover
 from longboat_runtime.rounds.view import View
 

@@ -9,7 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason, DropReason
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 from longboat_runtime.scores import all_equal
 

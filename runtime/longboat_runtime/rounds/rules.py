@@ -7,9 +7,10 @@ from fractions import Fraction
 from itertools import islice
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import NOT_REPLACED, DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.events import NOT_REPLACED, DeferReason, DropReason
 from longboat_runtime.rounds.policy import Decision, Launch, PolicyError
 from longboat_runtime.rounds.records import GroupRecord, PartRecord, RoundState, SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason, DropReason
 from longboat_runtime.rounds.records import (
     GivenUp,
     GroupRecord,
@@ -15,6 +15,7 @@ from longboat_runtime.rounds.records import (
     SampleState,
     Waiting,
 )
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, PromptId, SampleId, VersionSpan
 
 

@@ -14,10 +14,11 @@ from itertools import islice
 from math import ceil
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason
 from longboat_runtime.rounds.on_policy import OneQuota
 from longboat_runtime.rounds.policy import Decision, Launch
 from longboat_runtime.rounds.records import GroupRecord, PartRecord, SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import deferred, judge_racing, losers, may_draw, overcommitted, places
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId

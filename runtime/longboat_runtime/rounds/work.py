@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Responses, RoundWork
+from longboat_runtime.rounds.measurements import Responses, RoundWork
 from longboat_runtime.samples import PromptId, SampleId
 
 # More lengths than this are given as quantiles.

@@ -10,7 +10,7 @@ from math import inf
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.step_times import rounded
 from longboat_runtime.rollout.throughput import EngineModel
-from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.rounds.measurements import StepTimes
 from longboat_runtime.samples import SampleId, VersionSpan
 from longboat_runtime.simulate.engine import Response
 from longboat_runtime.simulate.kv_cache import KvCache

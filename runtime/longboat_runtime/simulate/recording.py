@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rollout.step_times import merged
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.events import DropReason, RoundMeasured, StepTimes
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.measurements import RoundMeasured, StepTimes
 from longboat_runtime.samples import PromptId
 
 # A recording has the lengths of at most this many prompts, the newest.
@@ -53,7 +54,7 @@ class Recording:
         return [measured.work.seconds for measured in self.rounds if measured.work is not None]
 
 
-def fold(log: Iterable[events.Body]) -> Recording:
+def fold(log: Iterable[events.Body | measurements.Measurement]) -> Recording:
     """Folds a job's events, in order, into a Recording.
 
     Raises ValueError if it has trained no step, or if no step of an engine was timed.
@@ -63,6 +64,10 @@ def fold(log: Iterable[events.Body]) -> Recording:
     prompt_tokens, responses, longest = 0, 0, 1
     rounds: list[RoundMeasured] = []
     for body in log:
+        if isinstance(body, measurements.Measurement):
+            if isinstance(body, RoundMeasured):
+                rounds.append(body)
+            continue
         history.fold(body)
         match body:
             case events.Drawn(prompts=prompts, domain=domain) if domain:
@@ -79,8 +84,6 @@ def fold(log: Iterable[events.Body]) -> Recording:
                 group_sizes.update(groups.values())
                 for domain, count in Counter(domains.get(prompt, "") for prompt in groups).items():
                     quotas[domain] = max(count, quotas.get(domain, 0))
-            case events.RoundMeasured():
-                rounds.append(body)
     sizes = Counter(measured.tensor_parallel for measured in rounds if measured.step_times)
     if not trained:
         raise ValueError("no step was trained yet; try again later")

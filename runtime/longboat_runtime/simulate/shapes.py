@@ -9,7 +9,7 @@ from typing import Protocol
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
 from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import EngineModel, Profile, Throughput
-from longboat_runtime.rounds.events import RoundMeasured
+from longboat_runtime.rounds.measurements import RoundMeasured
 from longboat_runtime.simulate.paged_engine import BATCHED_TOKENS
 
 

@@ -9,13 +9,14 @@ from functools import partial
 from math import inf
 
 from longboat_runtime.rollout.round_seconds import Limits
-from longboat_runtime.rounds import events
+from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.bounded_async import BoundedAsync
-from longboat_runtime.rounds.events import Body, Event, RoundKind
+from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.streaming import Streaming
 from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
@@ -164,7 +165,7 @@ class Simulation:
         self._rollout_seconds = 0.0
         self._chunks, self._streamed, self._overlap = 0, 0, 0.0
         self._loads = RoundLoads()
-        self._measured: dict[int, events.RoundMeasured] = {}
+        self._measured: dict[int, measurements.RoundMeasured] = {}
         self._works = RoundWorks()
         self._present = 0
         self._reshaping_since: float | None = None

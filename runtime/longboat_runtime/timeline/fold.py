@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import Body, LogEntry
+from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.timeline.bars import Bar, Fate, Gap, Pool, Round, Span, Timeline, Work
 
 
-def fold(log: Iterable[Event]) -> Timeline:
+def fold(log: Iterable[LogEntry[Body | Measurement]]) -> Timeline:
     """Folds events, which come in the order of their numbers, into a timeline. Rounds opened before the first of them aren't in it."""
     folding = _Fold()
     for event in log:
@@ -31,7 +32,7 @@ class _Fold:
         self._cpus: dict[str, list[tuple[float, float]]] = {}
         self._now: float | None = None
 
-    def take(self, event: Event) -> None:
+    def take(self, event: LogEntry[Body | Measurement]) -> None:
         time = event.time
         match event.body:
             case events.Started():
@@ -56,17 +57,17 @@ class _Fold:
                 self._resume(sample, time)
             case events.Relaunched(sample=sample):
                 self._resume(sample, time)
-            case events.Reshaped(seconds=seconds, failure=failure):
+            case measurements.Reshaped(seconds=seconds, failure=failure):
                 self._spans.append(Span(Work.RESHAPE, self._step, time - sum(seconds.values()), time, not failure))
-            case events.PodDrained(seconds=duration):
+            case measurements.PodDrained(seconds=duration):
                 self._spans.append(Span(Work.DRAIN, self._step, time - duration, time, done=True))
-            case events.RoundGraded(round=number, pools=pools):
+            case measurements.RoundGraded(round=number, pools=pools):
                 if round_ := self._rounds.get(number):
                     for name, pool in pools.items():
                         self._asked.setdefault(name, []).extend(
                             (round_.opened + at, grades) for at, grades in pool.asked
                         )
-            case events.CpusGranted(pools=granted):
+            case measurements.CpusGranted(pools=granted):
                 for name, cpus in granted.items():
                     self._cpus.setdefault(name, []).append((time, cpus))
             case events.Graded(sample=sample):

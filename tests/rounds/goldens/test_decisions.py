@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from longboat_runtime.rounds.events import Body, Event
+from longboat_runtime.rounds.events import Body, LogEntry
 from tests.rounds.goldens.record import FILE, Recorder, job
 
 Entry = dict[str, Any]
@@ -40,7 +40,7 @@ def replay(run: Entry, loop: Loop) -> None:
             loop.start()
             next(entries)  # it tells itself
         else:
-            loop.record(Event.from_json({"seq": 0, "incarnation": 0, "time": 0.0, **entry["told"]}).body)
+            loop.record(LogEntry.from_json({"seq": 0, "incarnation": 0, "time": 0.0, **entry["told"]}).body)
     for number, (ours, theirs) in enumerate(itertools.zip_longest(loop.entries, run["entries"])):
         assert ours == theirs, f"entry {number}"
 

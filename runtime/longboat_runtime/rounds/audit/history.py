@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import PromptId, SampleId
 
 # How many periods (short rounds and the long one that ends them) are audited together: one alone has too few prompts. They are
