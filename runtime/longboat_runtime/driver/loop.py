@@ -215,7 +215,7 @@ class Driver:
             self._happened(body)
 
     def _happened(self, body: events.Body | Measurement) -> None:
-        """Passes an event to the loop, which decides what follows."""
+        """Passes an event to the loop, which decides what follows; logs a measurement."""
         if isinstance(body, Measurement):
             self._measured(body)
             return

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 class Reshapes:
     """Learns from every measured round, and reshapes engines if the plan calls for another shape.
 
-    A reshape begins while the trainer computes, or after the publication that it waits for. `record` gets its event.
+    A reshape begins while the trainer computes, or after the publication that it waits for. `record` gets what it took.
     """
 
     def __init__(

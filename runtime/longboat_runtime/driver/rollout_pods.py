@@ -24,7 +24,7 @@ log = structlog.get_logger()
 class RolloutPods:
     """Asks for as many as `rollout.replicas` says, as soon as it is edited.
 
-    `record` gets the event of every pod that the grant takes back, once it is drained, if it is still there.
+    `record` gets a measurement of every pod that the grant takes back, once it is drained, if it is still there.
     """
 
     def __init__(

@@ -412,9 +412,8 @@ ContentT_co = TypeVar("ContentT_co", bound=Body | Measurement, covariant=True)
 class LogEntry(Generic[ContentT_co]):
     """An event or a measurement, with its place in the one order that the event log has for both.
 
-    `seq` counts without gaps over the surviving incarnations, from 1 or on from the checkpoint of another job.
-
-    `time` is Unix time in seconds, or that of a simulation.
+    `seq` counts without gaps over the surviving incarnations, from 1 or on from the checkpoint of another job. `time` is Unix time in
+    seconds, or that of a simulation.
     """
 
     seq: int

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rollout.step_times import merged
-from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.measurements import RoundMeasured, StepTimes
+from longboat_runtime.rounds.measurements import Measurement, RoundMeasured, StepTimes
 from longboat_runtime.samples import PromptId
 
 # A recording has the lengths of at most this many prompts, the newest.
@@ -54,7 +54,7 @@ class Recording:
         return [measured.work.seconds for measured in self.rounds if measured.work is not None]
 
 
-def fold(log: Iterable[events.Body | measurements.Measurement]) -> Recording:
+def fold(log: Iterable[events.Body | Measurement]) -> Recording:
     """Folds a job's events, in order, into a Recording.
 
     Raises ValueError if it has trained no step, or if no step of an engine was timed.
@@ -64,7 +64,7 @@ def fold(log: Iterable[events.Body | measurements.Measurement]) -> Recording:
     prompt_tokens, responses, longest = 0, 0, 1
     rounds: list[RoundMeasured] = []
     for body in log:
-        if isinstance(body, measurements.Measurement):
+        if isinstance(body, Measurement):
             if isinstance(body, RoundMeasured):
                 rounds.append(body)
             continue
