@@ -15,6 +15,7 @@ from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, GradeTime, SampleId, TimeLimit
+from tests.support.log import logged
 
 PROMPTS, GROUP = 50, 8
 REWARD = RewardSpec.model_validate(
@@ -74,7 +75,7 @@ class SimulatedGrading:
     def run(self) -> Self:
         order = np.random.default_rng((self.seed, 4))
         rows: list[int] = []
-        self.timeouts.fold(events.Started(0))
+        self.timeouts.fold(logged(events.Started(0)))
         for number in range(1, self.grades // (PROMPTS * GROUP) + 1):
             if len(rows) < PROMPTS:
                 epoch, rows = number, [*rows, *map(int, order.permutation(self.problems))]
@@ -84,7 +85,7 @@ class SimulatedGrading:
 
     def round(self, number: int, epoch: int, rows: list[int]) -> None:
         """Grades a round, whose grades become known in random order."""
-        self.timeouts.fold(events.RoundOpened(number, RoundKind.SHORT, number - 1))
+        self.timeouts.fold(logged(events.RoundOpened(number, RoundKind.SHORT, number - 1)))
         samples = [SampleId(epoch, row, number, index) for row in rows for index in range(GROUP)]
         responses = self.mix.responses([sample.row for sample in samples], number)
         graded = [
@@ -92,8 +93,8 @@ class SimulatedGrading:
             for sample, response in zip(samples, responses, strict=True)
         ]
         for place in self._clock.permutation(len(graded)):
-            self.timeouts.fold(graded[place])
-        self.timeouts.fold(events.StepCommitted(number, number, number, tuple(samples)))
+            self.timeouts.fold(logged(graded[place]))
+        self.timeouts.fold(logged(events.StepCommitted(number, number, number, tuple(samples))))
 
     def grade(self, sample: SampleId, response: Response, limit: TimeLimit) -> events.Graded:
         slowdown = self._contention.at(float(self._clock.uniform(0.0, 3600.0))) if self.contended else 1.0

@@ -32,6 +32,7 @@ from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, SampleId, TimeLimit
+from tests.support.log import logged
 
 GROUP = 8
 ARMS = ("hard", "learned")
@@ -157,11 +158,11 @@ class _Arms:
         rows = [(number * prompts + place) % len(self._mix.problems) for place in range(prompts)]
         samples = [SampleId(number, row, 0, index) for row in rows for index in range(GROUP)]
         responses = self._mix.responses([sample.row for sample in samples], number)
-        self._timeouts.fold(events.RoundOpened(number, RoundKind.SHORT, number - 1))
+        self._timeouts.fold(logged(events.RoundOpened(number, RoundKind.SHORT, number - 1)))
         lines = [
             await self._arm(arm, number, samples, responses) for arm in (ARMS if number % 2 else tuple(reversed(ARMS)))
         ]
-        self._timeouts.fold(events.StepCommitted(number, number, number, tuple(samples)))
+        self._timeouts.fold(logged(events.StepCommitted(number, number, number, tuple(samples))))
         return lines
 
     async def _arm(
@@ -173,7 +174,7 @@ class _Arms:
         taken = time.monotonic() - began
         if arm == "learned":
             for event in graded:
-                self._timeouts.fold(event)
+                self._timeouts.fold(logged(event))
         tally = self._timeouts.rewards[self._reward.name].total
         times = [event.times[self._reward.name] for event in graded]
         fates = [response.fate for response in responses]

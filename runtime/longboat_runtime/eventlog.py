@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.layout import INCARNATIONS
-from longboat_runtime.rounds.events import Body, LogEntry
-from longboat_runtime.rounds.measurements import Measurement
+from longboat_runtime.rounds.events import Entry, LogEntry
 
 LOG_NAME = "events.log"
 
@@ -57,7 +56,7 @@ class EventLog:
         """The position after the last event, durable or not."""
         return LogPosition(self.incarnation, self._end)
 
-    def append(self, entry: LogEntry[Body | Measurement]) -> None:
+    def append(self, entry: Entry) -> None:
         """Takes the entry; it is on disk after the next `sync`."""
         self._add(entry.to_json())
 
@@ -93,7 +92,7 @@ class EventLog:
             raise
 
 
-def surviving(root: Path, position: LogPosition) -> Iterator[LogEntry[Body | Measurement]]:
+def surviving(root: Path, position: LogPosition) -> Iterator[Entry]:
     """Yields all entries that led to `position`, oldest first, over the incarnations of this job."""
     positions = [position]
     while resumes := _resumed(root, positions[-1].incarnation):
@@ -117,7 +116,7 @@ def newest(root: Path) -> LogPosition | None:
     return next((end for end in (end_of(root, number) for number in logs) if end.offset), None)
 
 
-def read_log(root: Path) -> Iterator[LogEntry[Body | Measurement]]:
+def read_log(root: Path) -> Iterator[Entry]:
     """Yields the entries in a job's directory that its newest log continues from, and then its own, oldest first.
 
     Raises ValueError, with a message for people, if there is no log or a part of it can't be read.

@@ -18,14 +18,14 @@ from typing import Any
 
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.resume import Loaded
-from longboat_runtime.driver.run_state import RunState, StepBoundary
+from longboat_runtime.driver.run_state import RunState
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.trainer.protocol import ModelInfo
-from tests.driver.fakes import Site, make_spec
+from tests.driver.fakes import Site, fixed_shape, make_spec
 
 KILLED = 9
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
@@ -78,12 +78,16 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     site.incarnation = incarnation - 1
     driver = site.driver()
     log = EventLog(root, incarnation, {})
-    run_state = RunState(Ledger(2), LengthHistory(), LearnedTimeouts((), str), TaskRewards(()), log, audited=False)
+    ledger = Ledger(2)
+    run_state = RunState(
+        ledger, LengthHistory(), LearnedTimeouts((), str), fixed_shape(ledger), TaskRewards(()), log, audited=False
+    )
     driver._steps.resume(run_state, None, None, Loaded(ModelInfo(1, 1, 1), None, {}), streams=False)
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:
             site.trainer.weights = f"of step {step}"
-            await driver._steps.save(StepBoundary("job", {"step": step}, {}, {}, log.position, {}), needed=False)
+            ledger.step = step
+            await driver._steps.save(run_state.boundary("job", {}, {}), needed=False)
             site.trainer.weights = "of a later step"
         await driver._steps.wait_for_write()
     log.close()

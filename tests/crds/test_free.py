@@ -20,7 +20,7 @@ from longboat_crds.samples import SamplesSpec
 from longboat_crds.status import Phase
 from longboat_runtime.checkpoint.digests import differences, read
 from longboat_runtime.checkpoint.protocol import Manifest
-from longboat_runtime.driver import reshapes
+from longboat_runtime.driver import shape_plan
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
@@ -138,7 +138,7 @@ def parallelism(root: Path) -> None:
     """Engines of one device, of which pods have four, become engines of two; so do engines of four."""
     for start, fields in ((1, {"min_tensor_parallel": 2}), (4, {"max_tensor_parallel": 2})):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reshapes, "bounds_of", lambda job, start=start: Bounds((1, 2, 4), start))
+            patch.setattr(shape_plan, "bounds_of", lambda job, start=start: Bounds((1, 2, 4), start))
             patch.setattr(
                 Site, "open_fleet", lambda site, order, start=start: FakeFleet(site.store, tensor_parallel=start)
             )
@@ -161,7 +161,7 @@ def profile(root: Path) -> None:
 
     wanted = ParallelismSpec(mode=ParallelismMode.ADAPTIVE, profile=str(root / "none.json"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reshapes, "read_model_config", lambda config: {})
+        patch.setattr(shape_plan, "read_model_config", lambda config: {})
         site = drive(root, loaded, rollout={"parallelism": wanted})
     problem = site.broker.status.problem
     assert (problem.reason, problem.field) == (Reason.PROFILE_INVALID, "spec.rollout.parallelism.profile")

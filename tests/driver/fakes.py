@@ -30,6 +30,7 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.shape_plan import ShapePlan
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.metrics.record import JsonLines
@@ -37,9 +38,13 @@ from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rollout.load import Load, PodLoad
+from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
+from longboat_runtime.rollout.round_seconds import Limits
+from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.view import View
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.sample_files.files import write
 from longboat_runtime.samples import (
@@ -504,6 +509,11 @@ def make_spec(**rounds: Any) -> RLJobSpec:
             "samples": samples,
         }
     )
+
+
+def fixed_shape(ledger: Ledger) -> ShapePlan:
+    """The plan of a job whose engines have one device each."""
+    return ShapePlan(Bounds((1,), 1), Limits(1, 1), {}, None, View(ledger), 1)
 
 
 class EditedBroker(LocalBroker):

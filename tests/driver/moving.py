@@ -34,7 +34,7 @@ from ray.exceptions import RayActorError
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.status import LeavingPod, RolloutGrant
-from longboat_runtime.driver import reshapes
+from longboat_runtime.driver import shape_plan
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.rollout import keeper
@@ -434,7 +434,7 @@ def at_once() -> Iterator[None]:
 
     with (
         patch.multiple(keeper, WATCH_SECONDS=0, RESTART_SECONDS=0, NODE_SECONDS=0),
-        patch.object(reshapes, "bounds_of", lambda job: Bounds(SIZES, SIZES[0])),
+        patch.object(shape_plan, "bounds_of", lambda job: Bounds(SIZES, SIZES[0])),
         patch.object(ParallelismPlan, "after_round", at_random),
         patch.object(asyncio, "to_thread", here),
         patch.object(Reporter, "_training", lambda self: None),

@@ -17,6 +17,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.samples import SampleId, TimeLimit
 from tests.driver.fakes import FakeSource, Site, make_spec
 from tests.driver.runs import crash_once_saved, history, manifests, trained
+from tests.support.log import logged
 
 REWARD = RewardSpec.model_validate(
     {"name": "main", "function": "m:f", "learnedTimeout": {"minSeconds": 0.1, "factor": 1.0, "auditFraction": 0.3}}
@@ -36,7 +37,7 @@ async def finished(root: Path, **rounds: Any) -> Site:
 def folded(site: Site, position: LogPosition) -> LearnedTimeouts:
     timeouts = LearnedTimeouts([REWARD], FakeSource().domain)
     for event in surviving(site.root, position):
-        timeouts.fold(event.body)
+        timeouts.fold(event)
     return timeouts
 
 
@@ -66,7 +67,7 @@ async def test_grades_have_the_limits_that_were_known_when_their_round_opened(tm
                 assert body.parts == {"main": None}
         if isinstance(body, events.RoundOpened):
             round_ = body.round
-        timeouts.fold(body)
+        timeouts.fold(logged(body))
     assert limited > 20
 
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 
-from longboat_crds.rollout import ParallelismMode, ParallelismSpec
-from longboat_runtime.driver import reshapes as module
-from longboat_runtime.driver.reshapes import Reshapes
+from longboat_runtime.driver.shape_plan import ShapePlan
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan
-from longboat_runtime.rollout.protocol import ReshapePhase, ReshapeReport
+from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import Profile
-from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds import measurements
+from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.tail_batching import TailBatching
+from longboat_runtime.rounds.view import View
 from longboat_runtime.simulate.lengths import TwoLevel
 from longboat_runtime.simulate.shapes import FinishedRound, PlannedShapes, Shapes
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site as SimulatedSite
-from tests.driver.fakes import Site, make_spec
 from tests.rollout.roofline import roofline
+from tests.support.log import logged
 
 BOUNDS = Bounds((1, 2, 4), 1)
 TRUE = {1: roofline(1, weight_tokens=20_000), 2: roofline(2), 4: roofline(4)}
@@ -51,9 +49,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("profile", [PROFILE, WRONG, None], ids=["right", "wrong", "none"])
-async def test_the_same_rounds_give_the_same_plan_in_driver_and_simulator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile | None
-) -> None:
+def test_the_same_rounds_give_the_same_plan_in_driver_and_simulator(profile: Profile | None) -> None:
     planner = Recorded(PlannedShapes(ParallelismPlan(BOUNDS.start), BOUNDS, profile))
     shapes = Shapes(TRUE, planner, 4, reshape_seconds=CHANGE)
     site = SimulatedSite(shapes=shapes, prompt_tokens=100, max_sequences=64, max_tokens=8000, update=5.0)
@@ -61,37 +57,17 @@ async def test_the_same_rounds_give_the_same_plan_in_driver_and_simulator(
     assert outcome.reshapes > 0
     assert len(planner.rounds) == 30
 
-    happened: list[events.Body] = []
-    reshapes = driver_reshapes(tmp_path, monkeypatch, profile, happened)
-    await reshapes.resume(None)
+    ledger = Ledger(8, 30)
+    path = "/profile.json" if profile else None
+    driven = ShapePlan(
+        BOUNDS, Limits(64, 8000), {"/profile.json": profile} if profile else {}, path, View(ledger), BOUNDS.start
+    )
     changes = 0
     for finished, plan in planner.rounds:
-        reshapes.measured(finished.measured, finished.left)
-        assert reshapes.snapshot["plan"] == plan.to_snapshot()
-        await reshapes.settled()
-        for body in happened:
-            assert isinstance(body, measurements.Reshaped)
-            reshapes.happened(body)
-        changes += len(happened)
-        happened.clear()
+        ledger.step = 30 - 1 - finished.left
+        driven.fold(logged(finished.measured))
+        assert driven.plan == plan
+        if driven.rounds_left > 0 and driven.wants_change:
+            changes += 1
+            driven.fold(logged(measurements.Reshaped(plan.size, plan.reason, {"start": CHANGE[plan.size]})))
     assert changes == outcome.reshapes, "engines change in the same rounds, and to the same sizes"
-
-
-def driver_reshapes(
-    root: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile | None, happened: list[events.Body]
-) -> Reshapes:
-    """Those of a job whose pod has four devices, with this profile; its engines take CHANGE to change."""
-
-    async def reshape(size: int, *, one_by_one: bool) -> ReshapeReport:
-        assert not one_by_one
-        return ReshapeReport(size, {ReshapePhase.START: CHANGE[size]})
-
-    monkeypatch.setattr(module, "bounds_of", lambda job: BOUNDS)
-    monkeypatch.setattr(module, "profile_of", lambda job, rollout, bounds: profile)
-    site = Site(root, make_spec(sampling={"max_tokens": 8000}))
-    parallelism = ParallelismSpec(mode=ParallelismMode.ADAPTIVE, profile="/there" if profile else None)
-    more = {"parallelism": parallelism, "max_sequences": 64, "engines_per_pod": 4}
-    site.spec = site.spec.model_copy(update={"rollout": site.spec.rollout.model_copy(update=more)})
-    driver = site.driver()
-    site.trainer.holds, site.fleet.reshape = True, reshape  # type: ignore[method-assign]
-    return Reshapes(driver._job, driver._components, site.reporter, happened.append, asyncio.ensure_future)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
-from longboat_runtime.driver import reshapes as module
+from longboat_runtime.driver import shape_plan as module
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
-from longboat_runtime.driver.reshapes import starting_shape
+from longboat_runtime.driver.shape_plan import starting_shape
 from longboat_runtime.eventlog import end_of, surviving
-from longboat_runtime.rollout.load import Load, PodLoad
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import ReshapeReport
 from longboat_runtime.rounds import events, measurements
@@ -167,20 +166,17 @@ async def test_a_failure_that_has_nothing_to_do_with_the_shape_does_not_rule_it_
 
 
 async def test_what_has_failed_is_tried_again_on_other_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeFleet, "pods", property(lambda self: dict.fromkeys(seen["pods"], PodLoad(1, 0))))
-    seen = {"pods": ["a"]}
     site = site_of(tmp_path, steps=10)
-    site_run = asyncio.create_task(run(site, *[MANY] * 10, unfit=frozenset({2, 4})))
     reshape = FakeFleet.reshape
 
     async def then_others_come(self: FakeFleet, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         done = await reshape(self, tensor_parallel, one_by_one=one_by_one)
         if tensor_parallel == 4:
-            asyncio.get_running_loop().call_soon(seen.update, {"pods": ["a", "b"]})
+            self.set_state(replace(self.state, pods=("a", "b")))
         return done
 
     monkeypatch.setattr(FakeFleet, "reshape", then_others_come)
-    await site_run
+    await run(site, *[MANY] * 10, unfit=frozenset({2, 4}))
     assert [tensor_parallel for tensor_parallel, _ in site.fleet.reshaped] == [2, 4, 2, 4], (
         "without other pods, only 2 and 4"
     )

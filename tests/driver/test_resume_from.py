@@ -90,6 +90,6 @@ async def test_what_another_job_learned_of_grading_times_is_not_taken_over(tmp_p
     fresh = LearnedTimeouts([reward], FakeSource().domain)
     last = manifests(after.root)[-1]
     for event in surviving(after.root, LogPosition(**last["log"])):
-        fresh.fold(event.body)
+        fresh.fold(event)
     assert last["timeouts"] == fresh.to_snapshot(), "what this job's log teaches"
     assert any(limit.seconds is not None for limit in after.rewards.limits.values())

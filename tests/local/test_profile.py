@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from longboat_crds.load import load_job
 from longboat_runtime.cli import app
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reshapes import bounds_of, profile_of
+from longboat_runtime.driver.shape_plan import bounds_of, profile_of
 from longboat_runtime.local.run import on_this_machine
 from longboat_runtime.rollout.engine import engine_config, kv_tokens
 from longboat_runtime.rollout.factory import read_model_config

@@ -28,6 +28,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.samples import GradeKind, GradeTime, PromptId, SampleId, TimeLimit
+from tests.support.log import logged
 
 RULE = Rule.from_rewards([REWARD])["tests"]
 
@@ -61,8 +62,8 @@ def committed(samples: Iterable[SampleId], round_: int = 0) -> events.StepCommit
 def learn(timeouts: LearnedTimeouts, *grades: events.Graded) -> None:
     """From the grades of groups that were trained."""
     for grade in grades:
-        timeouts.fold(grade)
-    timeouts.fold(committed(grade.sample for grade in grades))
+        timeouts.fold(logged(grade))
+    timeouts.fold(logged(committed(grade.sample for grade in grades)))
 
 
 def taught(rows: Sequence[int], seconds: float = 1.0, runs: int = 8) -> LearnedTimeouts:
@@ -70,7 +71,7 @@ def taught(rows: Sequence[int], seconds: float = 1.0, runs: int = 8) -> LearnedT
     timeouts = LearnedTimeouts([REWARD], lambda row: "")
     for row in rows:
         learn(timeouts, *(graded(sample(row, index), seconds * (1.0 + 0.01 * index)) for index in range(runs)))
-    timeouts.fold(opened(1))
+    timeouts.fold(logged(opened(1)))
     return timeouts
 
 
@@ -83,7 +84,7 @@ def limit(timeouts: LearnedTimeouts, of: SampleId, round_: int = 1) -> TimeLimit
 
 def test_nothing_is_learned_unless_it_is_asked_for() -> None:
     timeouts = LearnedTimeouts([RewardSpec(name="tests", function="m:f")], lambda row: "")
-    timeouts.fold(opened(1))
+    timeouts.fold(logged(opened(1)))
     learn(timeouts, graded(sample(), 1.0))
     assert timeouts.limits(sample(), 1) == {}
     assert timeouts.to_snapshot() == {}
@@ -108,23 +109,23 @@ def test_a_problem_of_which_none_ran_to_the_hard_limit_still_has_its_first_respo
     timeouts = taught(range(20))
     grades = [graded(sample(99, index), 1.0, limit(timeouts, sample(99, index))) for index in range(2, 10)]
     for grade in grades:
-        timeouts.fold(grade)
+        timeouts.fold(logged(grade))
     left = committed([grade.sample for grade in grades])
-    timeouts.fold(left if kept else events.GroupDeferred(PromptId(0, 99), 0, DeferReason.TOO_LONG))
-    timeouts.fold(opened(2))
+    timeouts.fold(logged(left if kept else events.GroupDeferred(PromptId(0, 99), 0, DeferReason.TOO_LONG)))
+    timeouts.fold(logged(opened(2)))
     assert limited(timeouts, 99, 1, 2) == [False, False] + [True] * 6
     learn(timeouts, *(graded(sample(99, index, 1), 1.0, limit(timeouts, sample(99, index, 1), 2)) for index in (0, 2)))
-    timeouts.fold(opened(3))
+    timeouts.fold(logged(opened(3)))
     assert limited(timeouts, 99, 2, 3) == [False] + [True] * 7
     learn(timeouts, graded(sample(99, 0, 2), 1.0, limit(timeouts, sample(99, 0, 2), 3)))
-    timeouts.fold(opened(4))
+    timeouts.fold(logged(opened(4)))
     assert limited(timeouts, 99, 3, 4) == [True] * 8
 
 
 def test_what_nothing_is_known_of_has_the_hard_limit() -> None:
     timeouts = LearnedTimeouts([REWARD], lambda row: "even" if row % 2 == 0 else "odd")
     learn(timeouts, *(graded(sample(row), 1.0) for row in range(0, 40, 2)))
-    timeouts.fold(opened(1))
+    timeouts.fold(logged(opened(1)))
     assert limit(timeouts, sample(100, 7)).seconds is not None
     assert limit(timeouts, sample(101, 7)) == TimeLimit()
 
@@ -135,7 +136,7 @@ def test_wrong_responses_say_nothing_about_how_long_correct_ones_take() -> None:
     killed = [graded(sample(3, i, attempt=2), 2.1, TimeLimit(2.0), score=None, killed=True) for i in range(100)]
     learn(timeouts, *killed)
     before = limit(timeouts, sample(3, 7, attempt=3)).seconds
-    timeouts.fold(opened(2))
+    timeouts.fold(logged(opened(2)))
     assert limit(timeouts, sample(3, 7, attempt=3), 2).seconds == before
 
 
@@ -155,18 +156,18 @@ def test_programs_that_pass_a_part_of_the_cases_move_no_limit(
 ) -> None:
     """Neither those that hang in the others, nor those that are quick because they solve the small cases alone, nor those that are cut off."""
     timeouts = LearnedTimeouts([cased(credit)], lambda row: "")
-    timeouts.fold(opened(1))
+    timeouts.fold(logged(opened(1)))
     assert limit(timeouts, sample(3, 7)) == TimeLimit()
     for number, (row, score, seconds, cut_off) in enumerate(partial):
         learn(timeouts, graded(sample(row, 0, number), seconds, TimeLimit(2.0), score=score, killed=cut_off))
-    timeouts.fold(opened(2))
+    timeouts.fold(logged(opened(2)))
     assert limit(timeouts, sample(3, 7), 2) == TimeLimit()
     whole = [graded(sample(row, 1, 1000), 1.0) for row in range(20)]
     learn(timeouts, *whole)
-    timeouts.fold(opened(3))
+    timeouts.fold(logged(opened(3)))
     bare = LearnedTimeouts([cased(credit)], lambda row: "")
     learn(bare, *whole)
-    bare.fold(opened(3))
+    bare.fold(logged(opened(3)))
     assert [limit(timeouts, sample(row, 7, 2000), 3) for row in range(21)] == [
         limit(bare, sample(row, 7, 2000), 3) for row in range(21)
     ]
@@ -176,13 +177,13 @@ def test_limits_change_between_rounds_only() -> None:
     timeouts = taught(range(20))
     before = limit(timeouts, sample(3, 7, attempt=1))
     learn(timeouts, *(graded(sample(3, index, attempt=1), 9.0) for index in range(8)))
-    timeouts.fold(opened(2))
+    timeouts.fold(logged(opened(2)))
     assert limit(timeouts, sample(3, 7, attempt=1)) == before
     after = limit(timeouts, sample(3, 7, attempt=1), 2)
     assert after.seconds is not None
     assert before.seconds is not None
     assert after.seconds > before.seconds
-    timeouts.fold(committed((), 1))
+    timeouts.fold(logged(committed((), 1)))
     assert limit(timeouts, sample(3, 7, attempt=1)) == after, "a group that round 1 has left to the next one"
 
 
@@ -193,7 +194,7 @@ def test_one_audit_that_was_correct_beyond_its_limit_stands_for_all_that_were_ki
     assert narrow is not None
     assert narrow < 6.0
     learn(timeouts, graded(sample(3, 0, attempt=1), 6.0, TimeLimit(narrow, audit=True)))
-    timeouts.fold(opened(2))
+    timeouts.fold(logged(opened(2)))
     wide = limit(timeouts, sample(3, 7, attempt=1), 2).seconds
     assert wide is not None
     assert wide > 6.0
@@ -217,17 +218,17 @@ def test_a_group_that_is_given_up_leaves_no_trace(given_up: events.Body) -> None
     """Its slow grades are missing."""
     timeouts = taught(range(20))
     before = timeouts.to_snapshot()
-    timeouts.fold(graded(sample(3, 0, attempt=1), 0.1))
-    timeouts.fold(graded(sample(3, 1, attempt=1), 0.1, TimeLimit(2.0, audit=True)))
+    timeouts.fold(logged(graded(sample(3, 0, attempt=1), 0.1)))
+    timeouts.fold(logged(graded(sample(3, 1, attempt=1), 0.1, TimeLimit(2.0, audit=True))))
     assert timeouts.to_snapshot() != before, "they may count yet"
-    timeouts.fold(given_up)
+    timeouts.fold(logged(given_up))
     assert timeouts.to_snapshot() == before
 
 
 def test_a_group_of_equal_rewards_counts_though_it_is_dropped() -> None:
     dropped, trained = taught(range(20)), taught(range(20))
-    dropped.fold(graded(sample(3, 0, attempt=1), 9.0))
-    dropped.fold(events.GroupDropped(PromptId(0, 3), 1, DropReason.ZERO_VARIANCE))
+    dropped.fold(logged(graded(sample(3, 0, attempt=1), 9.0)))
+    dropped.fold(logged(events.GroupDropped(PromptId(0, 3), 1, DropReason.ZERO_VARIANCE)))
     learn(trained, graded(sample(3, 0, attempt=1), 9.0))
     assert dropped.to_snapshot() == trained.to_snapshot()
 
@@ -257,11 +258,11 @@ def test_limits_are_within_their_bounds_and_the_same_after_a_restart(
     def fold(into: LearnedTimeouts, first: int, last: int) -> None:
         for number in range(first, last + 1):
             _, seconds, correct, audit = grades[number - 1]
-            into.fold(opened(number))
+            into.fold(logged(opened(number)))
             given_limit = TimeLimit(limit(into, samples[number], max(number - 1, 1)).seconds, audit)
-            into.fold(graded(samples[number], seconds, given_limit, score=float(correct)))
+            into.fold(logged(graded(samples[number], seconds, given_limit, score=float(correct))))
             if number > 2:
-                into.fold(committed([samples[number - 2]], number - 2))
+                into.fold(logged(committed([samples[number - 2]], number - 2)))
 
     def limits(of: LearnedTimeouts, rounds: Iterable[int]) -> list[TimeLimit]:
         return [limit(of, sample(row, 7), number) for number in rounds for row in range(7)]
@@ -272,7 +273,7 @@ def test_limits_are_within_their_bounds_and_the_same_after_a_restart(
     fold(half, 1, stop)
     resumed = LearnedTimeouts([spec], lambda row: str(row % 3))
     resumed.restore(json.loads(json.dumps(half.to_snapshot())))
-    resumed.fold(events.Started(0))
+    resumed.fold(logged(events.Started(0)))
     under_way = range(max(stop - 1, 1), stop + 1)
     assert limits(resumed, under_way) == limits(half, under_way)
     assert resumed.to_snapshot() == half.to_snapshot()

@@ -14,6 +14,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason
 from longboat_runtime.samples import PromptId, SampleId
 from tests.reward.test_timeouts import RULE, committed, limit, opened, reward, sample
+from tests.support.log import logged
 
 # The mechanism has tests of its own; these repeat what the benchmark shows.
 pytestmark = pytest.mark.extended
@@ -63,7 +64,7 @@ class Race(SimulatedGrading):
     wrong: int = 0
 
     def round(self, number: int, epoch: int, rows: list[int]) -> None:
-        self.timeouts.fold(opened(number))
+        self.timeouts.fold(logged(opened(number)))
         samples = [SampleId(epoch, row, number, index) for row in rows for index in range(8)]
         responses = self.mix.responses([of.row for of in samples], number)
         left = np.random.default_rng((self.seed, 5, number)).random(len(samples))
@@ -75,12 +76,12 @@ class Race(SimulatedGrading):
                 self.wrong += response.fate is Fate.CORRECT and response.seconds > given_limit.seconds
             found = self.grade(of, response, given_limit)
             if of.prompt not in out or self.others == "all" or found.seconds < seconds:
-                self.timeouts.fold(found)
+                self.timeouts.fold(logged(found))
         if self.others == "nothing":
             for prompt in out:
-                self.timeouts.fold(events.GroupDeferred(prompt, number, DeferReason.TOO_LONG))
+                self.timeouts.fold(logged(events.GroupDeferred(prompt, number, DeferReason.TOO_LONG)))
             samples = [of for of in samples if of.prompt not in out]
-        self.timeouts.fold(committed(samples, number))
+        self.timeouts.fold(logged(committed(samples, number)))
 
     @property
     def looseness(self) -> float:

@@ -13,10 +13,12 @@ from longboat_runtime.rounds.measurements import (
     CpusGranted,
     Measurement,
     PodDrained,
+    PodsChanged,
     PoolGrading,
     Reshaped,
     RoundGraded,
     RoundMeasured,
+    ShapesAllowed,
 )
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.snapshot import to_snapshot
@@ -29,6 +31,8 @@ OF_A_ROUND = (
 )
 OTHERS = (
     Reshaped(2, "preemptions", {"start": 0.5}),
+    ShapesAllowed((1, 2), 1, "/profile.json"),
+    PodsChanged(("pod-1",), ("pod-0",)),
     PodDrained("pod-1", 1.5),
     CpusAsked({"a": 1.0}, "why"),
     CpusGranted({"a": 1.0}),

@@ -25,6 +25,7 @@ from longboat_runtime.simulate.recording import Recording, fold
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
+from tests.support.log import logged
 from tests.timeline.history import write
 
 PROMPTS, GROUP, ENGINES = 32, 8, 2
@@ -104,7 +105,7 @@ def log(domain: str = "") -> list[events.Body]:
 
 @pytest.mark.parametrize("domain", ["", "math"])
 def test_a_log_says_what_a_simulation_needs(domain: str) -> None:
-    found = fold(log(domain))
+    found = fold(map(logged, log(domain)))
     assert found.quotas == {domain: 1}
     assert (found.group_size, found.longest, found.prompt_tokens, found.flat) == (2, 21, 7, 0.5)
     assert [each.finished for each in found.prompts] == [(20, 21), (20, 21)], "a group that still runs looks too short"
@@ -116,7 +117,7 @@ def test_a_log_says_what_a_simulation_needs(domain: str) -> None:
 
 def test_a_stopped_response_may_be_the_longest() -> None:
     stopped = events.Stopped(SampleId(0, 2, 0, 1), 900, "engine-0")
-    assert fold([*log(), stopped]).longest == 900
+    assert fold(map(logged, [*log(), stopped])).longest == 900
 
 
 async def test_the_command_prints_what_was_recorded_and_a_row_for_each_factor(
@@ -136,9 +137,9 @@ async def test_the_command_prints_what_was_recorded_and_a_row_for_each_factor(
 
 def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no step was trained yet"):
-        fold([body for body in log() if not isinstance(body, events.StepCommitted)])
+        fold(logged(body) for body in log() if not isinstance(body, events.StepCommitted))
     unmeasured = [replace(body, step_times={}) if isinstance(body, RoundMeasured) else body for body in log()]
     with pytest.raises(ValueError, match="run another job"):
-        fold(unmeasured)
+        fold(map(logged, unmeasured))
     assert compare_factors(tmp_path) == 1
     assert capsys.readouterr().err.startswith(f"OUTPUT {tmp_path}: no events in ")

@@ -21,7 +21,7 @@ from longboat_runtime.data.source import open_evaluation, open_prompts, open_sou
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reshapes import check_profile, starting_shape
+from longboat_runtime.driver.shape_plan import check_profile, starting_shape
 from longboat_runtime.model_config import checked_model
 from longboat_runtime.reward.canary import canaries
 from longboat_runtime.reward.protocol import RewardScheduler

@@ -168,7 +168,7 @@ class Driver:
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, loaded, streams=streaming)
         self._sample_files.resume(self._view)
         self._reward_pools.resume(self._view)
-        await self._reshapes.resume(restored.parallelism)
+        self._reshapes.resume(self._run_state.shapes)
         self._reporter.set_attention(loaded.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
         self._reporter.resume(self._view, restored.saved)
@@ -235,22 +235,17 @@ class Driver:
         if entry is None:
             self._run_state.late_events += 1
             return
-        self._run_state.log.append(entry)
+        self._run_state.fold(entry)
         match measurement:
             case RoundMeasured():
-                self._reshapes.measured(measurement, self._view.steps - self._view.step - 1)
+                self._reshapes.measured()
             case Reshaped():
-                self._reshapes.happened(measurement)
+                self._reshapes.reshaped(measurement)
 
     def carry_out(self, event: Event, effects: Effects) -> None:
-        """Logs the event and starts what follows from it."""
-        if self._run_state.audited:
-            self._run_state.lengths.fold(event.body)
-        self._run_state.log.append(event)
-        self._run_state.works.fold(event)
+        """Folds and logs the event, and starts what follows from it."""
+        self._run_state.fold(event)
         timeouts = self._run_state.timeouts
-        if timeouts.rewards:
-            timeouts.fold(event.body)
         match event.body:
             case events.SpecChanged() as changed:
                 self._steps.checkpoint_every = changed.checkpoint_every_steps
@@ -302,7 +297,9 @@ class Driver:
 
     def _commit(self, body: events.StepCommitted) -> None:
         """Ends the step: the state for a checkpoint is taken before anything else happens."""
-        self._boundary = self._run_state.boundary(self._flow.identity, self._components.source.state())
+        self._boundary = self._run_state.boundary(
+            self._flow.identity, self._components.source.state(), self._components.fleet.calibrations
+        )
         self._flow.discard(self._sample_files.committed(body))
         self._components.source.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)

@@ -15,7 +15,8 @@ from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, calibrations, read_boundary
+from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, read_boundary
+from longboat_runtime.driver.shape_plan import open_shape_plan
 from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
@@ -24,6 +25,7 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policies import races_per_period
 from longboat_runtime.rounds.records import STORED
 from longboat_runtime.rounds.snapshot import to_snapshot
+from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.protocol import ModelInfo
 
@@ -35,7 +37,7 @@ class Restored:
     """The state that a driver starts from.
 
     `saved` is the newest checkpoint of this job, `evaluated` the last evaluation, `missing` are samples that the ledger expects in
-    the store and that the store no longer holds, `parallelism` is the plan of engines' shapes.
+    the store and that the store no longer holds.
     """
 
     run_state: RunState
@@ -43,7 +45,6 @@ class Restored:
     saved: Manifest | None
     evaluated: Evaluated | None
     missing: list[SampleId]
-    parallelism: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +97,16 @@ async def restore(job: Job, components: Components, loaded: Loaded, task_rewards
     """
     timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
     manifest = loaded.saved
+    parallelism: Mapping[str, Any] = {}
     if manifest is None:
         ledger, lengths = Ledger(job.spec.algorithm.group_size, job.spec.rounds.steps), LengthHistory()
-        evaluated, identity, resumes, parallelism = None, job.identity, None, None
+        evaluated, identity, resumes = None, job.identity, None
     else:
         await components.trainer.restore(manifest.model)
         boundary, ledger, lengths, evaluated = read_boundary(manifest.state, job.spec.algorithm.group_size, timeouts)
         components.source.restore(boundary.source)
-        parallelism = manifest.state.get("parallelism")
-        components.fleet.calibrate(calibrations(manifest.state))
+        parallelism = boundary.parallelism
+        components.fleet.calibrate(boundary.calibrations)
         identity, resumes = boundary.identity, boundary.log
         graded_alike = not any(each.input in (TrainingInput.DATA, TrainingInput.REWARDS) for each in loaded.differences)
         if not manifest.directory.is_relative_to(job.root):
@@ -120,6 +122,7 @@ async def restore(job: Job, components: Components, loaded: Loaded, task_rewards
         ledger,
         lengths,
         timeouts,
+        await asyncio.to_thread(open_shape_plan, job, View(ledger), components.fleet.tensor_parallel, parallelism),
         task_rewards,
         _opened_log(job, ledger, resumes),
         audited=races_per_period(job.spec) > 0,
@@ -127,8 +130,8 @@ async def restore(job: Job, components: Components, loaded: Loaded, task_rewards
     stored = set(await components.store.held_ids())
     wanted = _stored(ledger)
     await components.store.delete(sorted(stored - wanted))
-    boundary = run_state.boundary(identity, components.source.state())
-    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored), parallelism)
+    boundary = run_state.boundary(identity, components.source.state(), components.fleet.calibrations)
+    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored))
 
 
 def changed_fields(job: Job, saved: Manifest) -> list[str]:

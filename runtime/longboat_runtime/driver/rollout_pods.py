@@ -24,7 +24,7 @@ log = structlog.get_logger()
 class RolloutPods:
     """Asks for as many as `rollout.replicas` says, as soon as it is edited.
 
-    `record` gets a measurement of every pod that the grant takes back, once it is drained, if it is still there.
+    `record` gets pods that join or go, and every pod that the grant takes back, once it is drained, if it is still there.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class RolloutPods:
         self._record = record
         self._replicas = job.spec.rollout.replicas
         self._demand: RolloutDemand | None = None
+        self._pods: frozenset[str] = frozenset()
         self._named: dict[str, float] = {}
         self._reported: set[str] = set()
 
@@ -56,12 +57,20 @@ class RolloutPods:
     async def _follow_fleet(self) -> None:
         state = FleetState()
         while True:
+            self._compare_pods(frozenset(state.pods))
             for pod in state.drained:
                 if pod in state.pods and pod in self._named and pod not in self._reported:
                     self._reported.add(pod)
                     self._record(measurements.PodDrained(pod, round(time.monotonic() - self._named[pod], 3)))
             self._ask(state.drained)
             state = await self._fleet.changed(state)
+
+    def _compare_pods(self, pods: frozenset[str]) -> None:
+        """Records which pods have joined or gone."""
+        if pods != self._pods:
+            changed = measurements.PodsChanged(tuple(sorted(pods - self._pods)), tuple(sorted(self._pods - pods)))
+            self._pods = pods
+            self._record(changed)
 
     async def _follow_grants(self) -> None:
         grant: RolloutGrant | None = None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.driver.shape_plan import ShapePlan
 from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
+from longboat_runtime.rounds.events import Entry
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
@@ -31,8 +33,9 @@ class StepBoundary:
     """The state between two steps, as JSON values: taken right after a commit, before anything else happens, or as a driver starts.
 
     `identity` belongs to the job that the training started as (it goes into seeds), `source` is the prompt source's state,
-    `lengths` the history of response lengths, `log` the position then, `timeouts` what is known of grading times, `unclear` those task
-    rewards whose scores don't tell whether a row is solved.
+    `lengths` the history of response lengths, `log` the position then, `timeouts` what is known of grading times, `parallelism` the plan
+    of engines' shapes, `calibrations` the fleet's: a later fleet judges its engines by them. `unclear` are those task rewards whose scores
+    don't tell whether a row is solved.
     """
 
     identity: str
@@ -41,30 +44,37 @@ class StepBoundary:
     lengths: Mapping[str, Any]
     log: LogPosition
     timeouts: Mapping[str, Any]
+    parallelism: Mapping[str, Any]
+    calibrations: Mapping[str, float]
     unclear: Sequence[str] = ()
 
     @property
     def step(self) -> int:
         return int(self.ledger["step"])
 
-    def to_state(
-        self, evaluated: Evaluated | None, calibrations: Mapping[str, float], parallelism: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def to_state(self, evaluated: Evaluated | None) -> dict[str, Any]:
         """Returns the boundary as a manifest holds it.
 
-        The evaluation comes after the commit and is not repeated once it is saved.
-
-        `calibrations` are the fleet's: a later fleet judges its engines by them. `parallelism` is `Reshapes.snapshot`.
+        The evaluation comes after the commit, belongs to the same step, and is not repeated once it is saved.
         """
-        later = {"evaluated": asdict(evaluated) if evaluated else None, "calibrations": dict(calibrations)}
-        return {**asdict(self), **later, "parallelism": dict(parallelism)}
+        return {**asdict(self), "evaluated": asdict(evaluated) if evaluated else None}
+
+
+class Fold(Protocol):
+    """A pure function of the log, which `RunState` feeds."""
+
+    def fold(self, entry: Entry) -> None:
+        """Folds an entry of the log. The ledger has folded it before, if it is an event."""
 
 
 class RunState:
-    """The ledger with its view, response lengths, learned timeouts, task rewards, what open rounds ask of engines (`works`), and the log.
+    """What is folded from the log, and the log.
 
-    `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
-    counts reported events that had no effect; they get no number and aren't logged.
+    The ledger folds events first, and drops those that have no effect. Then come, in this order, the lengths of responses, only if rounds
+    form periods (`audited`), since otherwise they would never be dropped; what open rounds ask of engines (`works`, which ends with its
+    driver); learned timeouts, if any are; and the plan of engines' `shapes`. None of these reads another, only the ledger's view.
+
+    `late_events` counts reported events that had no effect; they get no number and aren't logged.
     """
 
     def __init__(
@@ -72,26 +82,41 @@ class RunState:
         ledger: Ledger,
         lengths: LengthHistory,
         timeouts: LearnedTimeouts,
+        shapes: ShapePlan,
         task_rewards: TaskRewards,
         log: EventLog,
         *,
         audited: bool,
     ) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
-        self.timeouts, self.task_rewards = timeouts, task_rewards
-        self.audited, self.works = audited, RoundWorks()
+        self.timeouts, self.shapes, self.task_rewards = timeouts, shapes, task_rewards
+        self.works = RoundWorks()
         self.late_events = 0
+        self._folds: list[Fold] = [self.works, shapes]
+        if audited:
+            self._folds.insert(0, lengths)
+        if timeouts.rewards:
+            self._folds.insert(-1, timeouts)
 
-    def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
-        """Returns the boundary for the current state, which must be at one."""
-        snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
-        unclear = self.task_rewards.to_snapshot()
-        return StepBoundary(identity, *snapshots, self.log.position, self.timeouts.to_snapshot(), unclear)
+    def fold(self, entry: Entry) -> None:
+        """Folds an entry of the log, whatever the ledger made of it, and appends it to the log."""
+        for fold in self._folds:
+            fold.fold(entry)
+        self.log.append(entry)
 
-
-def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
-    """Reads the calibrations in the state of a manifest; empty if it is from before they were saved."""
-    return {str(key): float(value) for key, value in state.get("calibrations", {}).items()}
+    def boundary(self, identity: str, source: Mapping[str, Any], calibrations: Mapping[str, float]) -> StepBoundary:
+        """Returns the boundary for the current state, which must be at one: all of it is of the last entry of the log."""
+        return StepBoundary(
+            identity,
+            to_snapshot(self.ledger),
+            dict(source),
+            self.lengths.to_snapshot(),
+            self.log.position,
+            self.timeouts.to_snapshot(),
+            self.shapes.to_snapshot(),
+            dict(calibrations),
+            self.task_rewards.to_snapshot(),
+        )
 
 
 def read_boundary(
@@ -113,6 +138,8 @@ def read_boundary(
             state["lengths"],
             position,
             learned,
+            state.get("parallelism", {}),
+            {str(key): float(value) for key, value in state.get("calibrations", {}).items()},
             state.get("unclear", ()),
         )
         evaluated = Evaluated(**state["evaluated"]) if state["evaluated"] else None

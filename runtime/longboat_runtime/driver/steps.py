@@ -450,7 +450,7 @@ class Steps:
         with self._stages.running(Stage.CHECKPOINT):
             await self.wait_for_write()
             await self._components.trainer.snapshot()
-            state = boundary.to_state(self._evaluated, self._components.fleet.calibrations, self._reshapes.snapshot)
+            state = boundary.to_state(self._evaluated)
             state |= {"digests": self._digests, "spec": self._spec.to_json()}
             write = self._write(boundary.step, state, needed=needed)
             if needed:

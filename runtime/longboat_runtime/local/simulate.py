@@ -19,7 +19,7 @@ _HEAD = ("promptOvercommit", "seconds a round", "long rounds", "generated : kept
 def compare_factors(output: Path) -> int:
     """Prints how long rounds of the job in `output` would take with each factor. Returns the exit status: 0 done, 1 failed."""
     try:
-        recording = fold(event.body for event in read_log(output.resolve()))
+        recording = fold(read_log(output.resolve()))
     except ValueError as error:
         typer.echo(f"OUTPUT {output}: {error}", err=True)
         return _FAILED

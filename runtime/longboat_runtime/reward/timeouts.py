@@ -264,15 +264,15 @@ class LearnedTimeouts:
         self._rounds: dict[int, list[Limits]] = {}
         self._newest = self._freeze()
 
-    def fold(self, body: events.Body) -> None:
-        """Folds an event that the ledger has folded."""
-        match body:
+    def fold(self, entry: events.Entry) -> None:
+        """Folds an entry of the log."""
+        match entry.body:
             case events.RoundOpened(round=number):
                 for times in self.rewards.values():
                     times.rank()
                 self._rounds[number] = self._newest = self._freeze()
-            case events.Graded():
-                self._hold(body)
+            case events.Graded() as graded:
+                self._hold(graded)
             case events.StepCommitted(round=number, samples=samples):
                 self._rounds.pop(number, None)
                 for prompt in sorted({sample.prompt for sample in samples}):

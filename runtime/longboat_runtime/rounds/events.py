@@ -428,7 +428,7 @@ class LogEntry(Generic[ContentT_co]):
         return {"seq": self.seq, "incarnation": self.incarnation, "time": self.time, "type": name, **fields}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LogEntry[Body | Measurement]:
+    def from_json(cls, value: Mapping[str, Any]) -> Entry:
         """Reads what `to_json` returned, in this release or an earlier one: a type in RETIRED becomes `Retired`.
 
         Raises ValueError for an unknown type, a missing field, or a malformed one of the body.
@@ -446,3 +446,4 @@ class LogEntry(Generic[ContentT_co]):
 
 
 Event = LogEntry[Body]
+Entry = LogEntry[Body | Measurement]

@@ -83,13 +83,35 @@ class RoundMeasured:
 class Reshaped:
     """Says that engines have `tensor_parallel` devices each, and by its `reason` why they changed.
 
-    `seconds` has those of each phase. If `failure` isn't empty, it says why engines have the size that they had before.
+    `seconds` has those of each phase. If `failure` isn't empty, it says why engines have the size that they had before; `unfit` is the
+    size that they could not take, None if the failure has nothing to do with it.
     """
 
     tensor_parallel: int
     reason: str
     seconds: Mapping[str, float]
     failure: str = ""
+    unfit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapesAllowed:
+    """An edit of `rollout.parallelism` lets engines have these `sizes`, in devices and ascending; `start` is the spec's own.
+
+    Rounds are priced by `profile`, a path; by their tokens without one.
+    """
+
+    sizes: tuple[int, ...]
+    start: int
+    profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodsChanged:
+    """Rollout pods, by name, have `joined` or are `gone`."""
+
+    joined: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +162,6 @@ class CpusGranted:
     pools: Mapping[str, float]
 
 
-Measurement = RoundMeasured | Reshaped | PodDrained | RoundGraded | CpusAsked | CpusGranted
+Measurement = (
+    RoundMeasured | Reshaped | ShapesAllowed | PodsChanged | PodDrained | RoundGraded | CpusAsked | CpusGranted
+)

@@ -35,11 +35,11 @@ class RoundWorks:
         self._round_of: dict[tuple[PromptId, int], _OpenRound] = {}
         self._begun: dict[SampleId, int] = {}
 
-    def fold(self, event: events.Event) -> None:
-        """Folds an event that the ledger has folded."""
-        match body := event.body:
+    def fold(self, entry: events.Entry) -> None:
+        """Folds an entry of the log."""
+        match body := entry.body:
             case events.RoundOpened(round=number):
-                self._rounds[number] = _OpenRound(event.time)
+                self._rounds[number] = _OpenRound(entry.time)
             case (
                 events.Launched(round=number, prompt=prompt, attempt=attempt)
                 | events.GroupAdopted(round=number, prompt=prompt, attempt=attempt)
@@ -60,7 +60,7 @@ class RoundWorks:
                     ended = isinstance(body, events.Generated) or (isinstance(body, events.Stopped) and body.finished)
                     tokens = body.tokens - self._begun.pop(sample, 0)
                     (round_.ended if ended else round_.stopped)[sample] = tokens
-                    round_.last = max(round_.last, event.time)
+                    round_.last = max(round_.last, entry.time)
                     if isinstance(body, events.Generated):
                         round_.prompt_tokens[sample.prompt] = body.prompt_tokens
                 if isinstance(body, events.Paused):

@@ -11,7 +11,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.measurements import Measurement, RoundMeasured, StepTimes
+from longboat_runtime.rounds.measurements import RoundMeasured, StepTimes
 from longboat_runtime.samples import PromptId
 
 # A recording has the lengths of at most this many prompts, the newest.
@@ -54,8 +54,8 @@ class Recording:
         return [measured.work.seconds for measured in self.rounds if measured.work is not None]
 
 
-def fold(log: Iterable[events.Body | Measurement]) -> Recording:
-    """Folds a job's events, in order, into a Recording.
+def fold(log: Iterable[events.Entry]) -> Recording:
+    """Folds a job's log into a Recording.
 
     Raises ValueError if it has trained no step, or if no step of an engine was timed.
     """
@@ -63,13 +63,11 @@ def fold(log: Iterable[events.Body | Measurement]) -> Recording:
     quotas, group_sizes, dropped, trained = dict[str, int](), Counter[int](), 0, 0
     prompt_tokens, responses, longest = 0, 0, 1
     rounds: list[RoundMeasured] = []
-    for body in log:
-        if isinstance(body, Measurement):
-            if isinstance(body, RoundMeasured):
+    for entry in log:
+        history.fold(entry)
+        match body := entry.body:
+            case RoundMeasured():
                 rounds.append(body)
-            continue
-        history.fold(body)
-        match body:
             case events.Drawn(prompts=prompts, domain=domain) if domain:
                 domains.update(dict.fromkeys(prompts, domain))
             case events.Generated(prompt_tokens=tokens):

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from longboat_runtime.rounds import events, measurements
-from longboat_runtime.rounds.events import Body, LogEntry
-from longboat_runtime.rounds.measurements import Measurement
+from longboat_runtime.rounds.events import Entry
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.timeline.bars import Bar, Fate, Gap, Pool, Round, Span, Timeline, Work
 
 
-def fold(log: Iterable[LogEntry[Body | Measurement]]) -> Timeline:
+def fold(log: Iterable[Entry]) -> Timeline:
     """Folds events, which come in the order of their numbers, into a timeline. Rounds opened before the first of them aren't in it."""
     folding = _Fold()
     for event in log:
@@ -32,7 +31,7 @@ class _Fold:
         self._cpus: dict[str, list[tuple[float, float]]] = {}
         self._now: float | None = None
 
-    def take(self, event: LogEntry[Body | Measurement]) -> None:
+    def take(self, event: Entry) -> None:
         time = event.time
         match event.body:
             case events.Started():

@@ -35,7 +35,7 @@ def run(steps: int, seed: int = 1) -> list[Event]:
 def folded(log: list[Event]) -> LengthHistory:
     history = LengthHistory()
     for event in log:
-        history.fold(event.body)
+        history.fold(event)
     return history
 
 
@@ -117,5 +117,5 @@ def test_a_snapshot_anywhere_changes_nothing() -> None:
     for cut in range(0, len(log), 17):
         history = LengthHistory.from_snapshot(json.loads(json.dumps(folded(log[:cut]).to_snapshot())))
         for event in log[cut:]:
-            history.fold(event.body)
+            history.fold(event)
         assert history.to_snapshot() == whole.to_snapshot()

@@ -22,7 +22,7 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import RoundLoop
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.samples import SampleId
-from tests.driver.fakes import Site
+from tests.driver.fakes import Site, fixed_shape
 from tests.rounds.goldens.record import job, plain
 from tests.rounds.goldens.test_decisions import Entry, recorded, replay
 from tests.rounds.world import World
@@ -89,13 +89,15 @@ class DriverLoop:
         ledger, lengths = from_snapshot(snapshot), LengthHistory()
         log = NotedLog(self._root, self._incarnation, snapshot)
         log.loop = self
-        run_state = RunState(ledger, lengths, LearnedTimeouts((), str), TaskRewards(()), log, audited=False)
+        run_state = RunState(
+            ledger, lengths, LearnedTimeouts((), str), fixed_shape(ledger), TaskRewards(()), log, audited=False
+        )
         driver = self._driver
         driver._flow, driver._steps, driver._run_state, driver._view = Flow(self), Steps(), run_state, run_state.view
         driver._sample_files.resume(run_state.view)
         driver._spawn, driver.draw = _nothing, partial(World.draw, self)
         driver._loop = RoundLoop(self._site.policy, driver, ledger, self._incarnation)
-        driver._boundary = run_state.boundary("job", {})
+        driver._boundary = run_state.boundary("job", {}, {})
         self.record(Started(ledger.step))
 
     def record(self, body: Body) -> None:

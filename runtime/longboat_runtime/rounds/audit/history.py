@@ -69,11 +69,11 @@ class LengthHistory:
         self._prompts: dict[PromptId, PromptHistory] = {}
         self._rounds: dict[int, events.RoundOpened] = {}
 
-    def fold(self, body: events.Body) -> None:
-        """Folds an event that the ledger has folded."""
-        match body:
-            case events.RoundOpened(round=number):
-                self._rounds[number] = body
+    def fold(self, entry: events.Entry) -> None:
+        """Folds an entry of the log."""
+        match entry.body:
+            case events.RoundOpened(round=number) as opened:
+                self._rounds[number] = opened
             case events.Launched(round=number, prompt=prompt, attempt=0, samples=samples):
                 self._prompts[prompt] = PromptHistory(prompt, self.period, samples, _is_audit(self._rounds.get(number)))
             case (
@@ -89,8 +89,8 @@ class LengthHistory:
                 for sample in samples if dropped is None else ():
                     if history := self._prompts.get(sample.prompt):
                         history.trained.append(history.finished[sample.attempt][sample.index])
-                opened = self._rounds.pop(number, None)
-                if opened and opened.kind is RoundKind.LONG:
+                ended = self._rounds.pop(number, None)
+                if ended and ended.kind is RoundKind.LONG:
                     self._end_period()
 
     def window(self) -> list[PromptHistory]:
