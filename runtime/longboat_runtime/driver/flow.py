@@ -124,7 +124,11 @@ class SampleFlow:
                         as_event(item, stopping=item.id in self._stopping, pausing=item.id in self._pausing)
                     )
             # The store may hold a part of a sample that was given up, and would return it in place of the whole.
-            if parts := [event.sample for event in received if gives_up_data(event)]:
+            if parts := [
+                event.sample
+                for event in received
+                if isinstance(event, events.Stopped) or (isinstance(event, events.Lost) and not event.begun)
+            ]:
                 await self._components.store.delete(parts)
             for event in received:
                 if isinstance(event, events.Moved):
@@ -194,11 +198,6 @@ class SampleFlow:
             self._grading -= graded
             self._stages.move(Stage.REWARD)
             self._stages.set(Stage.REWARD, self._grading > 0)
-
-
-def gives_up_data(event: FleetEvent) -> bool:
-    """Whether what the store may hold of the sample is of no use any more."""
-    return isinstance(event, events.Stopped) or (isinstance(event, events.Lost) and not event.begun)
 
 
 def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:

@@ -15,6 +15,7 @@ from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import Entry
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
@@ -72,7 +73,7 @@ class RunState:
 
     The ledger folds events first, and drops those that have no effect. Then come, in this order, the lengths of responses, only if rounds
     form periods (`audited`), since otherwise they would never be dropped; what open rounds ask of engines (`works`, which ends with its
-    driver); learned timeouts, if any are; and the plan of engines' `shapes`. None of these reads another, only the ledger's view.
+    driver); and learned timeouts, if any are. Measurements go to the plan of engines' `shapes`. None of these reads another.
 
     `late_events` counts reported events that had no effect; they get no number and aren't logged.
     """
@@ -92,15 +93,16 @@ class RunState:
         self.timeouts, self.shapes, self.task_rewards = timeouts, shapes, task_rewards
         self.works = RoundWorks()
         self.late_events = 0
-        self._folds: list[Fold] = [self.works, shapes]
-        if audited:
-            self._folds.insert(0, lengths)
-        if timeouts.rewards:
-            self._folds.insert(-1, timeouts)
+        self._of_events: list[Fold] = [
+            *([lengths] if audited else []),
+            self.works,
+            *([timeouts] if timeouts.rewards else []),
+        ]
+        self._of_measurements: list[Fold] = [shapes]
 
     def fold(self, entry: Entry) -> None:
-        """Folds an entry of the log, whatever the ledger made of it, and appends it to the log."""
-        for fold in self._folds:
+        """Folds an entry that the ledger has folded if it is an event, and appends it to the log."""
+        for fold in self._of_measurements if isinstance(entry.body, Measurement) else self._of_events:
             fold.fold(entry)
         self.log.append(entry)
 
