@@ -27,7 +27,8 @@ from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.reports import Reports

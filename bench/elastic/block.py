@@ -18,7 +18,8 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.eventlog import end_of, surviving

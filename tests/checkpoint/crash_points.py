@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.driver.resume import Loaded
+from longboat_runtime.driver.resume import Loaded, Restored
 from longboat_runtime.driver.run_state import RunState
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.reward.tasks import TaskRewards
@@ -82,8 +82,10 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     run_state = RunState(
         ledger, LengthHistory(), LearnedTimeouts((), str), fixed_shape(ledger), TaskRewards(()), log, audited=False
     )
-    driver._steps.resume(run_state, None, None, Loaded(ModelInfo(1, 1, 1), None, {}), streams=False)
-    async with asyncio.TaskGroup() as driver._tasks:
+    boundary = run_state.boundary("job", {}, {})
+    loaded = Loaded(ModelInfo(1, 1, 1), None, {})
+    driver._steps.resume(Restored(run_state, boundary, None, [], loaded), streams=False)
+    async with driver._context.background:
         for step in steps:
             site.trainer.weights = f"of step {step}"
             ledger.step = step

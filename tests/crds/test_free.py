@@ -21,7 +21,7 @@ from longboat_crds.status import Phase
 from longboat_runtime.checkpoint.digests import differences, read
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver import shape_plan
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import FleetState

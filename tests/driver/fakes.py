@@ -10,7 +10,7 @@ import hashlib
 import random
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,12 +27,16 @@ from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.components import Components
+from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.observers import OBSERVERS
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.shape_plan import ShapePlan
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.driver.watchdog import samples_line
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.cpus import PoolLoad
@@ -577,6 +581,7 @@ class Site:
         self.incarnation = 0
         self.digests: Digests = {}
         self.sources: dict[str, dict[str, str]] = {}
+        self.observers: Sequence[Callable[[Context], Observer]] = OBSERVERS
 
     def driver(self, order: int = 0, previous: DriverStatus | None = None) -> Driver:
         """The next incarnation with new components; `order` seeds the order in which things finish."""
@@ -612,7 +617,18 @@ class Site:
             StageClock(self.clock),
             self.clock,
         )
-        return Driver(job, components, self.policy, self.reporter, self.broker, self.clock)
+        self.current = Driver(job, components, self.policy, self.reporter, self.broker, self.clock, self.observers)
+        return self.current
+
+    @property
+    def step(self) -> int:
+        """The last step that the driver has committed, 0 before it has restored its state."""
+        return self.current._view.step if hasattr(self.current, "_view") else 0
+
+    @property
+    def samples(self) -> str:
+        """How many samples are in each state."""
+        return samples_line(getattr(self.current, "_view", None))
 
     def open_fleet(self, order: int) -> FakeFleet:
         """The fleet of the next driver."""

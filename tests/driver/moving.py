@@ -35,7 +35,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.status import LeavingPod, RolloutGrant
 from longboat_runtime.driver import shape_plan
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.rollout import keeper
 from longboat_runtime.rollout.engine import EngineConfig
@@ -437,7 +437,7 @@ def at_once() -> Iterator[None]:
         patch.object(shape_plan, "bounds_of", lambda job: Bounds(SIZES, SIZES[0])),
         patch.object(ParallelismPlan, "after_round", at_random),
         patch.object(asyncio, "to_thread", here),
-        patch.object(Reporter, "_training", lambda self: None),
+        patch.object(Reporter, "_training", lambda self, fragments: None),
     ):
         yield
 

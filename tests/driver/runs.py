@@ -7,9 +7,11 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.rounds import events
@@ -40,13 +42,14 @@ def saved_steps(root: Path) -> list[int]:
 
 
 def crash_once_saved(site: Site, step: int, saved: int) -> None:
-    """Ends the driver before it trains `step`, with the checkpoint of step `saved` complete."""
+    """Ends the driver before it trains `step`, with the checkpoint of step `saved` complete. Grades that are held go on once it is."""
     train, publish, complete = site.trainer.train, site.broker.publish, asyncio.Event()
 
     def noted(status: DriverStatus) -> None:
         publish(status)
         if status.checkpoint and status.checkpoint.step == saved:
             complete.set()
+            site.rewards.held.clear()
 
     async def crashing(request: TrainRequest) -> TrainReport:
         if request.step != step:
@@ -56,6 +59,14 @@ def crash_once_saved(site: Site, step: int, saved: int) -> None:
 
     site.broker.publish = noted
     site.trainer.train = crashing
+
+
+PartT = TypeVar("PartT", bound=Observer)
+
+
+def part(driver: Driver, kind: type[PartT]) -> PartT:
+    """The observer of this kind."""
+    return next(observer for observer in driver._observers if isinstance(observer, kind))
 
 
 async def finished(root: Path, **spec: Any) -> Site:

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.shape_plan import starting_shape
 from longboat_runtime.rollout.engine import engine_config
 from longboat_runtime.rollout.load import Load

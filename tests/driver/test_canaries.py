@@ -9,7 +9,7 @@ import pytest
 
 from longboat_crds.model import ModelSpec
 from longboat_runtime.data.prompts import load_tokenizer
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.reward.protocol import LEAST_URGENT
 from longboat_runtime.samples import SampleId

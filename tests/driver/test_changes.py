@@ -14,8 +14,9 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.broker import Superseded
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.main import superseded
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.resume import load, restore
 from longboat_runtime.driver.stages import Stage
 from tests.driver.fakes import Site, make_spec
@@ -190,7 +191,7 @@ async def test_what_was_learned_of_grading_times_is_forgotten_with_other_rows_or
     site.spec = spec.model_copy(update={"rewards": [reward]})
     driver = site.driver()
     loaded = await load(driver._job, driver._components)
-    restored = await restore(driver._job, driver._components, loaded, driver._task_rewards)
+    restored = await restore(driver._job, driver._components, loaded, driver._context.task_rewards)
     forgotten = restored.run_state.timeouts.to_snapshot()["rewards"] != learned
     assert forgotten is (name in ("Data", "Rewards"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.samples import SampleId
@@ -49,7 +49,7 @@ def weights_of(root: Path) -> dict[int, str]:
 async def test_steps_continue_while_a_checkpoint_is_written_and_the_next_checkpoint_waits(tmp_path: Path) -> None:
     whole = await finished(tmp_path / "whole", steps=6)
     site, running = holding(tmp_path / "held", steps=6)
-    await until(lambda: Stage.CHECKPOINT in site.reporter.stages.active and site.reporter.step == 4, running)
+    await until(lambda: Stage.CHECKPOINT in site.reporter.stages.active and site.step == 4, running)
     await turns()
     assert [request.step for request in site.trainer.requests] == [1, 2, 3, 4], (
         "step 4 is due, and step 2 is being written"
@@ -92,7 +92,7 @@ async def test_a_checkpoint_is_reported_once_its_manifest_is_in_place(tmp_path: 
         publish(status)
 
     site.broker.publish = noted
-    await until(lambda: site.reporter.step == 3, running)
+    await until(lambda: site.step == 3, running)
     assert told == []
     assert saved_steps(tmp_path) == []
     site.trainer.may_write.set()
@@ -104,7 +104,7 @@ async def test_a_checkpoint_is_reported_once_its_manifest_is_in_place(tmp_path: 
 async def test_the_last_step_waits_for_what_is_written(tmp_path: Path, every: int) -> None:
     """With a checkpoint every second step, it waits for that of step 2 and then for its own."""
     site, running = holding(tmp_path, steps=3, checkpoint={"every_steps": every})
-    await until(lambda: site.reporter.step == 3, running)
+    await until(lambda: site.step == 3, running)
     await turns()
     assert site.broker.status.training.state is TrainingState.RUNNING
     site.trainer.may_write.set()
@@ -117,7 +117,7 @@ async def test_a_suspension_waits_for_what_is_written_and_saves_what_came_after(
     site, running = holding(tmp_path / "held")
     site.fleet.hang = {SampleId(1, 2, 0, 1)}
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
-    assert site.reporter.step == 3
+    assert site.step == 3
     site.broker.suspend()
     await turns()
     assert not running.done()
@@ -133,7 +133,7 @@ async def test_a_suspension_right_after_a_checkpoint_writes_no_other(tmp_path: P
     site, running = holding(tmp_path)
     site.fleet.hang = {SampleId(0, 4, 0, 0)}
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
-    assert site.reporter.step == 2
+    assert site.step == 2
     site.broker.suspend()
     await turns()
     site.trainer.may_write.set()
@@ -250,7 +250,7 @@ async def test_what_happens_while_a_checkpoint_is_written_is_not_in_it(
 
     monkeypatch.setattr(EventLog, "sync", held)
     running = asyncio.create_task(driver.run())
-    await until(lambda: site.reporter.step == 4, running)
+    await until(lambda: site.step == 4, running)
     may.set()
     assert await running is RunOutcome.DONE
     first = manifests(tmp_path)[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from longboat_crds.problems import spec_problem_in
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.engines import EngineDeaths
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rounds import events
@@ -131,7 +131,7 @@ async def test_weights_that_no_engine_can_fetch_are_published_again(tmp_path: Pa
         await asyncio.sleep(0)
     assert site.fleet.published == [0], "another engine serves"
     site.fleet.set_state(FleetState((), unreached={"a": "no route to host"}, fetches=2))
-    await until(lambda: site.fleet.published == [0, 0] and driver._republishing is None, running)
+    await until(lambda: site.fleet.published == [0, 0] and driver._steps._republishing.done(), running)
     site.fleet.set_state(FleetState((), unreached={"a": "no route to host"}, fetches=3))
     await until(lambda: site.fleet.published == [0, 0, 0], running)
     site.broker.suspend()

@@ -10,7 +10,7 @@ import pytest
 from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.exports import is_due
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import crash_once_saved, finished, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
@@ -43,7 +43,7 @@ async def test_a_response_is_graded_while_others_of_its_group_are_generated(tmp_
     last = SampleId(0, 0, 0, 1)
     site.fleet.hang = {last}
     running = asyncio.create_task(driver.run())
-    await until(lambda: site.reporter.samples == "2 kept, 1 rewarded, 1 running", running)
+    await until(lambda: site.samples == "2 kept, 1 rewarded, 1 running", running)
     site.fleet.hang = set()
     await site.fleet.submit([request for request in site.fleet.requests if request.id == last])
     assert await running is RunOutcome.DONE

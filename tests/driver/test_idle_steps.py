@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longboat_crds.algorithm import AlgorithmName, AlgorithmSpec, resolve
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.driver.learning import learning, learning_problem
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.metrics.groups import GroupOutcome
 from longboat_runtime.rounds import events

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from longboat_runtime.driver.loads import Loads
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rounds import events, measurements

@@ -10,7 +10,7 @@ from longboat_crds.problems import spec_problem_in
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.status import TrainingState
 from longboat_graders.messages import IsolationInForce
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.eventlog import LogPosition, end_of, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds.snapshot import to_snapshot

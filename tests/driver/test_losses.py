@@ -11,13 +11,14 @@ import pytest
 from longboat_crds.problems import spec_problem_in
 from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.grading import Grading
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import finished, saved_steps, trained, until
+from tests.driver.runs import finished, part, saved_steps, trained, until
 from tests.support.waiting import DEADLINE_SECONDS
 
 
@@ -127,7 +128,8 @@ async def test_an_error_before_the_start_is_reported_stays_reported(tmp_path: Pa
     site = Site(tmp_path, make_spec(steps=1))
     driver = site.driver()
     site.rewards.errors = {PromptId(0, 0)}
-    met, put, tidy = threading.Event(), site.reporter.problems.put, driver._steps._exports.tidy
+    problems = part(driver, Grading)._problems
+    met, put, tidy = threading.Event(), problems.put, driver._steps._exports.tidy
 
     def put_and_note(reason: Reason, field: str | None, message: str) -> None:
         put(reason, field, message)
@@ -137,7 +139,7 @@ async def test_an_error_before_the_start_is_reported_stays_reported(tmp_path: Pa
         assert met.wait(DEADLINE_SECONDS)
         tidy()
 
-    site.reporter.problems.put, driver._steps._exports.tidy = put_and_note, tidy_late
+    problems.put, driver._steps._exports.tidy = put_and_note, tidy_late
     await driver.run()
     assert site.broker.status.problem.reason == "GraderErrors"
 

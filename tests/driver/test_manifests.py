@@ -9,7 +9,7 @@ import pytest
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.driver import shape_plan
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rollout.load import Load

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import SampleId, VersionSpan, continued_seed, sample_seed

@@ -12,7 +12,8 @@ import pytest
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_runtime.driver import shape_plan as module
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.shape_plan import starting_shape
 from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.rollout.load import Load

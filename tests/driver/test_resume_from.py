@@ -11,7 +11,7 @@ import pytest
 from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.driver.assembly import AdoptingStore
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.samples import TimeLimit

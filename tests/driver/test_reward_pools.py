@@ -17,7 +17,7 @@ from longboat_crds.status import Demand, PoolCpu, RewardDemand, RewardGrant
 from longboat_runtime.driver import reward_pools
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.demand import asked_cpus, expected_grades
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.pool_loads import MOST_POINTS, PoolLoads
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.reward.cpus import PoolLoad

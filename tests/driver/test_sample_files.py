@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_runtime.driver import sample_files
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.rounds import events
 from longboat_runtime.sample_files.reading import Sample, read_file, read_files
 from longboat_runtime.samples import GeneratedSample, PromptId, SampleId

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_runtime.driver.batch import skip_problem
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events

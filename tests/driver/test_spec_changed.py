@@ -12,8 +12,10 @@ import pytest
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
 from longboat_crds.status import TrainingState
+from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.eventlog import LogPosition
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport
@@ -23,7 +25,7 @@ from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 from tests.driver.fakes import Crash, Site, make_spec
-from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
+from tests.driver.runs import crash_once_saved, finished, history, manifests, part, saved_steps, trained, until
 from tests.support.replay import replay
 
 POLICIES = ({}, {"policy": "TailBatching"}, {"policy": "ContinueUnfinished"}, {"policy": "BoundedAsync"})
@@ -60,14 +62,14 @@ def once_saved(site: Site, number: int, happen: Callable[[], object]) -> None:
 
 def before_report(driver: Driver, step: int, happen: Callable[[], object]) -> None:
     """Something happens just before the report of this step is handled."""
-    reported = driver._steps._reported
+    finish = driver._context.reports.finish
 
-    def reports(record: Record) -> None:
-        if record.step == step:
+    def finish_and_happen(number: int, **options: Any) -> Record:
+        if number == step:
             happen()
-        reported(record)
+        return finish(number, **options)
 
-    driver._steps._reported = reports
+    driver._context.reports.finish = finish_and_happen
 
 
 def horizons(site: Site) -> list[tuple[int, int]]:
@@ -253,7 +255,7 @@ async def test_the_limit_of_engines_that_die_is_that_of_the_spec_now(tmp_path: P
     running = asyncio.create_task(driver.run())
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
     site.broker.edit(failure_policy={"max_rollout_restarts": limit})
-    await until(lambda: driver._engines.limit == limit, running)
+    await until(lambda: part(driver, EngineWatch).limit == limit, running)
     site.fleet.set_state(FleetState(("a",), deaths=3, last_death="engine a died: out of memory"))
     if limit < 3:
         with pytest.raises(ExceptionGroup) as failed:

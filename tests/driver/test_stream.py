@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.streaming import streams
 from longboat_runtime.metrics.record import read_records

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason

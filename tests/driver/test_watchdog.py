@@ -11,11 +11,17 @@ from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.watchdog import Watchdog, message
 from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Site, make_spec
+from tests.driver.runs import part
 from tests.driver.test_loop import until
 
 
+def shown(site: Site) -> Problem | None:
+    site.reporter.publish()
+    return site.broker.status.problem
+
+
 def reported(site: Site) -> Problem:
-    problem = site.broker.status.problem
+    problem = shown(site)
     assert problem is not None
     return problem
 
@@ -35,10 +41,10 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
 
     monkeypatch.setattr(site.fleet, "stacks", stacks, raising=False)
     running = asyncio.create_task(driver.run())
-    await until(lambda: site.reporter.samples == "2 kept, 1 rewarded, 1 running", running)
-    watchdog = Watchdog(driver._job, driver._components, site.reporter)
+    await until(lambda: site.samples == "2 kept, 1 rewarded, 1 running", running)
+    watchdog = part(driver, Watchdog)
     await watchdog.look()
-    assert site.broker.status.problem is None
+    assert shown(site) is None
     site.seconds += 101
     await watchdog.look()
     problem = reported(site)
@@ -53,7 +59,7 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
     await site.fleet.submit([request])
     await until(lambda: Stage.GENERATE not in site.reporter.stages.active, running)
     await watchdog.look()
-    assert site.broker.status.problem is None
+    assert shown(site) is None
     await running
 
 
@@ -69,7 +75,7 @@ async def test_a_component_that_does_not_answer_is_listed_with_its_error(
     monkeypatch.setattr(site.trainer, "stacks", broken, raising=False)
     site.reporter.stages.set(Stage.TRAIN, True)
     site.seconds += 2
-    await Watchdog(driver._job, driver._components, site.reporter).look()
+    await part(driver, Watchdog).look()
     assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in reported(site).message
 
 
@@ -86,11 +92,11 @@ def test_a_thread_that_is_stuck_is_shown_whatever_its_place_and_idle_ones_once()
 async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec())
     driver = site.driver()
-    watchdog = Watchdog(driver._job, driver._components, site.reporter)
+    watchdog = part(driver, Watchdog)
     site.reporter.stages.set(Stage.START, True)
     site.rewards.unserved = ("default",)
     await watchdog.look()
-    assert site.broker.status.problem is None, "the first ones are waited for"
+    assert shown(site) is None, "the first ones are waited for"
     site.reporter.stages.set(Stage.START, False)
     await watchdog.look()
     problem = reported(site)
@@ -98,4 +104,4 @@ async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) ->
     assert "pool default" in problem.message
     site.rewards.unserved = ()
     await watchdog.look()
-    assert site.broker.status.problem is None
+    assert shown(site) is None

@@ -7,7 +7,8 @@ the sample in hand, so a sample is followed into a batch of tensors. A function 
 What is only a number (a reward, a count of tokens, a place in a list) isn't followed: a function of numbers knows nothing of samples.
 
 * A **hop** is a function that has the sample in hand, counted once, where that is first so. What has no name of its own
-  (comprehensions, lambdas) is part of the function around it, and a property is read as a field of its object.
+  (comprehensions, lambdas) is part of the function around it, and a property is read as a field of its object. The driver's observers
+  are no part of the way: they note events beside it.
 * A **file** is one with a hop.
 * An **entry** into a package is a hop in it that follows one in another package.
 """
@@ -31,6 +32,8 @@ import numpy as np
 import torch
 
 import longboat_runtime
+import longboat_runtime.driver.observers
+from longboat_runtime.driver.observer import Observer
 from longboat_runtime.samples import PromptId, SampleId
 
 SOURCES = Path(longboat_runtime.__file__).parents[1]
@@ -41,6 +44,7 @@ DEPTH = 5
 ITEMS = 64
 
 _ARRAYS = (np.ndarray, torch.Tensor)
+_BESIDE = {observer.on.__code__ for observer in Observer.__subclasses__()}
 _NAMELESS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 
 
@@ -143,7 +147,7 @@ class Trace:
 
     def _add(self, frame: FrameType, number: float) -> None:
         frame = _named(frame)
-        if not _is_property(frame):
+        if not _is_property(frame) and frame.f_code not in _BESIDE:
             self._noted.setdefault(_function(frame), number)
 
     def _keep(self, result: Any) -> None:

@@ -19,6 +19,7 @@ from longboat_runtime.rounds.measurements import (
     RoundGraded,
     RoundMeasured,
     ShapesAllowed,
+    WeightsUnreachable,
 )
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.snapshot import to_snapshot
@@ -33,6 +34,7 @@ OTHERS = (
     Reshaped(2, "preemptions", {"start": 0.5}),
     ShapesAllowed((1, 2), 1, "/profile.json"),
     PodsChanged(("pod-1",), ("pod-0",)),
+    WeightsUnreachable("engine-0: bucket 1 is gone"),
     PodDrained("pod-1", 1.5),
     CpusAsked({"a": 1.0}, "why"),
     CpusGranted({"a": 1.0}),

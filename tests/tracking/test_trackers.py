@@ -12,16 +12,12 @@ from typing import Any
 import pytest
 
 from longboat_crds.job import RLJobSpec
-from longboat_crds.reasons import Reason
-from longboat_crds.status import Problem, TrainingState
+from longboat_crds.status import Problem, TrackingStatus, TrainingState
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.main import Ending, drive
-from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.stages import StageClock
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
-from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.tracking import trackers
 from longboat_runtime.tracking.trackers import Trackers, run_id
 from tests.driver.fakes import Site
@@ -45,27 +41,21 @@ def mlflow(uri: str, **fields: Any) -> dict[str, Any]:
     return {"mlflow": {"trackingUri": uri, "experiment": "sums", **fields}}
 
 
-def reporter_of(root: Path, spec: RLJobSpec, incarnation: int = 1) -> Reporter:
-    job = Job("uid", spec, root, incarnation, "sums")
-    return Reporter(job, LocalBroker(incarnation), Reports([], _clock), StageClock(_clock), _clock)
+def opened(root: Path, spec: RLJobSpec, incarnation: int = 1, secrets: Path | None = None) -> Trackers:
+    return Trackers(spec, root, incarnation, "sums", asyncio.Event(), secrets)
 
 
-def _clock() -> float:
-    return 0.0
+def problem_of(tracked: Trackers) -> Problem | None:
+    return next(iter(tracked.status().problems), None)
 
 
-def opened(root: Path, spec: RLJobSpec, incarnation: int = 1, secrets: Path | None = None) -> tuple[Trackers, Reporter]:
-    reporter = reporter_of(root, spec, incarnation)
-    return Trackers(spec, root, incarnation, "sums", reporter, secrets), reporter
+def places(tracked: Trackers) -> TrackingStatus | None:
+    return tracked.status().training["tracking"]
 
 
-def problem_of(reporter: Reporter) -> Problem | None:
-    return reporter.problems.get(Reason.TRACKING_FAILED)
-
-
-async def tracker_problem(reporter: Reporter) -> Problem:
+async def tracker_problem(tracked: Trackers) -> Problem:
     """Waits until a tracker has a problem, and returns it."""
-    problem = await eventually_async(lambda: problem_of(reporter))
+    problem = await eventually_async(lambda: problem_of(tracked))
     assert problem is not None
     return problem
 
@@ -74,9 +64,9 @@ async def test_everything_is_logged_by_the_end_and_the_status_says_where(tmp_pat
     # The first start had no tracker, or none that reached its server.
     write_records(tmp_path, 1, 0, 1, 2)
     write_records(tmp_path, 2, 1, 2, 3)
-    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE), 2)
+    tracked = opened(tmp_path, tracked_spec(OFFLINE), 2)
     tracked.start()
-    await eventually_async(lambda: reporter._training().tracking)
+    await eventually_async(lambda: places(tracked))
     write_records(tmp_path, 2, 4)
     await tracked.finish("done")
     assert [(row["_step"], row["critic/score/mean"]) for row in rows(tmp_path)] == [
@@ -86,7 +76,7 @@ async def test_everything_is_logged_by_the_end_and_the_status_says_where(tmp_pat
         (3, 203),
         (4, 204),
     ]
-    status = reporter._training().tracking
+    status = places(tracked)
     assert status is not None
     assert status.weights_and_biases == str(tmp_path / "tracking/wandb")
 
@@ -113,7 +103,7 @@ async def test_what_a_tracker_says_after_the_end_is_stored(tmp_path: Path) -> No
 async def test_a_process_that_is_killed_costs_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
+    tracked = opened(tmp_path, tracked_spec(OFFLINE))
     started: list[int] = []
     launch = asyncio.create_subprocess_exec
 
@@ -125,7 +115,7 @@ async def test_a_process_that_is_killed_costs_and_doubles_nothing(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
     tracked.start()
     write_records(tmp_path, 1, 0, 1)
-    await eventually_async(lambda: reporter._training().tracking)
+    await eventually_async(lambda: places(tracked))
     assert os.getpriority(os.PRIO_PROCESS, started[0]) == 19
     clients = _children(started[0])
     os.kill(started[0], signal.SIGKILL)
@@ -162,14 +152,16 @@ async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", held)
     site = Site(tmp_path, tracked_spec(mlflow(AWAY), steps=5))
     driver = site.driver()
-    tracked = Trackers(site.spec, tmp_path, 1, "sums", site.reporter, None)
+    tracked = Trackers(site.spec, tmp_path, 1, "sums", site.reporter.stages.news, None)
+    site.reporter.sources.append(tracked)
     tracked.start()
     assert await driver.run() is RunOutcome.DONE
     # No tracker has been able to start yet: no step has waited for one.
     assert [record.step for record in read_records(tmp_path)] == list(range(6))
-    assert problem_of(site.reporter) is None
+    assert problem_of(tracked) is None
     ended.set()
-    await tracker_problem(site.reporter)
+    await tracker_problem(tracked)
+    site.reporter.publish()
     assert site.broker.status.problem is not None
     assert site.broker.status.problem.reason == "TrackingFailed"
     assert site.broker.status.problem.field == "spec.tracking.mlflow.trackingUri"
@@ -184,7 +176,7 @@ async def test_a_server_that_never_answers_does_not_hold_the_end(
     monkeypatch.setattr(trackers, "ENDED_SECONDS", 0.5)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1000000")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        tracked, _ = opened(tmp_path, tracked_spec(mlflow(f"http://127.0.0.1:{deaf.getsockname()[1]}")))
+        tracked = opened(tmp_path, tracked_spec(mlflow(f"http://127.0.0.1:{deaf.getsockname()[1]}")))
         tracked.start()
         write_records(tmp_path, 1, 0)
         connection, _ = await asyncio.to_thread(deaf.accept)
@@ -197,12 +189,12 @@ async def test_a_server_that_never_answers_does_not_hold_the_end(
 
 async def test_a_client_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "SILENCE_SECONDS", 0.05)
-    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
+    tracked = opened(tmp_path, tracked_spec(OFFLINE))
     tracked.start()
-    problem = await tracker_problem(reporter)
+    problem = await tracker_problem(tracked)
     assert "hangs" in problem.message
     monkeypatch.setattr(trackers, "SILENCE_SECONDS", DEADLINE_SECONDS)
-    await eventually_async(lambda: problem_of(reporter) is None)
+    await eventually_async(lambda: problem_of(tracked) is None)
     await tracked.finish(None)
 
 
@@ -211,14 +203,14 @@ async def test_a_secret_that_is_created_later_is_found(tmp_path: Path) -> None:
     server, secrets = Server(), tmp_path / "secrets"
     secrets.mkdir()
     spec = tracked_spec(mlflow(server.url, secret={"name": "mlflow"}))
-    tracked, reporter = opened(tmp_path, spec, secrets=secrets)
+    tracked = opened(tmp_path, spec, secrets=secrets)
     tracked.start()
     write_records(tmp_path, 1, 0)
-    problem = await tracker_problem(reporter)
+    problem = await tracker_problem(tracked)
     assert problem.field == "spec.tracking.mlflow.secret"
     assert not server.runs
     (secrets / "MLFLOW_TRACKING_TOKEN").write_text("token")
-    await eventually_async(lambda: problem_of(reporter) is None and server.runs)
+    await eventually_async(lambda: problem_of(tracked) is None and server.runs)
     assert server.authorizations == {"Bearer token"}
     await tracked.finish(None)
     server.close()
@@ -229,9 +221,9 @@ async def test_an_image_without_the_client_is_said_with_the_cure(
 ) -> None:
     (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\")\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
+    tracked = opened(tmp_path, tracked_spec(OFFLINE))
     tracked.start()
-    problem = await tracker_problem(reporter)
+    problem = await tracker_problem(tracked)
     assert problem.field == "spec.tracking.weightsAndBiases"
     assert "extra `tracking`" in problem.message
     await tracked.finish("done")

@@ -3,60 +3,81 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.data.protocol import PromptSource
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Reporter
+from longboat_crds.status import DomainTraining
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
 from longboat_runtime.metrics.lengths import audit_rounds_metrics, length_line, length_metrics
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.audit_rounds import compare
-from longboat_runtime.rounds.audit.history import LengthHistory, PromptHistory
+from longboat_runtime.rounds.audit.history import PromptHistory
 from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.policies import races_per_period
+from longboat_runtime.rounds.view import View
+from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
 
 
-class Audits:
-    """Audits the length history each time a period ends.
+class Audits(Observer):
+    """Audits the length history each time a period ends, and has races suspended if trained responses are too short or too long."""
 
-    Findings go into metrics and status; `happened` gets the event if races have to be suspended.
-    """
+    def __init__(self, context: Context) -> None:
+        self._spec, self._longest = context.job.spec, context.job.sampling.max_tokens
+        self._source, self._inbox = context.components.source, context.inbox
+        self._problems = Problems(context.news)
+        self._view: View | None = None
+        before = context.broker.previous.training
+        self._length_bias = before.length_bias if before else None
+        self._audit_rounds = before.audit_rounds if before else None
+        domains = (before and before.domains) or ()
+        self._domain_bias = {training.domain: training.length_bias for training in domains if training.length_bias}
 
-    def __init__(
-        self, job: Job, source: PromptSource, reporter: Reporter, happened: Callable[[events.Body], None]
-    ) -> None:
-        self._spec, self._longest = job.spec, job.sampling.max_tokens
-        self._source, self._reporter, self._happened = source, reporter, happened
+    def resume(self, restored: Restored) -> None:
+        """Starts from the restored history; the periods that have ended in it aren't audited again."""
+        self._view, self._lengths = restored.run_state.view, restored.run_state.lengths
+        self._audited = self._lengths.period
 
-    def resume(self, lengths: LengthHistory) -> None:
-        """Starts from this history; the periods that have ended in it aren't audited again."""
-        self._lengths, self._audited = lengths, lengths.period
-
-    async def run(self, step: int) -> None:
-        """Adds the audit to the record of `step` if that step ended a period."""
+    async def metrics(self, step: int) -> Mapping[str, float]:
+        """Returns the audit of the period that the step ended, if it did, and puts it into the status."""
         if self._lengths.period == self._audited:
-            return
+            return {}
         self._audited = self._lengths.period
         window = self._lengths.window()
         if not window:
-            return
+            return {}
         raced, audited = self._lengths_of(window, audited=False), self._lengths_of(window, audited=True)
         result = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
-        self._reporter.reports.add(step, length_metrics(result))
-        self._reporter.audited(
-            length_line(result.overall), {name: length_line(bias) for name, bias in result.domains.items()}
-        )
+        metrics = dict(length_metrics(result))
+        self._length_bias = length_line(result.overall)
+        self._domain_bias = {name: length_line(bias) for name, bias in result.domains.items()}
         if audited:
             comparison = await asyncio.to_thread(compare, audited, raced, self._longest)
-            self._reporter.reports.add(step, audit_rounds_metrics(comparison))
-            self._reporter.compared(length_line(comparison))
+            metrics |= audit_rounds_metrics(comparison)
+            self._audit_rounds = length_line(comparison)
         self._limit(result.overall)
+        return metrics
+
+    def status(self) -> StatusFragment:
+        """Returns the last audit, over all prompts and for each domain with a quota, in their order, with what waits there.
+
+        Before there is a view, domains are as an earlier start left them.
+        """
+        training = {"length_bias": self._length_bias, "audit_rounds": self._audit_rounds}
+        if self._view is None:
+            return StatusFragment(training)
+        waiting = self._view.queued_by_domain
+        domains = [
+            DomainTraining(domain=name, waiting=waiting.get(name, 0), length_bias=self._domain_bias.get(name))
+            for name in (quota.domain for quota in self._spec.rounds.quotas or ())
+        ]
+        return StatusFragment({**training, "domains": domains or None}, problems=self._problems.present)
 
     def _lengths_of(self, window: Sequence[PromptHistory], *, audited: bool) -> list[PromptLengths]:
         """Returns the lengths of those prompts of the window that were first launched in audit rounds (`audited`), or in other rounds."""
@@ -71,7 +92,7 @@ class Audits:
         message = (
             f"Trained responses differ from those first launched: {length_line(bias)}; rounds don't race for a period."
         )
-        self._reporter.problems.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
+        self._problems.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
         if exceeded:
             log.warning("races are suspended", bias=length_line(bias), limit=limit)
-            self._happened(events.RacesSuspended(races_per_period(self._spec)))
+            self._inbox.put_nowait(events.RacesSuspended(races_per_period(self._spec)))

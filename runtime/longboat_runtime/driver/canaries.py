@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import structlog
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Problems
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
 from longboat_runtime.reward.canary import Canary, CanaryScores, as_response, canaries, suspicion
 from longboat_runtime.reward.protocol import LEAST_URGENT
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Entry
+from longboat_runtime.rounds.records import GroupRecord
 from longboat_runtime.samples import UNSCORED, Grade, PromptId, Row, SampleId
 from longboat_runtime.special_tokens import special_texts
+from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
 
@@ -23,55 +26,58 @@ log = structlog.get_logger()
 ROWS, MOST_READ = 8, 64
 
 
-class Canaries:
-    """Checks the rewards that have a canary: before the first step of each driver, and every `everySteps` steps.
+class Canaries(Observer):
+    """Checks the rewards that have a canary: before the first step of each driver, and every `everySteps` steps."""
 
-    `spawn` runs work in the background; an error in it ends the run.
-    """
+    watches = (events.Generated, events.StepCommitted)
 
-    def __init__(
-        self,
-        job: Job,
-        components: Components,
-        problems: Problems,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
-        self._job, self._components, self._problems, self._spawn = job, components, problems, spawn
+    def __init__(self, context: Context) -> None:
+        self._job, self._components, self._background = context.job, context.components, context.background
+        self._problems = Problems(context.news)
+        job, components = self._job, self._components
         self._canaries = {canary.reward.name: canary for canary in canaries(job.spec.rewards)}
         self._special = {} if components.tokenizer is None else special_texts(components.tokenizer)
         # Rewards whose canaries are to be checked with the round that runs, and those that are being checked.
-        self.due: set[str] = set()
+        self._due: set[str] = set()
         self._checking: set[str] = set()
         self._suspect: dict[str, tuple[str, str]] = {}
-        self.committed(0)
+        self._committed(0)
 
-    def log(self) -> None:
+    def resume(self, restored: Restored) -> None:
         """Logs which rewards have no canary."""
+        self._view = restored.run_state.view
         if without := [reward.name for reward in self._job.spec.rewards if reward.name not in self._canaries]:
             log.info("rewards without a canary, which would show whether they tell right from wrong", rewards=without)
 
-    def committed(self, step: int) -> None:
-        """Takes notice of a committed step: with the next round the canaries are checked whose time has come.
+    def on(self, entry: Entry, before: GroupRecord | None) -> None:
+        """With the first response of a round, checks the canaries that are due, on rows of prompts that have been launched."""
+        match entry.body:
+            case events.Generated() if self._due:
+                self._launched(self._view.step, self._view.groups)
+            case events.StepCommitted(step=step):
+                self._committed(step)
 
-        One whose last check isn't over is left out.
-        """
+    def status(self) -> StatusFragment:
+        return StatusFragment(problems=self._problems.present)
+
+    def _committed(self, step: int) -> None:
+        """Settles which canaries are checked with the next round. One whose last check isn't over is left out."""
         if self._components.tokenizer is not None:
             due = {name for name, canary in self._canaries.items() if step % canary.every_steps == 0}
-            self.due |= due - self._checking
+            self._due |= due - self._checking
 
-    def launched(self, step: int, prompts: Iterable[PromptId]) -> None:
-        """Starts to check the canaries that are due, on rows of these prompts, which have been launched. `step` is the last one."""
+    def _launched(self, step: int, prompts: Iterable[PromptId]) -> None:
         live = [*prompts]
         for number, (name, canary) in enumerate(self._canaries.items()):
-            if name in self.due:
+            if name in self._due:
                 self._checking.add(name)
                 try:
                     responses = self._responses(canary, live)
                 except ValueError as error:
                     self._judge(canary, step, 0, str(error))
                 else:
-                    self._spawn(self._check(canary, number, step, responses))
-        self.due.clear()
+                    self._background.spawn(self._check(canary, number, step, responses))
+        self._due.clear()
 
     def _responses(self, canary: Canary, prompts: Iterable[PromptId]) -> list[tuple[Row, tuple[str, str]]]:
         """Returns up to ROWS rows with their right and wrong responses. Raises ValueError if a template fails."""

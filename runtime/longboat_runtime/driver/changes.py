@@ -8,11 +8,16 @@ from collections.abc import Collection, Sequence
 import structlog
 
 from longboat_crds.checkpoint import TrainingInput
+from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_crds.status import LINE_LENGTH, RESUMED_DIFFERENCES, ResumedStatus
 from longboat_runtime.checkpoint.digests import Difference
 from longboat_runtime.checkpoint.protocol import Manifest
-from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import changed_fields
+from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
 
@@ -22,24 +27,33 @@ FIELD = "spec.checkpoint.acceptChanges"
 _MOST_NAMED = 10
 
 
-class Changes:
-    """Waits for differences to be accepted. `accepted` are the inputs in `checkpoint.acceptChanges`.
+class Changes(Observer):
+    """Waits for differences to be accepted: of the inputs in `checkpoint.acceptChanges`.
 
-    Where the spec can't be edited while the job runs (not `editable`), unaccepted differences end the run instead.
+    Where the spec can't be edited while the job runs, unaccepted differences end the run instead.
     """
 
-    def __init__(self, reporter: Reporter, accepted: Collection[TrainingInput], *, editable: bool) -> None:
-        self._reporter, self._accepted, self._editable = reporter, frozenset(accepted), editable
+    def __init__(self, context: Context) -> None:
+        self._job, self._editable = context.job, context.broker.editable
+        self._accepted = frozenset(context.job.spec.checkpoint.accept_changes)
+        self._problems = Problems(context.news)
         self._edited = asyncio.Event()
+        before = context.broker.previous.training
+        self._resumed = (before.resumed if before else None) or ResumedStatus()
 
-    def edit(self, accepted: Collection[TrainingInput]) -> None:
-        """Follows an edit of `checkpoint.acceptChanges`."""
-        self._accepted = frozenset(accepted)
+    async def edit(self, spec: RLJobSpec) -> None:
+        self._accepted = frozenset(spec.checkpoint.accept_changes)
         self._edited.set()
 
+    def status(self) -> StatusFragment:
+        resumed = self._resumed if self._resumed.to_json() else None
+        return StatusFragment({"resumed": resumed}, problems=self._problems.present)
+
     async def settle(self, differences: Sequence[Difference], saved: Manifest) -> None:
-        """Reports differences from the checkpoint `saved` until all are accepted. Raises SpecProblem if nobody can accept them."""
-        problems = self._reporter.problems
+        """Reports differences from the checkpoint `saved` until all are accepted, and then that it resumes with them.
+
+        Raises SpecProblem if nobody can accept them.
+        """
         while waiting := unaccepted(differences, self._accepted):
             text = message(waiting, saved)
             field = FIELD if all(difference.acceptable for difference in waiting) else "spec.dataset"
@@ -47,13 +61,20 @@ class Changes:
                 raise SpecProblem(Reason.CHECKPOINT_MISMATCH, field, text)
             text = f"{text} {cure(waiting)}"
             log.warning("the job waits, since its inputs aren't those of the checkpoint", problem=text)
-            problems.put(Reason.CHECKPOINT_MISMATCH, field, text)
-            self._reporter.publish()
+            self._problems.put(Reason.CHECKPOINT_MISMATCH, field, text)
             self._edited.clear()
             await self._edited.wait()
-        problems.clear(Reason.CHECKPOINT_MISMATCH)
+        self._problems.clear(Reason.CHECKPOINT_MISMATCH)
         for difference in differences:
             log.warning("resumes although an input isn't that of the checkpoint", difference=str(difference))
+        accepted = _lines([*(self._resumed.accepted or ()), *map(str, differences)])
+        fields = _lines(changed_fields(self._job, saved))
+        self._resumed = ResumedStatus(accepted=accepted, spec=fields or self._resumed.spec)
+
+
+def _lines(texts: Sequence[str]) -> list[str] | None:
+    """Returns the last RESUMED_DIFFERENCES different texts as lines; None if there are none. Pure."""
+    return [text[:LINE_LENGTH] for text in dict.fromkeys(texts)][-RESUMED_DIFFERENCES:] or None
 
 
 def unaccepted(differences: Sequence[Difference], accepted: Collection[TrainingInput]) -> list[Difference]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
+from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.rollout.protocol import FleetState, RolloutFleet
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
+from longboat_runtime.rollout.protocol import FleetState
+from longboat_runtime.rounds import measurements
+from longboat_runtime.rounds.view import View
+from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
 
@@ -45,38 +49,46 @@ class EngineDeaths:
         return SpecProblem(Reason.RESTART_LIMIT_EXCEEDED, LIMIT_FIELD, message)
 
 
-class EngineWatch:
+class EngineWatch(Observer):
     """Reports engines that refused the weights, and that none serves, for as long as it is so. Ends the job if engines die too often.
 
-    `limit` (failurePolicy.maxRolloutRestarts) may be edited while the job runs. `publish_again` is called if no engine serves
-    because the weights can't be fetched: their data may have been lost with the trainer that held it, which nothing else would
-    notice while rounds wait.
+    `limit` is failurePolicy.maxRolloutRestarts. If no engine serves because the weights can't be fetched, that is a measurement: their data
+    may have been lost with the trainer that held it, which nothing else would notice while rounds wait.
     """
 
-    def __init__(self, job: Job, fleet: RolloutFleet, reporter: Reporter, publish_again: Callable[[], None]) -> None:
-        self.limit = job.spec.failure_policy.max_rollout_restarts
-        self._fleet, self._reporter, self._publish_again = fleet, reporter, publish_again
+    def __init__(self, context: Context) -> None:
+        self.limit = context.job.spec.failure_policy.max_rollout_restarts
+        self._fleet, self._inbox = context.components.fleet, context.inbox
+        self._problems = Problems(context.news)
+        self._view: View | None = None
+
+    def resume(self, restored: Restored) -> None:
+        self._view = restored.run_state.view
+
+    async def edit(self, spec: RLJobSpec) -> None:
+        self.limit = spec.failure_policy.max_rollout_restarts
+
+    def status(self) -> StatusFragment:
+        return StatusFragment(problems=self._problems.present)
 
     async def run(self) -> None:
         """Watches forever. Raises SpecProblem, and whatever the fleet fails with."""
         previous, deaths = FleetState(), EngineDeaths()
         while True:
             state = await self._fleet.changed(previous)
-            deaths = deaths.counted(state.deaths - previous.deaths, self._reporter.step)
+            deaths = deaths.counted(state.deaths - previous.deaths, self._view.step if self._view else 0)
             if problem := deaths.over(self.limit, state.last_death):
                 raise problem
             self._report(state)
             if state.fetches > previous.fetches and state.unreached and not state.serving:
-                self._publish_again()
+                self._inbox.put_nowait(measurements.WeightsUnreachable(min(state.unreached.values())))
             previous = state
 
     def _report(self, state: FleetState) -> None:
-        problems = self._reporter.problems
         refused = "; ".join(why for _, why in sorted(state.refused.items()))
         message = f"Engines that don't serve because they refused the weights; they get them again, then are restarted: {refused}"
-        problems.set(Reason.ENGINE_REFUSED, None, message, bool(state.refused))
+        self._problems.set(Reason.ENGINE_REFUSED, None, message, bool(state.refused))
         why = "; ".join(why for _, why in sorted({**state.refused, **state.unreached}.items())) or state.last_death
         message = f"No engine serves; rounds wait. {why}".strip()
         nobody = not state.serving and bool(state.refused or state.unreached or state.deaths)
-        problems.set(Reason.NO_ENGINES, "spec.rollout.replicas", message, nobody)
-        self._reporter.publish()
+        self._problems.set(Reason.NO_ENGINES, "spec.rollout.replicas", message, nobody)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 
@@ -12,10 +12,14 @@ import structlog
 
 from longboat_crds.dataset import EvaluationSpec
 from longboat_crds.rewards import RewardSpec
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
+from longboat_runtime.driver.run_state import Evaluated
+from longboat_runtime.driver.stages import Stage
 from longboat_runtime.metrics.groups import pass_rates
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.reward.tasks import TaskRewards
-from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
     UNSCORED,
@@ -30,6 +34,7 @@ from longboat_runtime.samples import (
     SampleRequest,
     Sampling,
     VersionSpan,
+    sample_seed,
 )
 
 log = structlog.get_logger()
@@ -63,68 +68,85 @@ def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
     return replace(training, **{name: value for name, value in own.items() if value is not None})
 
 
-class Evaluation:
-    """Runs one evaluation at a time. `take` gets the samples that the fleet finished.
+class Evaluation(Observer):
+    """Evaluates the weights before a round, where an evaluation is due: the round would take engines away from it.
 
-    `seed`, `grade` (`RewardScheduler.grade`) and `discard` (from the store) are the driver's.
+    The next optimizer step waits for the evaluation in any case.
     """
 
-    def __init__(
-        self,
-        spec: EvaluationSpec,
-        rows: Sequence[Row],
-        rewards: Sequence[RewardSpec],
-        task_rewards: TaskRewards,
-        sampling: Sampling,
-        fleet: RolloutFleet,
-        seed: Callable[[SampleId], int],
-        grade: Callable[..., Awaitable[Grade]],
-        discard: Callable[[Sequence[SampleId]], None],
-    ) -> None:
-        self._spec, self._rows, self._rewards, self._fleet = spec, rows, rewards, fleet
-        self._task_rewards = task_rewards
-        self._sampling = held_out_sampling(spec, sampling)
-        self._seed, self._grade, self._discard = seed, grade, discard
+    def __init__(self, context: Context) -> None:
+        self._context, self._job, self._components = context, context.job, context.components
+        self._data = context.data
+        self._spec = context.job.spec.dataset.evaluation
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
         self._graded: list[SampleId] = []
+        self._metrics: dict[int, dict[str, float]] = {}
 
-    async def run(self, step: int, steps: int) -> dict[str, float]:
+    def resume(self, restored: Restored) -> None:
+        self._run_state, self._identity = restored.run_state, restored.boundary.identity
+
+    async def run(self) -> None:
+        """Takes the samples that the fleet finished. What isn't awaited, as after an evaluation that was given up, is discarded."""
+        while True:
+            sample = await self._context.held_out.get()
+            waiting = self._waiting.get(sample.id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(sample)
+            elif isinstance(sample, FinishedSample):
+                self._data.discard([sample.id])
+
+    async def before_round(self, version: int) -> None:
+        """Evaluates the weights of a step if that is due and isn't done."""
+        steps, last, spec = self._run_state.view.steps, self._run_state.evaluated, self._spec
+        done = last is not None and last.step == version
+        if spec is None or not self._components.evaluation or done or not is_due(version, steps, spec.every_steps):
+            return
+        with self._context.stages.running(Stage.EVALUATE):
+            metrics = await self._evaluate(spec, version, steps)
+        self._run_state.evaluated = Evaluated(version, metrics.get("val/score/mean"))
+        self._metrics[version] = metrics
+
+    async def metrics(self, step: int) -> Mapping[str, float]:
+        return self._metrics.pop(step, {})
+
+    async def _evaluate(self, spec: EvaluationSpec, step: int, steps: int) -> dict[str, float]:
         """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics.
 
         Grader errors are counted, not scored.
 
         Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
         """
-        count = self._spec.samples_per_prompt
-        samples = {evaluation_id(step, row, index): row for row in self._rows for index in range(count)}
+        rows, task_rewards = self._components.evaluation, self._context.task_rewards
+        self._sampling = held_out_sampling(spec, self._job.sampling)
+        count = spec.samples_per_prompt
+        samples = {evaluation_id(step, row, index): row for row in rows for index in range(count)}
         await self._submit(samples)
         training = {"global_step": step, "max_steps": steps, "epoch": 0}
         results = await asyncio.gather(
             *(
                 self._outcomes([evaluation_id(step, row, index) for index in range(count)], row, training)
-                for row in self._rows
+                for row in rows
             )
         )
-        self._discard([*self._waiting])
+        self._data.discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
-        return evaluation_metrics([*chain.from_iterable(results)], self._rewards, self._task_rewards)
-
-    def take(self, sample: FinishedSample | LostSample) -> bool:
-        """Takes one result; returns False if it isn't awaited (a duplicate, or from an evaluation that was given up)."""
-        waiting = self._waiting.get(sample.id)
-        if waiting is None or waiting.done():
-            return False
-        waiting.set_result(sample)
-        return True
+        return evaluation_metrics([*chain.from_iterable(results)], self._job.spec.rewards, task_rewards)
 
     async def _submit(self, samples: Mapping[SampleId, Row], begun: tuple[VersionSpan, ...] = ()) -> None:
         """Submits samples in one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""
-        loop = asyncio.get_running_loop()
+        loop, seed = asyncio.get_running_loop(), self._job.spec.rounds.seed
         self._waiting |= {sample: loop.create_future() for sample in samples}
-        await self._fleet.submit(
+        await self._components.fleet.submit(
             [
-                SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True, begun=begun)
+                SampleRequest(
+                    sample,
+                    row.token_ids,
+                    sample_seed(self._identity, seed, sample),
+                    self._sampling,
+                    evaluation=True,
+                    begun=begun,
+                )
                 for sample, row in samples.items()
             ]
         )
@@ -133,7 +155,7 @@ class Evaluation:
         """Discards a graded sample, DISCARDED_TOGETHER at a time: the store needn't be called for each, nor hold many that are graded."""
         self._graded.append(sample)
         if len(self._graded) >= DISCARDED_TOGETHER:
-            self._discard(self._graded)
+            self._data.discard(self._graded)
             for graded in self._graded:
                 del self._waiting[graded]
             self._graded = []
@@ -151,7 +173,7 @@ class Evaluation:
         graded: dict[SampleId, EvaluatedSample] = {}
 
         async def grade(sample: SampleId) -> None:
-            outcome = await self._grade(sample, row, siblings=[*finished], training=training)
+            outcome = await self._components.rewards.grade(sample, row, siblings=[*finished], training=training)
             graded[sample] = EvaluatedSample(row.domain, finished[sample], outcome)
 
         while waiting := [sample for sample in finished if sample not in graded]:

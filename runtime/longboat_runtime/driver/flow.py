@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
-from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.stages import Stage, StageClock
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.resume import Restored
+from longboat_runtime.driver.stages import Stage
 from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.protocol import Urgency
-from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import (
-    FinishedSample,
     FinishReason,
     FleetReport,
     LostSample,
     MovedSample,
     SampleId,
     SampleRequest,
-    TimeLimit,
     VersionSpan,
     sample_seed,
 )
@@ -39,42 +34,34 @@ FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost | e
 
 
 class SampleFlow:
-    """Launches, stops, grades and discards samples, and reports the outcome to the loop through `happened`.
+    """Launches, stops, grades and discards samples, and puts the outcome into the inbox.
 
-    `spawn` runs a coroutine in the background. `identity` goes into seeds. Requests reach the fleet in the order in which they
-    were made.
+    Requests reach the fleet in the order in which they were made.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        components: Components,
-        task_rewards: TaskRewards,
-        stages: StageClock,
-        happened: Callable[[events.Body], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
-        self._task_rewards = task_rewards
+    def __init__(self, context: Context) -> None:
+        self._components, self._stages, self._inbox = context.components, context.stages, context.inbox
+        self._background, self._data, self._held_out = context.background, context.data, context.held_out
+        self._task_rewards, job = context.task_rewards, context.job
         self._seed, self._sampling, self._rewards = job.spec.rounds.seed, job.sampling, job.spec.rewards
         self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()
         self._grades: dict[SampleId, asyncio.Task[None]] = {}
         self._grading = 0
         self._stopping: set[SampleId] = set()
         self._pausing: set[SampleId] = set()
-        self.identity = job.identity
 
-    @property
-    def seed(self) -> Callable[[SampleId], int]:
-        """Gives the seed of each sample of this job."""
-        return partial(sample_seed, self.identity, self._seed)
+    def resume(self, restored: Restored) -> None:
+        """Starts from the restored state."""
+        self._identity, self._view = restored.boundary.identity, restored.run_state.view
+        self._timeouts = restored.run_state.timeouts
 
     def launch(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
         """Launches these samples in engines; each continues after the tokens that the store has of it, in the given spans."""
         requests = []
         for sample, spans in begun.items():
             prompt_ids = self._components.source.row(sample.prompt).token_ids
-            requests.append(SampleRequest(sample, prompt_ids, self.seed(sample), self._sampling, begun=spans))
+            seed = sample_seed(self._identity, self._seed, sample)
+            requests.append(SampleRequest(sample, prompt_ids, seed, self._sampling, begun=spans))
         if requests:
             self._orders.put_nowait((self._components.fleet.submit, requests))
 
@@ -90,11 +77,6 @@ class SampleFlow:
             self._pausing.update(samples)
             self._orders.put_nowait((self._components.fleet.abort, samples))
 
-    def discard(self, samples: Sequence[SampleId]) -> None:
-        """Deletes these samples from the store."""
-        if samples:
-            self._spawn(self._components.store.delete(samples))
-
     async def send(self) -> None:
         """Sends requests to the fleet, one after the other, forever; launches in a row, and stops in a row, in one call.
 
@@ -107,17 +89,15 @@ class SampleFlow:
             for order, batch in groupby(orders, key=itemgetter(0)):
                 await order([*chain.from_iterable(items for _, items in batch)])
 
-    async def collect(self, evaluated: Callable[[FinishedSample | LostSample], bool]) -> None:
-        """Collects what the fleet finishes, forever. `evaluated` takes held-out samples and returns whether one was awaited."""
+    async def collect(self) -> None:
+        """Collects what the fleet finishes, forever."""
         while True:
             received: list[FleetEvent] = []
             for item in await self._components.fleet.finished():
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
-                    if isinstance(item, MovedSample):
-                        continue  # an evaluation waits for results only
-                    if not evaluated(item) and isinstance(item, FinishedSample):
-                        self.discard([item.id])
+                    if not isinstance(item, MovedSample):  # an evaluation waits for results only
+                        self._held_out.put_nowait(item)
                 else:
                     self._stages.move(Stage.GENERATE)
                     received.append(
@@ -131,12 +111,10 @@ class SampleFlow:
             ]:
                 await self._components.store.delete(parts)
             for event in received:
-                if isinstance(event, events.Moved):
-                    self._happened(event)
-                    continue
-                self._stopping.discard(event.sample)
-                self._pausing.discard(event.sample)
-                self._happened(event)
+                if not isinstance(event, events.Moved):
+                    self._stopping.discard(event.sample)
+                    self._pausing.discard(event.sample)
+                self._inbox.put_nowait(event)
 
     def generated_all(self) -> None:
         """Sends to graders what waits to be sent with others, once the last samples are there too: nothing more is being generated."""
@@ -148,18 +126,17 @@ class SampleFlow:
             if task := self._grades.pop(sample, None):
                 task.cancel()
 
-    async def grade(self, sample: SampleId, view: View, limits: Mapping[str, TimeLimit]) -> None:
-        """Grades a stored sample, unless its group has been given up meanwhile.
-
-        `limits` are those of rewards whose timeouts are learned.
-        """
+    async def grade(self, sample: SampleId, round_: int) -> None:
+        """Grades a stored sample, unless its group has been given up meanwhile, under the limits that were learned before its round."""
+        view = self._view
         group, task = view.groups.get(sample.prompt), asyncio.current_task()
         if group is None or group.attempt != sample.attempt or task is None:
             return
         # A group that waits for a round to continue in counts as one of the next round.
-        round_ = view.last_round + 1 if group.prompt in view.carried else group.round
-        urgency = Urgency(round_, max(0, view.group_size - group.graded))
+        needed_in = view.last_round + 1 if group.prompt in view.carried else group.round
+        urgency = Urgency(needed_in, max(0, view.group_size - group.graded))
         self._grades[sample] = task
+        limits = self._timeouts.limits(sample, round_) if self._timeouts.rewards else {}
         row = self._components.source.row(sample.prompt)
         by_group = [reward.grades_groups for reward in applicable(self._rewards, row.domain)]
         siblings = group.siblings(view.group_size) if any(by_group) else []
@@ -175,11 +152,11 @@ class SampleFlow:
         except KeyError as error:
             if sample not in error.args:
                 raise  # a bug, which would meet the sample again however often it is generated
-            self._happened(events.Lost(sample, "the store has lost its data"))
+            self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
         else:
             message = grade.message[:_MESSAGE_LIMIT]
             parts, times, metrics = dict(grade.parts), dict(grade.times), dict(grade.metrics)
-            self._happened(
+            self._inbox.put_nowait(
                 events.Graded(
                     sample,
                     grade.kind,

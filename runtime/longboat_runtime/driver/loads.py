@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
+from longboat_runtime.driver.batch import Batch
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
+from longboat_runtime.metrics.batch import load_metrics
 from longboat_runtime.rollout.load import Load, total
 from longboat_runtime.rollout.protocol import RolloutFleet
-from longboat_runtime.rounds import measurements
-from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import Entry
+from longboat_runtime.rounds.records import GroupRecord, SampleState
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
@@ -17,6 +24,42 @@ from longboat_runtime.samples import SampleId
 POLL_SECONDS = 5.0
 # How long to wait for stopped responses, and how often to look whether they are back, in seconds.
 STOP_SECONDS, STOP_POLL_SECONDS = 1.0, 0.01
+
+
+class RoundLoads(Observer):
+    """Measures what engines feel in each round, beside the training of the round, and has it logged before the round is forgotten."""
+
+    watches = (events.RoundOpened, events.StepStarted)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._loads = Loads(context.components.fleet)
+        self._measuring: dict[int, asyncio.Task[None]] = {}
+        self._metrics: dict[int, dict[str, float]] = {}
+
+    def resume(self, restored: Restored) -> None:
+        self._run_state = restored.run_state
+
+    def on(self, entry: Entry, before: GroupRecord | None) -> None:
+        match entry.body:
+            case events.RoundOpened(round=number, kind=kind):
+                self._context.background.spawn(self._loads.begin(number, kind))
+            case events.StepStarted(step=step, round=number) if number not in self._measuring:
+                self._measuring[number] = self._context.background.spawn(self._measure(step, number))
+
+    async def run(self) -> None:
+        await self._loads.run()
+
+    async def before_commit(self, round_: int, batch: Batch) -> None:
+        await self._measuring.pop(round_)
+
+    async def metrics(self, step: int) -> Mapping[str, float]:
+        return self._metrics.pop(step, {})
+
+    async def _measure(self, step: int, number: int) -> None:
+        if measured := await self._loads.finish(number, self._run_state.works, self._run_state.view):
+            self._context.inbox.put_nowait(measured)
+            self._metrics[step] = load_metrics(measured)
 
 
 class Loads:

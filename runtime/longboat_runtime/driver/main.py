@@ -20,7 +20,8 @@ from longboat_runtime.data.references import CONFIG_MAPS, resolved
 from longboat_runtime.driver.assembly import RESUME, open_components
 from longboat_runtime.driver.broker import Broker, Superseded
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import JsonLines, Sink
@@ -68,10 +69,11 @@ async def drive(
     reports = Reports([], time.time)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
     reporter.publish()
-    trackers = Trackers(job.spec, job.root, job.incarnation, job.name or job.identity, reporter, secrets)
+    trackers = Trackers(job.spec, job.root, job.incarnation, job.name or job.identity, reporter.stages.news, secrets)
+    reporter.sources.append(trackers)
     ended = None
     try:
-        reports.sinks = [*_files(job), *sinks]
+        reports.sinks += [*_files(job), *sinks]
         trackers.start()
         job = replace(job, spec=await asyncio.to_thread(resolved, job.spec, config_maps))
         async with open_components(job, sockets, resume) as components:
@@ -97,6 +99,7 @@ async def drive(
         reports.close()
         await trackers.finish(ended)
         if ended:
+            reporter.publish()
             # The ending is stored already, so the job may be gone; what trackers said last isn't.
             with suppress(Superseded, TimeoutError):
                 await asyncio.wait_for(broker.flush(), TRACKED_SECONDS)

@@ -15,7 +15,7 @@ from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, read_boundary
+from longboat_runtime.driver.run_state import RunState, StepBoundary, read_boundary
 from longboat_runtime.driver.shape_plan import open_shape_plan
 from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.reward.tasks import TaskRewards
@@ -33,21 +33,6 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
-    """The state that a driver starts from.
-
-    `saved` is the newest checkpoint of this job, `evaluated` the last evaluation, `missing` are samples that the ledger expects in
-    the store and that the store no longer holds.
-    """
-
-    run_state: RunState
-    boundary: StepBoundary
-    saved: Manifest | None
-    evaluated: Evaluated | None
-    missing: list[SampleId]
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """The components once they can work: the model as it is in its directory, and the checkpoint `saved` to resume from, if there is one.
 
@@ -62,6 +47,21 @@ class Loaded:
     def differences(self) -> list[Difference]:
         """The differences between these inputs and those of the checkpoint; none if that is from a release without digests."""
         return differences(read(self.saved.state), self.digests) if self.saved else []
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state that a driver starts from.
+
+    `saved` is the newest checkpoint of this job, `missing` are samples that the ledger expects in
+    the store and that the store no longer holds.
+    """
+
+    run_state: RunState
+    boundary: StepBoundary
+    saved: Manifest | None
+    missing: list[SampleId]
+    loaded: Loaded
 
 
 async def load(job: Job, components: Components) -> Loaded:
@@ -127,11 +127,12 @@ async def restore(job: Job, components: Components, loaded: Loaded, task_rewards
         _opened_log(job, ledger, resumes),
         audited=races_per_period(job.spec) > 0,
     )
+    run_state.evaluated = evaluated
     stored = set(await components.store.held_ids())
     wanted = _stored(ledger)
     await components.store.delete(sorted(stored - wanted))
     boundary = run_state.boundary(identity, components.source.state(), components.fleet.calibrations)
-    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - stored))
+    return Restored(run_state, boundary, manifest, sorted(wanted - stored), loaded)
 
 
 def changed_fields(job: Job, saved: Manifest) -> list[str]:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import structlog
 
 from longboat_crds.quantities import millicores
 from longboat_crds.status import RewardDemand, RewardGrant
-from longboat_runtime.driver.broker import Broker
-from longboat_runtime.driver.components import Components
+from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.demand import asked_cpus, expected_grades, next_cpu_demand
-from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.observer import Observer
 from longboat_runtime.driver.pool_loads import PoolLoads
-from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.resume import Restored
 from longboat_runtime.metrics.batch import grading_metrics
 from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.cpus import GradeCost, PoolLoad, PoolNeed, divide
-from longboat_runtime.rounds import measurements
-from longboat_runtime.rounds.measurements import Measurement
+from longboat_runtime.rounds import events, measurements
+from longboat_runtime.rounds.events import Entry
+from longboat_runtime.rounds.records import GroupRecord
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
+from longboat_runtime.status_fragment import StatusFragment
 
 log = structlog.get_logger()
 
@@ -30,48 +31,48 @@ log = structlog.get_logger()
 LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
 
 
-class RewardPools:
-    """Asks for CPUs if the spec has `rewardCpu`, starting from what is granted.
+class RewardPools(Observer):
+    """Measures what pools do in each round. Asks for CPUs if the spec has `rewardCpu`, starting from what is granted.
 
-    `record` gets every demand, and every grant of other CPUs.
-
-    Without a grant, which there is none of outside Kubernetes, it asks for nothing.
+    Every demand, and every grant of other CPUs, is a measurement. Without a grant, which there is none of outside Kubernetes, it asks for
+    nothing.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        components: Components,
-        reporter: Reporter,
-        broker: Broker,
-        record: Callable[[Measurement], None],
-    ) -> None:
-        self._incarnation, self._spec, self._components = job.incarnation, job.spec, components
-        self._reporter, self._broker, self._record = reporter, broker, record
-        self._course = PoolLoads(components.rewards, time.monotonic)
+    watches = (events.RoundOpened, events.StepStarted)
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._spec, self._components = context, context.job.spec, context.components
+        self._course = PoolLoads(context.components.rewards, time.monotonic)
+        self._metrics: dict[int, dict[str, float]] = {}
         self._view: View | None = None
         self._granted: RewardGrant | None = None
         self._demand: RewardDemand | None = None
         self._asked_at = float("-inf")
-        self._costs = {pool.name: GradeCost() for pool in job.spec.reward_pools}
+        self._costs = {pool.name: GradeCost() for pool in self._spec.reward_pools}
         self._loads: dict[str, PoolLoad] = {}
         self._changes = dict.fromkeys(self._costs, 0)
         self._pools: dict[str, frozenset[str]] = {}
 
-    def resume(self, view: View) -> None:
-        """Starts to expect grades for the samples of this view: the job runs from now on."""
-        self._view = view
+    def resume(self, restored: Restored) -> None:
+        """Starts to expect grades for samples: the job runs from now on."""
+        self._view = restored.run_state.view
 
-    def begin_round(self, number: int) -> None:
-        """Assigns the work of pools to this round from now on."""
-        self._course.begin(number)
+    def on(self, entry: Entry, before: GroupRecord | None) -> None:
+        """Assigns the work of pools to a new round, or measures what they did in one that is over, as far as that is known."""
+        match entry.body:
+            case events.RoundOpened(round=number):
+                self._course.begin(number)
+            case events.StepStarted(step=step, round=number):
+                self._metrics[step] = {**self._metrics.get(step, {}), **self._cpu_metrics()}
+                if graded := self._course.finish(number):
+                    self._context.inbox.put_nowait(graded)
+                    self._metrics[step] |= grading_metrics(graded)
 
-    def finish(self, number: int, step: int) -> None:
-        """Logs and reports what pools did in the round, which is over and feeds this step, as far as that is known; reports their CPUs."""
-        if graded := self._course.finish(number):
-            self._record(graded)
-            self._reporter.reports.add(step, grading_metrics(graded))
-        self._reporter.reports.add(step, self._cpu_metrics())
+    async def metrics(self, step: int) -> Mapping[str, float]:
+        return self._metrics.pop(step, {})
+
+    def status(self) -> StatusFragment:
+        return StatusFragment(reward=self._demand)
 
     async def run(self) -> None:
         """Looks at pools, asks, and follows grants, forever. Raises Superseded in an ExceptionGroup."""
@@ -84,11 +85,11 @@ class RewardPools:
     async def _follow_grants(self) -> None:
         while True:
             before = self._granted
-            granted = await self._broker.granted_cpus(before)
+            granted = await self._context.broker.granted_cpus(before)
             self._granted, cpus = granted, asked_cpus(granted)
             if before is None or asked_cpus(before) != cpus:
                 log.info("CPUs are granted to reward pools", **cpus)
-                self._record(measurements.CpusGranted(_in_cpus(cpus)))
+                self._context.inbox.put_nowait(measurements.CpusGranted(_in_cpus(cpus)))
 
     async def _follow_needs(self, total: int) -> None:
         loop = asyncio.get_running_loop()
@@ -127,15 +128,15 @@ class RewardPools:
         has = asked_cpus(granted if answered or self._demand is None else self._demand)
         requested = asked_cpus(granted if self._demand is None else self._demand)
         division = divide(total, needs, has)
-        demand = next_cpu_demand(self._demand, self._incarnation, asked_cpus(granted), division)
+        demand = next_cpu_demand(self._demand, self._context.job.incarnation, asked_cpus(granted), division)
         if demand is None or demand == self._demand:
             return
         self._demand, self._asked_at = demand, now
         for name, cpu in division.pools.items():
             self._changes[name] += cpu != requested.get(name)
         log.info("other CPUs are asked for reward pools", reason=demand.reason, **division.pools)
-        self._record(measurements.CpusAsked(_in_cpus(division.pools), demand.reason or ""))
-        self._reporter.ask_cpus(demand)
+        self._context.inbox.put_nowait(measurements.CpusAsked(_in_cpus(division.pools), demand.reason or ""))
+        self._context.news.set()
 
     def _cpu_metrics(self) -> dict[str, float]:
         """Returns, for each pool, its granted CPUs, and how often other CPUs were asked for."""

@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
-from longboat_crds.rollout import RolloutSpec
+from longboat_crds.job import RLJobSpec
 from longboat_crds.status import RolloutDemand, RolloutGrant
-from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.demand import next_demand
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.rollout.protocol import FleetState, RolloutFleet
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rounds import measurements
-from longboat_runtime.rounds.measurements import Measurement
+from longboat_runtime.status_fragment import StatusFragment
 
 log = structlog.get_logger()
 
 
-class RolloutPods:
+class RolloutPods(Observer):
     """Asks for as many as `rollout.replicas` says, as soon as it is edited.
 
-    `record` gets pods that join or go, and every pod that the grant takes back, once it is drained, if it is still there.
+    Pods that join or go are measurements, and so is every pod that the grant takes back, once it is drained, if it is still there.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        fleet: RolloutFleet,
-        reporter: Reporter,
-        broker: Broker,
-        record: Callable[[Measurement], None],
-    ) -> None:
-        self._incarnation, self._fleet, self._reporter, self._broker = job.incarnation, fleet, reporter, broker
-        self._record = record
-        self._replicas = job.spec.rollout.replicas
+    def __init__(self, context: Context) -> None:
+        self._context, self._fleet = context, context.components.fleet
+        self._replicas = context.job.spec.rollout.replicas
         self._demand: RolloutDemand | None = None
         self._pods: frozenset[str] = frozenset()
         self._named: dict[str, float] = {}
         self._reported: set[str] = set()
 
-    def edit(self, rollout: RolloutSpec) -> None:
-        """Follows an edit of the spec at once."""
-        self._replicas = rollout.replicas
+    async def edit(self, spec: RLJobSpec) -> None:
+        self._replicas = spec.rollout.replicas
         self._ask(self._demand.drained or () if self._demand else ())
 
     async def run(self) -> None:
@@ -61,7 +51,9 @@ class RolloutPods:
             for pod in state.drained:
                 if pod in state.pods and pod in self._named and pod not in self._reported:
                     self._reported.add(pod)
-                    self._record(measurements.PodDrained(pod, round(time.monotonic() - self._named[pod], 3)))
+                    self._context.inbox.put_nowait(
+                        measurements.PodDrained(pod, round(time.monotonic() - self._named[pod], 3))
+                    )
             self._ask(state.drained)
             state = await self._fleet.changed(state)
 
@@ -70,12 +62,12 @@ class RolloutPods:
         if pods != self._pods:
             changed = measurements.PodsChanged(tuple(sorted(pods - self._pods)), tuple(sorted(self._pods - pods)))
             self._pods = pods
-            self._record(changed)
+            self._context.inbox.put_nowait(changed)
 
     async def _follow_grants(self) -> None:
         grant: RolloutGrant | None = None
         while True:
-            grant = await self._broker.granted(grant)
+            grant = await self._context.broker.granted(grant)
             named = [leaving.pod for leaving in grant.leaving or ()]
             log.info("rollout pods are granted", replicas=grant.replicas, leaving=named)
             now = time.monotonic()
@@ -84,7 +76,11 @@ class RolloutPods:
             self._fleet.release(named)
 
     def _ask(self, drained: Sequence[str]) -> None:
-        demand = next_demand(self._demand, self._incarnation, self._replicas, self._fleet.pods, drained)
+        incarnation = self._context.job.incarnation
+        demand = next_demand(self._demand, incarnation, self._replicas, self._fleet.pods, drained)
         if demand != self._demand:
             self._demand = demand
-            self._reporter.ask(demand)
+            self._context.news.set()
+
+    def status(self) -> StatusFragment:
+        return StatusFragment(rollout=self._demand)

@@ -75,7 +75,7 @@ class RunState:
     form periods (`audited`), since otherwise they would never be dropped; what open rounds ask of engines (`works`, which ends with its
     driver); and learned timeouts, if any are. Measurements go to the plan of engines' `shapes`. None of these reads another.
 
-    `late_events` counts reported events that had no effect; they get no number and aren't logged.
+    `evaluated` is the last evaluation, which follows the commit of its step. `late_events` counts reported events that had no effect; they get no number and aren't logged.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class RunState:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
         self.timeouts, self.shapes, self.task_rewards = timeouts, shapes, task_rewards
         self.works = RoundWorks()
+        self.evaluated: Evaluated | None = None
         self.late_events = 0
         self._of_events: list[Fold] = [
             *([lengths] if audited else []),

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
+from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
-from longboat_crds.samples import SamplesSpec
 from longboat_runtime.driver.batch import Batch
-from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Entry
 from longboat_runtime.rounds.records import GroupRecord, SampleRecord, SampleState
 from longboat_runtime.rounds.view import View
 from longboat_runtime.sample_files.contents import (
@@ -32,6 +32,7 @@ from longboat_runtime.sample_files.contents import (
     is_due,
 )
 from longboat_runtime.samples import UNSCORED, SampleId
+from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
 
@@ -52,67 +53,76 @@ class _Outcome:
     trained: Mapping[SampleId, tuple[float | None, float]] | None = None
 
 
-class SampleFiles:
-    """The driver tells it of graders' messages, of groups that are given up, and of batches.
+class SampleFiles(Observer):
+    """Notes graders' messages, groups that are given up, and batches.
 
-    The store holds for it the groups of the rounds under way that may be chosen, and those of the steps whose files are under way:
+    It holds the groups of the rounds under way that may be chosen, and those of the steps whose files are under way:
     if there are already MOST_WRITING of those when a file is due, it is left out.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        components: Components,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
-        self._job, self._components, self._reporter, self._spawn = job, components, reporter, spawn
-        self._spec = job.spec.samples
+    watches = (events.Graded, events.GroupDropped, events.GroupDeferred, events.StepCommitted)
+
+    def __init__(self, context: Context) -> None:
+        self._job, self._components, self._background = context.job, context.components, context.background
+        self._data, self._problems = context.data, Problems(context.news)
+        self._spec = context.job.spec.samples
         self._held: dict[int, list[SampleGroup]] = {}
         self._batch: Batch | None = None
         self._messages: dict[SampleId, str] = {}
         self._writing: dict[int, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
-    def resume(self, view: View) -> None:
-        """Starts from this state, at a step boundary."""
-        self._view, self._began = view, view.step
+    def resume(self, restored: Restored) -> None:
+        self._view, self._began = restored.run_state.view, restored.run_state.view.step
 
-    def edit(self, spec: SamplesSpec | None) -> None:
-        """Follows an edit of the spec."""
-        self._spec = spec
-        if spec is None:
-            self._reporter.problems.clear(Reason.SAMPLES_NOT_WRITTEN)
+    async def edit(self, spec: RLJobSpec) -> None:
+        self._spec = spec.samples
+        if spec.samples is None:
+            self._problems.clear(Reason.SAMPLES_NOT_WRITTEN)
 
-    def note(self, sample: SampleId, message: str) -> None:
-        """Notes a grader's message about a sample."""
-        if self._spec is not None:
-            self._messages[sample] = message
+    def on(self, entry: Entry, before: GroupRecord | None) -> None:
+        match entry.body:
+            case events.Graded(sample=sample, message=message) if message and self._spec is not None:
+                self._messages[sample] = message
+            case (events.GroupDropped() | events.GroupDeferred()) as body if before is not None:
+                self._given_up(body, before)
+            case events.StepCommitted() as committed:
+                self._committed(committed)
 
-    def batch(self, batch: Batch) -> None:
-        """Notes the batch of the step that is about to be committed."""
+    async def before_commit(self, round_: int, batch: Batch) -> None:
         self._batch = batch
 
-    def given_up(self, body: events.GroupDropped | events.GroupDeferred, group: GroupRecord) -> Sequence[SampleId]:
-        """Takes note of a group that was dropped or deferred, and returns the samples whose data need not be held."""
+    async def close(self) -> None:
+        """Waits until the files that are being written, if any, are complete or have failed, but not for long."""
+        if self._writing:
+            await asyncio.wait(self._writing.values(), timeout=END_SECONDS)
+
+    def status(self) -> StatusFragment:
+        return StatusFragment(problems=self._problems.present)
+
+    def _given_up(self, body: events.GroupDropped | events.GroupDeferred, group: GroupRecord) -> None:
+        """Holds the samples of a group that was dropped or deferred if they may be chosen, and no others of its round any more."""
         spec, step = self._spec, step_of(self._view, group.round)
         samples = {group.sample_id(record.index): record for record in group.samples}
         finished = {id_: record for id_, record in samples.items() if record.state in _FINISHED}
         if spec is None or step is None or not is_due(step, self._view.steps, spec.every_steps) or not finished:
-            return list(samples)
+            return
         fate = Fate.DROPPED if isinstance(body, events.GroupDropped) else Fate.DEFERRED
-        groups = [*self._held.get(group.round, ()), self._group(finished, _Outcome(fate, body.reason.value))]
+        new = self._group(finished, _Outcome(fate, body.reason.value))
+        self._data.hold(new.ids)
+        groups = [*self._held.get(group.round, ()), new]
         retained = candidates(groups, spec.prompts, self._job.spec.rounds.seed, step)
         self._held[group.round] = retained
-        return sorted({*samples, *_ids(groups)} - _ids(retained))
+        self._data.release(_ids(groups) - _ids(retained))
 
-    def committed(self, body: events.StepCommitted) -> Sequence[SampleId]:
-        """Starts to write the file of the step if one is due, and returns the samples whose data need not be held."""
+    def _committed(self, body: events.StepCommitted) -> None:
+        """Starts to write the file of the step if one is due, and holds its samples, but no others of its round any more."""
         given_up = self._held.pop(body.round, [])
         written = self._start(body, given_up)
+        self._data.hold(_ids(written) - _ids(given_up))
+        self._data.release(_ids(given_up) - _ids(written))
         self._batch = None
         self._messages = {sample: text for sample, text in self._messages.items() if self._view.sample(sample)}
-        return sorted({*body.samples, *_ids(given_up)} - _ids(written))
 
     def _start(self, body: events.StepCommitted, given_up: Sequence[SampleGroup]) -> Sequence[SampleGroup]:
         """Starts to write the file of the step, if it has one; returns the groups that go into it, else none."""
@@ -131,34 +141,26 @@ class SampleFiles:
         chosen = choose(groups, spec.prompts, self._job.spec.rounds.seed, step)
         samples = tuple(sample for group in chosen for sample in group.samples)
         request = SampleFileRequest(self._job.incarnation, step, body.round, samples, spec.keep, self._began)
-        self._writing[step] = self._spawn(self._write(request))
+        self._writing[step] = self._background.spawn(self._write(request))
         return chosen
 
-    async def wait(self) -> None:
-        """Waits until the files that are being written, if any, are complete or have failed, but not for long."""
-        if self._writing:
-            await asyncio.wait(self._writing.values(), timeout=END_SECONDS)
-
     async def _write(self, request: SampleFileRequest) -> None:
-        """Has the file written, and then the data deleted, whatever came of it. No failure to write ends or delays the job."""
+        """Has the file written, and then lets the data go, whatever came of it. No failure to write ends or delays the job."""
         try:
             async with self._turn:
                 await self._components.trainer.write_samples(request, self._job.root)
         except Exception as error:  # noqa: BLE001 - the job is worth more than this file
             self._report(*_problem(request.step, error))
         else:
-            if self._reporter.problems.get(Reason.SAMPLES_NOT_WRITTEN):
-                self._reporter.problems.clear(Reason.SAMPLES_NOT_WRITTEN)
-                self._reporter.publish()
+            self._problems.clear(Reason.SAMPLES_NOT_WRITTEN)
         finally:
             del self._writing[request.step]
-        await self._components.store.delete([sample.id for sample in request.samples])
+        self._data.release(sample.id for sample in request.samples)
 
     def _report(self, field: str, message: str) -> None:
         log.warning("responses are not written", problem=message)
         message = f"{message} Training goes on without the file."
-        self._reporter.problems.put(Reason.SAMPLES_NOT_WRITTEN, field, message)
-        self._reporter.publish()
+        self._problems.put(Reason.SAMPLES_NOT_WRITTEN, field, message)
 
     def _of_batch(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
         """Returns the groups of the batch, which was trained unless it was `dropped`."""

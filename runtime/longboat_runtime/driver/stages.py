@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,10 +35,10 @@ class Activity:
 
 
 class StageClock:
-    """The stages that run now, perhaps several. `clock` is monotonic, in seconds; `changed` is called when the foremost changes."""
+    """The stages that run now, perhaps several. `clock` is monotonic, in seconds; `news` is set when the foremost changes."""
 
-    def __init__(self, clock: Callable[[], float], changed: Callable[[], None] = lambda: None) -> None:
-        self._clock, self.changed = clock, changed
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self.news = clock, asyncio.Event()
         self._seconds: dict[Stage, float] = {}
         self.active: dict[Stage, Activity] = {}
 
@@ -56,7 +57,7 @@ class StageClock:
             activity = self.active.pop(stage)
             self._seconds[stage] = self._seconds.get(stage, 0.0) + now - activity.counted
         if self.foremost is not foremost:
-            self.changed()
+            self.news.set()
 
     def move(self, stage: Stage) -> None:
         """Notes that the stage made progress."""

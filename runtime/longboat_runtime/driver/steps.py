@@ -6,7 +6,7 @@ A checkpoint is copied in turn and written in the background while the next step
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,42 +17,30 @@ from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import RoundPolicyName
+from longboat_crds.status import LINE_LENGTH, CheckpointStatus
 from longboat_runtime.checkpoint import exports
 from longboat_runtime.checkpoint.digests import knows_weights, with_weights
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_full
-from longboat_runtime.driver.audits import Audits
 from longboat_runtime.driver.batch import Batch, assemble, skip_problem
-from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.evaluation import Evaluation, is_due
-from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.learning import learning, learning_problem
-from longboat_runtime.driver.loads import Loads
-from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.reshapes import Reshapes
-from longboat_runtime.driver.resume import Loaded
-from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
-from longboat_runtime.driver.sample_files import SampleFiles
+from longboat_runtime.driver.observer import Observers
+from longboat_runtime.driver.outcome import RunOutcome
+from longboat_runtime.driver.reporter import iso_time
+from longboat_runtime.driver.resume import Restored
+from longboat_runtime.driver.run_state import StepBoundary
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
-from longboat_runtime.metrics.batch import (
-    ExtraMetrics,
-    batch_metrics,
-    load_metrics,
-    round_metrics,
-    staleness,
-    stream_metrics,
-)
+from longboat_runtime.metrics.batch import ExtraMetrics, batch_metrics, round_metrics, staleness, stream_metrics
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
-from longboat_runtime.metrics.record import Record
 from longboat_runtime.rollout.protocol import PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord, SampleRecord, equal_scores
-from longboat_runtime.rounds.round_kind import RoundKind
-from longboat_runtime.samples import UNSCORED, GradeKind, PromptId, SampleId
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.status_fragment import Problems, StatusFragment
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, TrainReport, TrainRequest
 
@@ -76,29 +64,15 @@ _TIMINGS = {
 
 
 class Steps:
-    """Queues and does the work of steps, and reports the outcome to the loop through `happened`; `reported` gets each record.
+    """Queues and does the work of steps, waits for observers where they ask for it, and puts the outcome into the inbox."""
 
-    `spawn` runs work in the background; an error in it ends the run.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        components: Components,
-        reporter: Reporter,
-        evaluation: Evaluation | None,
-        sample_files: SampleFiles,
-        reshapes: Reshapes,
-        happened: Callable[[events.Body | Measurement], None],
-        reported: Callable[[Record], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
-        self._job, self._spec, self._components, self._reporter = job, job.spec, components, reporter
-        self._stages, self._evaluation = reporter.stages, evaluation
-        self._sample_files, self._reshapes = sample_files, reshapes
-        self._happened, self._reported, self._spawn = happened, reported, spawn
-        self._audits = Audits(job, components.source, reporter, happened)
-        self._loads = Loads(components.fleet)
+    def __init__(self, context: Context, observers: Observers) -> None:
+        self._context, self._observers = context, observers
+        self._job, self._spec, self._components = context.job, context.job.spec, context.components
+        self._stages, self._reports, self._inbox = context.stages, context.reports, context.inbox
+        self._task_rewards = context.task_rewards
+        self.problems = Problems(context.news)
+        job = context.job
         self._algorithm = resolve(job.spec.algorithm)
         self._exports = exports.Exports(job.root, job.spec.checkpoint.keep_exports or KEPT_EXPORTS, job.incarnation)
         self.queue = TrainerQueue()
@@ -108,32 +82,33 @@ class Steps:
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
+        self._republishing: asyncio.Task[None] | None = None
+        self._checkpoint = context.broker.previous.checkpoint
+        self._export_path: str | None = None
+        self._attention: str | None = None
         self._round: Callable[[], dict[str, float]] = dict
         self._computed = self._overlap = 0.0
 
-    def resume(
-        self,
-        run_state: RunState,
-        saved: Manifest | None,
-        evaluated: Evaluated | None,
-        loaded: Loaded,
-        *,
-        streams: bool,
-    ) -> None:
-        """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation; `streams` if steps have chunks."""
-        self._model, self._extra = loaded.model, ExtraMetrics()
-        self._digests = loaded.digests
-        self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
-        self._audits.resume(run_state.lengths)
-        self._streams = streams
+    def resume(self, restored: Restored, *, streams: bool) -> None:
+        """Starts from the restored state; `streams` if steps have chunks."""
+        self._model, self._digests, self._extra = restored.loaded.model, restored.loaded.digests, ExtraMetrics()
+        self._run_state, self.saved, self._streams = restored.run_state, restored.saved, streams
+        self._attention = self._model.attention
+        newest, saved = self._checkpoint, restored.saved
+        # What is known of it already, such as when it was completed, stays.
+        if saved and (newest is None or (newest.incarnation, newest.step) != (saved.incarnation, saved.step)):
+            self._show(saved)
+        if damaged := "; ".join(self._components.checkpoints.damaged):
+            text = (
+                f"Damaged, so the job resumed from an older checkpoint: {damaged}. Check the storage behind the claim."
+            )
+            self.problems.put(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", text)
 
-    async def run(self) -> None:
-        """Asks engines for their loads beside the steps, forever."""
-        await self._loads.run()
-
-    def begin_round(self, number: int, kind: RoundKind) -> None:
-        """Assigns what engines feel to this round from now on."""
-        self._spawn(self._loads.begin(number, kind))
+    def status(self) -> StatusFragment:
+        """Returns the newest checkpoint, how samples are batched, rows left out, and what is wrong with steps."""
+        skipped = self._components.source.skipped
+        training = {"attention": self._attention and self._attention[:LINE_LENGTH], "skipped_prompts": skipped}
+        return StatusFragment(training, checkpoint=self._checkpoint, problems=self.problems.present)
 
     def stream(self, chunk: events.ChunkStarted) -> None:
         """Queues the chunk."""
@@ -151,7 +126,7 @@ class Steps:
         """Queues what follows a commit: a checkpoint and an export if they are due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
         # Measured only now, since responses of the round come back until the commit.
-        self._reporter.reports.add(step, self._round())
+        self._reports.add(step, self._round())
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
         if exports.is_due(step, self._run_state.view.steps, self._spec.checkpoint):
@@ -192,10 +167,10 @@ class Steps:
                 raise
             log.warning("the step's chunks are lost; their groups are trained again", step=chunk.step, error=str(error))
             self._lose(lost)
-            self._happened(events.ChunksLost(chunk.step))
+            self._inbox.put_nowait(events.ChunksLost(chunk.step))
             return
         self._computed += seconds
-        self._happened(events.ChunkDone(chunk.step, chunk.number))
+        self._inbox.put_nowait(events.ChunkDone(chunk.step, chunk.number))
 
     async def _train(self, step: int, number: int) -> None:
         with self._stages.running(Stage.TRAIN):
@@ -206,18 +181,11 @@ class Steps:
 
         The gradient of streamed ones is there already; if it isn't, the step is started again without chunks. The weights stay the same if
         there is no sample to learn from or no minibatch has a finite gradient. The step counts all the same and its weights get its number;
-        in the second case its prompts are dropped. Raises SpecProblem if no sample could be graded, or too many steps in a row trained
-        nothing.
+        in the second case its prompts are dropped. Raises SpecProblem if too many steps in a row trained nothing.
         """
-        view, reports = self._run_state.view, self._reporter.reports
-        measuring = self._spawn(self._measure(step, number))
+        view, reports = self._run_state.view, self._reports
         round_, waiting = view.rounds[number], queue_metrics(view, number)
         batch = assemble(view, round_.kept, self._spec.rewards, self._algorithm)
-        if not batch.records and round_.grades and round_.grades.keys() <= {*UNSCORED}:
-            message = "No sample of the round could be graded. Fix the reward function; "
-            last = self._reporter.problems.get(Reason.GRADER_ERRORS)
-            why = f"its last error: {last.message}" if last else "every function returned None for every sample."
-            raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + why)
         samples = tuple(sample for sample in batch.samples if sample.id.prompt not in round_.streamed)
         request = TrainRequest(step, view.steps, samples, self._job.full_batch, round_.accumulated)
         report = TrainReport(step, {})
@@ -228,15 +196,15 @@ class Steps:
             raise
         except NotStreamed as error:
             log.warning("the step's chunks are lost; the whole batch is trained again", step=step, error=str(error))
-            self._happened(events.ChunksLost(step))
-            self._happened(events.StepFailed(step, number, str(error)))
+            self._inbox.put_nowait(events.ChunksLost(step))
+            self._inbox.put_nowait(events.StepFailed(step, number, str(error)))
             return
         except Exception:
             if not (lost := await self._lost(sample.id for sample in samples)):
                 raise
             log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
             self._lose(lost)
-            self._happened(events.StepFailed(step, number, "the store has lost data"))
+            self._inbox.put_nowait(events.StepFailed(step, number, "the store has lost data"))
             return
         self._computed += report.seconds
         if batch.records:
@@ -245,7 +213,7 @@ class Steps:
         records = list(batch.records.values())
         reports.add(step, batch_metrics(records, batch.rewards, batch.advantages) | self._extra.means(records))
         for record in records:
-            self._run_state.task_rewards.observe(record)
+            self._task_rewards.observe(record)
         outcomes = self._outcomes(batch)
         dropped_groups = [
             group
@@ -254,7 +222,7 @@ class Steps:
             for group in self._dropped_groups.pop(earlier)
         ]
         reports.add(step, group_metrics(outcomes, dropped_groups))
-        reports.add(step, self._run_state.task_rewards.shares("critic/solved", records))
+        reports.add(step, self._task_rewards.shares("critic/solved", records))
         outcome = self._learning(step, batch, [*outcomes, *dropped_groups], round_)
         reports.add(
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
@@ -263,20 +231,15 @@ class Steps:
             reports.add(step, stream_metrics(round_, batch.records, self._overlap))
         self._computed = self._overlap = 0.0
         self._round = partial(round_metrics, round_, sum(record.tokens for record in records), dropped)
-        self._sample_files.batch(batch)
-        await measuring
-        self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped, outcome))
-
-    async def _measure(self, step: int, number: int) -> None:
-        """Logs and reports what engines felt in the round."""
-        if measured := await self._loads.finish(number, self._run_state.works, self._run_state.view):
-            self._happened(measured)
-            self._reporter.reports.add(step, load_metrics(measured))
+        await self._observers.before_commit(number, batch)
+        self._inbox.put_nowait(
+            events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped, outcome)
+        )
 
     def dropped_for_equal_scores(self, group: GroupRecord) -> None:
         """Takes notice of a group that was dropped because its scores are equal."""
         for sample in group.scored:
-            self._run_state.task_rewards.observe(sample)
+            self._task_rewards.observe(sample)
         rewards = [sample.score for sample in group.scored]
         self._dropped_groups.setdefault(group.round, []).append(self._outcome(group.prompt, group.scored, rewards))
 
@@ -288,10 +251,10 @@ class Steps:
         outcome = learning(in_loss, groups)
         problem = learning_problem(step, outcome, groups, round_.dropped)
         for reason in (Reason.NO_LEARNING_SIGNAL, Reason.NOTHING_LEFT_TO_LEARN):
-            self._reporter.problems.clear(reason)
+            self.problems.clear(reason)
         if problem is not None:
             log.warning("the step had nothing to learn from", step=step, seen=problem.message)
-            self._reporter.problems.put(Reason(problem.reason), problem.field, problem.message)
+            self.problems.put(Reason(problem.reason), problem.field, problem.message)
         return outcome
 
     def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
@@ -304,7 +267,7 @@ class Steps:
     def _outcome(
         self, prompt: PromptId, records: Sequence[SampleRecord], rewards: Sequence[float | None]
     ) -> GroupOutcome:
-        solved = self._run_state.task_rewards.solved
+        solved = self._task_rewards.solved
         scored = [record for record, reward in zip(records, rewards, strict=True) if reward is not None]
         return GroupOutcome(
             self._components.source.domain(prompt.row),
@@ -327,12 +290,12 @@ class Steps:
         """Reports skipped minibatches. Raises SpecProblem if too many steps in a row trained nothing."""
         problem = skip_problem(report, self._run_state.ledger.skipped_steps, self._spec.trainer.max_skipped_steps)
         if problem is None:
-            self._reporter.problems.clear(Reason.LOSS_NOT_FINITE)
+            self.problems.clear(Reason.LOSS_NOT_FINITE)
             return
         log.warning("minibatches were skipped", step=report.step, skipped=report.skipped, of=report.minibatches)
         if problem.fatal:
             raise problem
-        self._reporter.problems.put(Reason.LOSS_NOT_FINITE, problem.field, problem.message)
+        self.problems.put(Reason.LOSS_NOT_FINITE, problem.field, problem.message)
 
     async def _with_retry(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:
         """Does `work` on the trainer's state after step `committed`; retries once if the trainer is lost but its state isn't.
@@ -348,13 +311,12 @@ class Steps:
                 raise
             log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
             message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
-            self._reporter.problems.put(Reason.TRAINER_LOST, None, message)
-            self._reporter.publish()
+            self.problems.put(Reason.TRAINER_LOST, None, message)
         await self._components.trainer.load()
         if committed and self.saved:
             await self._components.trainer.restore(self.saved.model)
         result = await work()
-        self._reporter.problems.clear(Reason.TRAINER_LOST)
+        self.problems.clear(Reason.TRAINER_LOST)
         return result
 
     async def _lost(self, samples: Iterable[SampleId]) -> list[SampleId]:
@@ -364,40 +326,39 @@ class Steps:
     def _lose(self, samples: Iterable[SampleId]) -> None:
         """Has these samples generated again."""
         for sample in samples:
-            self._happened(events.Lost(sample, "the store has lost its data"))
+            self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
 
     async def _publish(self, version: int) -> None:
-        """Makes the commit durable, publishes the weights to the engines, and evaluates them if an evaluation is due.
+        """Makes the commit durable, publishes the weights to the engines, and waits for observers before the next round.
 
-        If the volume is full, that is reported, and the commit becomes durable with a later one.
-
-        The next round begins after the evaluation, which would take engines away from it, except under BoundedAsync: there rounds
-        overlap steps anyway, and nothing races. The next optimizer step waits for the evaluation in any case.
+        If the volume is full, that is reported, and the commit becomes durable with a later one. Under BoundedAsync the next round doesn't
+        wait: there rounds overlap steps anyway, and nothing races.
         """
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
             publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
         if not knows_weights(self._digests):
             self._digests = with_weights(self._digests, publication.checksum, self._spec.model.dtype)
-        await self._reshapes.settled()
+        await self._observers.before_publication(version)
         with self._stages.running(Stage.PUBLISH):
             report = await self._components.fleet.publish(publication)
         self._add_publication(report)
-        self._reshapes.published()
         if overlaps := self._spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC:
-            self._happened(events.Published(version))
-        else:
-            await self._reshapes.settled()
-        await self._evaluate(version)
+            self._inbox.put_nowait(events.Published(version))
+        await self._observers.before_round(version)
         if not overlaps:
-            self._happened(events.Published(version))
+            self._inbox.put_nowait(events.Published(version))
 
-    async def publish_again(self) -> None:
+    def publish_again(self) -> None:
         """Publishes the weights that should serve once more, since the data of their publication can't be fetched.
 
         It waits for its turn at the trainer, except during an evaluation, when the trainer is idle and the evaluation waits for
-        engines. Does nothing if newer weights are about to be published.
+        engines. Does nothing if newer weights are about to be published, or these are being published again.
         """
+        if self._republishing is None or self._republishing.done():
+            self._republishing = self._context.background.spawn(self._publish_again())
+
+    async def _publish_again(self) -> None:
         view = self._run_state.view
         version = view.serving if view.publishing is None else view.publishing
         if version is None or version != view.step:
@@ -427,19 +388,7 @@ class Steps:
         self._engines = len(report.serving)
         metrics = {"bytes": report.bytes, "seconds": report.seconds, "parity_max": report.parity}
         counts = {"engines": len(report.serving), "refused": len(report.refused)}
-        self._reporter.reports.add(report.version, {f"sync/{n}": float(v) for n, v in {**metrics, **counts}.items()})
-
-    async def _evaluate(self, step: int) -> None:
-        spec = self._spec.dataset.evaluation
-        done = self._evaluated is not None and self._evaluated.step == step
-        due = spec is not None and is_due(step, self._run_state.view.steps, spec.every_steps)
-        if self._evaluation is None or done or not due:
-            return
-        with self._stages.running(Stage.EVALUATE):
-            metrics = await self._evaluation.run(step, self._run_state.view.steps)
-        self._evaluated = Evaluated(step, metrics.get("val/score/mean"))
-        self._reporter.reports.add(step, metrics)
-        self._reporter.remember(metrics)
+        self._reports.add(report.version, {f"sync/{n}": float(v) for n, v in {**metrics, **counts}.items()})
 
     async def save(self, boundary: StepBoundary, *, needed: bool) -> None:
         """Saves a checkpoint of the boundary: copies its state now and writes it in the background while the next steps run.
@@ -450,13 +399,13 @@ class Steps:
         with self._stages.running(Stage.CHECKPOINT):
             await self.wait_for_write()
             await self._components.trainer.snapshot()
-            state = boundary.to_state(self._evaluated)
+            state = boundary.to_state(self._run_state.evaluated)
             state |= {"digests": self._digests, "spec": self._spec.to_json()}
             write = self._write(boundary.step, state, needed=needed)
             if needed:
                 await write
             else:
-                self._writing = self._spawn(write)
+                self._writing = self._context.background.spawn(write)
 
     async def _resume_exports(self, step: int) -> None:
         """Removes unfinished exports of earlier drivers, and exports the step that this one resumed from if that is due and isn't done."""
@@ -464,7 +413,7 @@ class Steps:
         if self._spec.checkpoint.export_every_steps is None:
             return
         if newest := await asyncio.to_thread(self._exports.newest, step):
-            self._reporter.exported(str(newest.relative_to(self._job.root)))
+            self._exported(str(newest.relative_to(self._job.root)))
         due = exports.is_due(step, self._run_state.view.steps, self._spec.checkpoint)
         if due and newest != self._exports.path(step):
             await self._export(step)
@@ -480,7 +429,36 @@ class Steps:
                 self._report_full_volume(error)
                 return
             await asyncio.to_thread(self._exports.prune, step)
-        self._reporter.exported(str(directory.relative_to(self._job.root)))
+        self._exported(str(directory.relative_to(self._job.root)))
+
+    async def export_last(self) -> None:
+        """Writes the finished model as a Hugging Face directory next to the checkpoints. Raises SpecProblem if it can't."""
+        with self._stages.running(Stage.EXPORT):
+            try:
+                directory = self._job.root / exports.LAST
+                await self._components.trainer.export(directory, exports.aside(directory, self._job.incarnation))
+            except Exception as error:
+                message = f"The model could not be exported: {error}. The checkpoint of the last step is complete."
+                raise volume_full(error) or SpecProblem(Reason.EXPORT_FAILED, None, message) from error
+        self._exported(exports.LAST)
+
+    def _exported(self, path: str) -> None:
+        """Shows that the newest exported model is at `path` below the checkpoint directory, or will with the first checkpoint."""
+        self._export_path = path
+        if self._checkpoint:
+            self._checkpoint = self._checkpoint.model_copy(update={"export": path})
+        self._context.news.set()
+
+    def _show(self, manifest: Manifest) -> None:
+        """Shows the newest complete checkpoint."""
+        self._checkpoint = CheckpointStatus(
+            incarnation=manifest.incarnation,
+            step=manifest.step,
+            path=str(manifest.directory.relative_to(self._job.root)),
+            export=self._export_path,
+            time=iso_time(self._context.clock()),
+        )
+        self._context.news.set()
 
     async def wait_for_write(self) -> None:
         """Waits until the checkpoint that is being written, if any, is complete or has failed."""
@@ -502,9 +480,9 @@ class Steps:
                 if needed:
                     raise SpecProblem(problem.reason, problem.field, problem.message) from error
                 return
-        self._reporter.problems.clear(Reason.CHECKPOINT_VOLUME_FULL)
-        self._reporter.problems.clear(Reason.CHECKPOINT_CORRUPT)
-        self._reporter.saved(self.saved)
+        self.problems.clear(Reason.CHECKPOINT_VOLUME_FULL)
+        self.problems.clear(Reason.CHECKPOINT_CORRUPT)
+        self._show(self.saved)
 
     def _report_full_volume(self, error: BaseException) -> SpecProblem:
         """Reports that the volume is full if that is what `error` means, else raises it."""
@@ -514,26 +492,24 @@ class Steps:
         if self._spec.checkpoint.claim_name is not None:
             problem = SpecProblem(problem.reason, "spec.checkpoint.claimName", problem.message, problem.fatal)
         log.warning("nothing could be saved", problem=problem.message)
-        self._reporter.problems.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
-        self._reporter.publish()
+        self.problems.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
         return problem
 
     async def _report(self, step: int, *, timed: bool) -> None:
-        """Writes the step's record, the last of its tasks; `timed` if this driver made the step."""
+        """Writes the step's record, the last of its tasks; `timed` if this driver made the step. Ends the run with the last step."""
         seconds = self._stages.take()
-        await self._audits.run(step)
+        self._reports.add(step, await self._observers.metrics(step))
         if timed:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
-            self._reporter.reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
-        self._reporter.graded(step, self._components.rewards.isolation, self._run_state.timeouts)
-        self._reporter.set_skipped_prompts(skipped := self._components.source.skipped)
-        if skipped is not None:
-            self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
+            self._reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
+        if (skipped := self._components.source.skipped) is not None:
+            self._reports.add(step, {"data/skipped_prompts": float(skipped)})
         devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.replicas
-        record = self._reporter.finish_step(step, timed=timed, devices=devices)
-        # A round that is open may have met an error before this step was reported.
-        open_rounds = (round_.grades.get(GradeKind.GRADER_ERROR) for round_ in self._run_state.view.rounds.values())
-        if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}") and not any(open_rounds):
-            self._reporter.problems.clear(Reason.GRADER_ERRORS)
+        record = self._reports.finish(step, timed=timed, devices=devices)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))
-        self._reported(record)
+        ledger = self._run_state.ledger
+        if not ledger.learned and ledger.idle_steps >= self._spec.rounds.max_idle_steps:
+            self.queue.close()  # a later step might learn
+            self._inbox.put_nowait(RunOutcome.IDLE)
+        elif step >= self._run_state.view.steps:
+            self._inbox.put_nowait(RunOutcome.DONE)

@@ -28,10 +28,13 @@ class TrainerQueue:
         self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closed = False
         self.current: Task | None = None
 
     def put(self, step: int, task: Task, work: Work) -> None:
-        """Queues work."""
+        """Queues work, unless the queue is closed."""
+        if self._closed:
+            return
         self._count += 1
         self._queue.put_nowait((step, task, self._count, work))
 
@@ -44,8 +47,9 @@ class TrainerQueue:
             self.current = None
             self._idle.set()
 
-    def clear(self) -> None:
-        """Drops work that hasn't begun."""
+    def close(self) -> None:
+        """Drops work that hasn't begun, and all that comes later."""
+        self._closed = True
         while not self._queue.empty():
             self._queue.get_nowait()
 

@@ -10,11 +10,13 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.context import Context
+from longboat_runtime.driver.observer import Observer
+from longboat_runtime.driver.resume import Restored
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.rounds.view import View
 from longboat_runtime.stacks import thread_stacks
+from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
 
@@ -39,17 +41,25 @@ class Inspectable(Protocol):
         """
 
 
-class Watchdog:
+class Watchdog(Observer):
     """Reports stages that have made no progress for `rounds.stageDeadlineSeconds`, with stacks, until none is stuck any more.
 
     Also reports reward pools that have no pod left to grade, until one joins, and reward pods that may not grade.
     """
 
-    def __init__(self, job: Job, components: Components, reporter: Reporter) -> None:
-        self._deadline = float(job.spec.rounds.stage_deadline_seconds)
-        self._pools = [pool.name for pool in job.spec.reward_pools]
-        self._components, self._reporter = components, reporter
+    def __init__(self, context: Context) -> None:
+        self._deadline = float(context.job.spec.rounds.stage_deadline_seconds)
+        self._pools = [pool.name for pool in context.job.spec.reward_pools]
+        self._components, self._stages = context.components, context.stages
+        self._problems = Problems(context.news)
+        self._view: View | None = None
         self._reported: set[Stage] = set()
+
+    def resume(self, restored: Restored) -> None:
+        self._view = restored.run_state.view
+
+    def status(self) -> StatusFragment:
+        return StatusFragment(problems=self._problems.present)
 
     async def run(self) -> None:
         """Watches forever. If the driver's own loop hangs, faulthandler writes its stacks to the log after the deadline."""
@@ -65,41 +75,33 @@ class Watchdog:
     async def look(self) -> None:
         """Reports newly stuck stages; clears the report once none is stuck."""
         self._look_for_graders()
-        stuck = self._reporter.stages.stuck(self._deadline)
+        stuck = self._stages.stuck(self._deadline)
         if stuck.keys() - self._reported:
             stacks = await self._stacks()
             names = " and ".join(f"{stage} ({seconds:.0f} s)" for stage, seconds in stuck.items())
             for process, text in stacks.items():
                 log.warning("a stage is stuck", stages=names, process=process, stacks=text)
-            text = message(names, self._reporter.samples, stacks)
-            self._reporter.problems.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
-            self._reporter.publish()
+            text = message(names, samples_line(self._view), stacks)
+            self._problems.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
         elif self._reported and not stuck:
             log.info("no stage is stuck any more")
-            self._reporter.problems.clear(Reason.STAGE_STUCK)
-            self._reporter.publish()
+            self._problems.clear(Reason.STAGE_STUCK)
         self._reported = set(stuck)
 
     def _look_for_graders(self) -> None:
-        problems, unserved = self._reporter.problems, self._components.rewards.unserved
-        if Stage.START in self._reporter.stages.active:
+        unserved = self._components.rewards.unserved
+        if Stage.START in self._stages.active:
             return  # the first ones are still waited for
         field, text = "", ""
         if unserved:
             field = f"spec.rewardPools[{self._pools.index(unserved[0])}].replicas"
             names = " and ".join(f"pool {name}" for name in unserved)
             text = f"No reward pod of {names} is left, so samples wait for the grades of its rewards. Check its pods, or raise their number."
-        reported = problems.get(Reason.NO_GRADERS)
-        if text != (reported.message if reported else ""):
-            problems.set(Reason.NO_GRADERS, field, text, bool(unserved))
-            self._reporter.publish()
+        self._problems.set(Reason.NO_GRADERS, field, text, bool(unserved))
         text = self._components.rewards.disagreeing
         if text:
             text = f"Some reward pods loaded another reward than the first one, and grade nothing: {text}."
-        reported = problems.get(Reason.GRADERS_DISAGREE)
-        if text != (reported.message if reported else ""):
-            problems.set(Reason.GRADERS_DISAGREE, "spec.rewards", text, bool(text))
-            self._reporter.publish()
+        self._problems.set(Reason.GRADERS_DISAGREE, "spec.rewards", text, bool(text))
 
     async def _stacks(self) -> dict[str, str]:
         """Returns the stacks by process, the driver's own last. An Inspectable component that doesn't answer is listed with its error."""
@@ -114,6 +116,12 @@ class Watchdog:
                     stacks[name] = f"gave no stacks: {error!r}"
         stacks["driver"] = thread_stacks() + "\n\n" + _waiting_tasks()
         return stacks
+
+
+def samples_line(view: View | None) -> str:
+    """Returns the number of samples in each state that any is in, as text; `none` without samples."""
+    counts = view.counts if view else {}
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count) or "none"
 
 
 def message(stages: str, samples: str, stacks: dict[str, str]) -> str:

@@ -115,6 +115,13 @@ class PodsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsUnreachable:
+    """No engine serves, since none could fetch the weights; `reason` is that of one of them."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PodDrained:
     """A rollout pod that the job gives back runs nothing any more, `seconds` after it was named: what ran there continues elsewhere."""
 
@@ -163,5 +170,13 @@ class CpusGranted:
 
 
 Measurement = (
-    RoundMeasured | Reshaped | ShapesAllowed | PodsChanged | PodDrained | RoundGraded | CpusAsked | CpusGranted
+    RoundMeasured
+    | Reshaped
+    | ShapesAllowed
+    | PodsChanged
+    | WeightsUnreachable
+    | PodDrained
+    | RoundGraded
+    | CpusAsked
+    | CpusGranted
 )

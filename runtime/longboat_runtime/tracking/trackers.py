@@ -1,4 +1,4 @@
-"""Starts the process of each tracker of a job, restarts it with growing pauses, and tells the status what it has said.
+"""Starts the process of each tracker of a job, restarts it with growing pauses, and shows in the status what it has said.
 
 A tracker costs the driver a line of text a step. The driver never waits for one, except at its own end, for a bounded time.
 """
@@ -14,14 +14,17 @@ import tempfile
 import uuid
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_crds.status import PLACE_LENGTH, Problem, TrackingStatus
+from longboat_runtime.status_fragment import MESSAGE_LENGTH, StatusFragment
 from longboat_runtime.tracking.tracker import TrackedJob
 
 log = structlog.get_logger()
@@ -40,28 +43,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
 _ERROR_LINES = 20
 
 
-class JobStatus(Protocol):
-    """Writes the state of trackers into the job's status."""
-
-    def tracked(self, tracker: str, place: str) -> None:
-        """Writes where a tracker, named by its field of `spec.tracking`, shows the job."""
-
-    def set_tracking_problems(self, problems: Sequence[tuple[str, str]]) -> None:
-        """Writes why trackers don't log, as pairs of the field below `spec.tracking` and the message."""
-
-
 class Trackers:
     """Runs the trackers of `spec.tracking`.
 
     `root` is the job's directory, `incarnation` the number of this start and `name` the job's. `secrets` is the directory of the
-    trackers' Secrets, None for a job without Kubernetes.
+    trackers' Secrets, None for a job without Kubernetes. `news` is set when what the status shows of them has changed.
     """
 
     def __init__(
-        self, spec: RLJobSpec, root: Path, incarnation: int, name: str, status: JobStatus, secrets: Path | None
+        self, spec: RLJobSpec, root: Path, incarnation: int, name: str, news: asyncio.Event, secrets: Path | None
     ) -> None:
         self._spec, self._root, self._incarnation, self._name = spec, root, incarnation, name
-        self._status, self._secrets = status, secrets
+        self._news, self._secrets = news, secrets
+        self._places = TrackingStatus()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
         self._ending: str | None = None
@@ -174,10 +168,12 @@ class Trackers:
             logged |= "logged" in message
             if "place" in message:
                 log.info("tracked", tracker=kind, place=message["place"])
-                self._status.tracked(kind, message["place"])
+                place = {kind: message["place"][:PLACE_LENGTH]}
+                self._places = TrackingStatus.model_validate({**self._places.to_json(), **place})
+                self._news.set()
 
     def _report(self, kind: str, problem: tuple[str, str] | None) -> None:
-        """Makes this tracker's problem, or that it has none any more, part of the status."""
+        """Notes this tracker's problem, or that it has none any more."""
         if problem == self._problems.get(kind):
             return
         if problem is None:
@@ -185,7 +181,20 @@ class Trackers:
         else:
             self._problems[kind] = problem
             log.warning("a tracker doesn't log", tracker=kind, field=problem[0], problem=problem[1])
-        self._status.set_tracking_problems(list(self._problems.values()))
+        self._news.set()
+
+    def status(self) -> StatusFragment:
+        """Returns where trackers show the job, and why some don't log."""
+        tracking = self._places if self._places.to_json() else None
+        problems = list(self._problems.values())
+        if not problems:
+            return StatusFragment({"tracking": tracking})
+        message = " ".join(message for _, message in problems)
+        field = f"spec.tracking.{problems[0][0]}"
+        return StatusFragment(
+            {"tracking": tracking},
+            problems=(Problem(reason=Reason.TRACKING_FAILED, field=field, message=message[:MESSAGE_LENGTH]),),
+        )
 
 
 def run_id(root: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.observer import Observers
 from longboat_runtime.driver.run_state import RunState
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.reward.tasks import TaskRewards
@@ -31,8 +33,6 @@ from tests.rounds.world import World
 class Flow:
     """Stands in for the driver's sample flow, and notes which samples engines are asked to stop."""
 
-    identity = "job"
-
     def __init__(self, loop: DriverLoop) -> None:
         self._loop = loop
 
@@ -46,8 +46,8 @@ class Flow:
         return _nothing
 
 
-class Steps:
-    """Stands in for the work of steps."""
+class Idle:
+    """Stands in for parts that this test has no use for."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _nothing
@@ -93,9 +93,9 @@ class DriverLoop:
             ledger, lengths, LearnedTimeouts((), str), fixed_shape(ledger), TaskRewards(()), log, audited=False
         )
         driver = self._driver
-        driver._flow, driver._steps, driver._run_state, driver._view = Flow(self), Steps(), run_state, run_state.view
-        driver._sample_files.resume(run_state.view)
-        driver._spawn, driver.draw = _nothing, partial(World.draw, self)
+        driver._flow, driver._steps, driver._run_state, driver._view = Flow(self), Idle(), run_state, run_state.view
+        driver._observers, driver.draw = Observers([]), partial(World.draw, self)
+        driver._context = replace(driver._context, background=Idle(), data=Idle())
         driver._loop = RoundLoop(self._site.policy, driver, ledger, self._incarnation)
         driver._boundary = run_state.boundary("job", {}, {})
         self.record(Started(ledger.step))
