@@ -42,14 +42,14 @@ def saved_steps(root: Path) -> list[int]:
 
 
 def crash_once_saved(site: Site, step: int, saved: int) -> None:
-    """Ends the driver before it trains `step`, with the checkpoint of step `saved` complete. Grades that are held go on once it is."""
+    """Ends the driver before it trains `step`, with the checkpoint of step `saved` as its newest."""
     train, publish, complete = site.trainer.train, site.broker.publish, asyncio.Event()
 
     def noted(status: DriverStatus) -> None:
         publish(status)
         if status.checkpoint and status.checkpoint.step == saved:
             complete.set()
-            site.rewards.held.clear()
+            site.trainer.may_write.clear()
 
     async def crashing(request: TrainRequest) -> TrainReport:
         if request.step != step:

@@ -1,6 +1,5 @@
 """Learned timeouts in the driver: limits of a round are frozen when it opens, and what is learned is a fold of recorded events."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +71,10 @@ async def test_grades_have_the_limits_that_were_known_when_their_round_opened(tm
     assert limited > 20
 
 
-async def stopped_and_resumed(
-    root: Path, policy: str, held: Iterable[SampleId] = ()
-) -> tuple[Site, dict[SampleId, TimeLimit]]:
-    """A job whose driver died before step 11, with the checkpoint of step 8; and the limits that its first driver gave.
-
-    Grades of the samples in `held` have no answer before that checkpoint.
-    """
+async def stopped_and_resumed(root: Path, policy: str) -> tuple[Site, dict[SampleId, TimeLimit]]:
+    """A job whose driver died before step 11, with the checkpoint of step 8; and the limits that its first driver gave."""
     site = Site(root, spec(policy=policy))
     driver = site.driver()
-    site.rewards.held = {*held}
     crash_once_saved(site, step=11, saved=8)
     with pytest.raises(ExceptionGroup):
         await driver.run()
@@ -103,8 +96,7 @@ async def test_a_job_that_resumes_learns_what_it_would_have_learned_without_the_
 
 
 async def test_rounds_that_a_resumed_driver_goes_on_with_keep_their_limits(tmp_path: Path) -> None:
-    ninth = [SampleId(3, row, 0, index) for row in (1, 2) for index in range(spec().algorithm.group_size)]
-    site, before = await stopped_and_resumed(tmp_path, "BoundedAsync", ninth)
+    site, before = await stopped_and_resumed(tmp_path, "BoundedAsync")
     (saved,) = (manifest["ledger"] for manifest in manifests(tmp_path) if manifest["ledger"]["step"] == 8)
     under_way = {tuple(group["prompt"]) for group in saved["groups"]}
     repeated = {sample for sample in before.keys() & site.rewards.limits.keys() if tuple(sample.prompt) in under_way}
