@@ -42,8 +42,8 @@ from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.member import RolloutNode
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
+from longboat_runtime.rollout.ray_cluster import RolloutNode
 from longboat_runtime.rounds import events, measurements
 from longboat_runtime.samples import (
     FinishedSample,

@@ -17,9 +17,9 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load, PodLoad
-from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, death_cause
+from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
-from longboat_runtime.rollout.ray_cluster import RayCluster
+from longboat_runtime.rollout.ray_cluster import RayCluster, death_cause
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,

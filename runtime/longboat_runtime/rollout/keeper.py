@@ -19,14 +19,12 @@ from longboat_runtime.rollout.member import (
     Listener,
     Member,
     MemberState,
-    RolloutNode,
     Slot,
-    death_cause,
     engine_name,
     slots_of,
 )
 from longboat_runtime.rollout.protocol import FleetState
-from longboat_runtime.rollout.ray_cluster import RayCluster
+from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, all_engines_refused, refused_everywhere
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
