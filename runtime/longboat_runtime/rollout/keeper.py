@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
+from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead, engine_config
 from longboat_runtime.rollout.leaving import LeavingPods
 from longboat_runtime.rollout.member import (
@@ -50,7 +51,14 @@ class EngineKeeper:
     by `calibration_key`. `fetches` counts updates whose data could not be fetched, `deaths` engines that died by themselves.
     """
 
-    def __init__(self, spec: RLJobSpec, store: StoreClient, listener: Listener, cluster: RayCluster) -> None:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        store: StoreClient,
+        listener: Listener,
+        cluster: RayCluster,
+        tasks: BackgroundTasks,
+    ) -> None:
         self.members: dict[str, Member] = {}
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}
@@ -61,17 +69,16 @@ class EngineKeeper:
         self._spec = spec
         self._store = store
         self._listener = listener
-        self._failure: BaseException | None = None
-        self._news = asyncio.Event()
         self._cluster = cluster
+        self._tasks = tasks
+        self._watching = False
         self._nodes: dict[str, RolloutNode] = {}
-        self._leaving = LeavingPods(self._cluster, listener, self._engines_of_pod, self._spawn, self.tell)
+        self._leaving = LeavingPods(self._cluster, listener, self._engines_of_pod, self._tasks.spawn, self._tasks.tell)
         self._reshaping = False
         self._shaping: set[str] = set()
         self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._proven: set[int] = set()
         self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def started(self) -> list[Member]:
@@ -95,25 +102,9 @@ class EngineKeeper:
 
     def watch(self) -> None:
         """Begins to look for rollout nodes, once."""
-        if not self._tasks:
-            self._spawn(self._watch_nodes())
-
-    def tell(self) -> None:
-        """Wakes everyone who waits in `until`."""
-        self._news.set()
-
-    def fail(self, failure: BaseException) -> None:
-        """Ends all waiting, now and later, by this error."""
-        self._failure = failure
-        self.tell()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition that changes only with `tell`. Unless it holds, raises the failure, if there is one."""
-        while not condition():
-            if self._failure is not None:
-                raise self._failure
-            self._news.clear()
-            await self._news.wait()
+        if not self._watching:
+            self._watching = True
+            self._tasks.spawn(self._watch_nodes())
 
     async def update(self, member: Member, publication: WeightPublication) -> None:
         """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of."""
@@ -133,7 +124,7 @@ class EngineKeeper:
                 if member.slot.on_trial:
                     member.slot.failed(failed.reason, unfit=False)
                 else:
-                    self._spawn(self._fetch_again(member, publication))
+                    self._tasks.spawn(self._fetch_again(member, publication))
                 return
             except PublicationRefused as refused:
                 member.refused = publication
@@ -145,7 +136,7 @@ class EngineKeeper:
                 self._fail_if_all_refused(publication)
                 following = after_refusal(member.slot.refusals)
                 if following.remedy is Remedy.RESTART:
-                    self._spawn(self._restart(member, following.wait))
+                    self._tasks.spawn(self._restart(member, following.wait))
                     return
                 if publication is not self.publication:
                     return  # a newer one follows
@@ -168,13 +159,13 @@ class EngineKeeper:
         member.state = MemberState.SERVING
         member.slot.passed()
         self._listener.opened(member)
-        self.tell()
+        self._tasks.tell()
 
     def _stop_serving(self, member: Member, state: MemberState, failed: UpdateFailed) -> None:
         log.error("%s", failed.reason)
         member.state, member.problem, member.loaded = state, failed.reason, None
         self._listener.stopped(member, failed.lost, failed.reason)
-        self.tell()
+        self._tasks.tell()
 
     async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
         """Tries again after a while, unless there is a newer publication by then, or the engine doesn't wait for this one any more."""
@@ -197,7 +188,7 @@ class EngineKeeper:
         """Ends all waiting once no engine can be expected to serve."""
         serving = sum(member.state is MemberState.SERVING for member in self.members.values())
         if all_engines_refused([slot.refusals for slot in self._slots.values()], serving):
-            self.fail(refused_everywhere(publication.version, self.refused))
+            self._tasks.fail(refused_everywhere(publication.version, self.refused))
 
     @property
     def nodes(self) -> list[str]:
@@ -211,7 +202,7 @@ class EngineKeeper:
         """See protocol.RolloutFleet."""
         if self._leaving.name(pods):
             self._fill()
-        self.tell()
+        self._tasks.tell()
 
     def engines_of(self, nodes: Collection[str]) -> list[Member]:
         """Returns the engines of these nodes, started or not."""
@@ -222,7 +213,7 @@ class EngineKeeper:
         self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id not in nodes}
         members = self.engines_of(nodes)
         await asyncio.gather(*(self._end(member) for member in members))
-        await self.until(lambda: not any(member.name in self.members for member in members))
+        await self._tasks.until(lambda: not any(member.name in self.members for member in members))
 
     async def start_engines(self, nodes: Collection[str]) -> asyncio.Future[Any]:
         """Starts engines of `tensor_parallel` devices on the free devices of these nodes, and waits until they are up.
@@ -239,8 +230,8 @@ class EngineKeeper:
             started = {member.slot.place for member in self.started}
             return trials.done() or all(place in started or place[0] not in self.nodes for place in places)
 
-        trials.add_done_callback(lambda _: self.tell())
-        await self.until(up)
+        trials.add_done_callback(lambda _: self._tasks.tell())
+        await self._tasks.until(up)
         if trials.done():
             await trials
         return trials
@@ -256,31 +247,17 @@ class EngineKeeper:
             await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
         self._cluster.kill(member.actor)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Ends all engines at once."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for member in self.members.values():
             self._cluster.kill(member.actor)
         self.members.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
 
     async def _watch_nodes(self) -> None:
         while True:
             self._nodes = await self._cluster.nodes()
             self._fill()
-            self.tell()
+            self._tasks.tell()
             await self._leaving.hear({node.pod: node for node in self._nodes.values()})
             await asyncio.sleep(WATCH_SECONDS)
 
@@ -303,7 +280,7 @@ class EngineKeeper:
                 self._open(self._nodes[node_id])
             elif node_id not in self._shaping:
                 self._shaping.add(node_id)
-                self._spawn(self._shape(node_id))
+                self._tasks.spawn(self._shape(node_id))
 
     def _has_other_size(self, node_id: str) -> bool:
         slots = [slot for slot in self._slots.values() if slot.node.node_id == node_id]
@@ -328,7 +305,7 @@ class EngineKeeper:
         slots = [slot for slot in wanted if taken.isdisjoint(slot.devices)]
         for slot in slots:
             self._slots[slot.place] = slot
-            self._spawn(self._keep_engine(slot))
+            self._tasks.spawn(self._keep_engine(slot))
         return slots
 
     async def _keep_engine(self, slot: Slot) -> None:
@@ -374,7 +351,7 @@ class EngineKeeper:
         await member.actor.start.remote()
         self._proven.add(member.config.tensor_parallel)
         member.state = MemberState.STARTED
-        self.tell()
+        self._tasks.tell()
         if self.publication is not None:
             await self.update(member, self.publication)
         while True:
@@ -397,7 +374,7 @@ class EngineKeeper:
             self.last_death = reason
         del self.members[member.name]
         self._listener.ended(member, reason, died=died)
-        self.tell()
+        self._tasks.tell()
 
     async def _node_stays(self, node: RolloutNode) -> bool:
         """Whether an engine ended alone: not with its node, whose end Ray notices a moment later, nor in a pod that has to go."""
