@@ -37,7 +37,7 @@ from longboat_crds.status import LeavingPod, RolloutGrant
 from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.rollout import keeper
+from longboat_runtime.rollout import keeper, pods
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
@@ -433,7 +433,8 @@ def at_once() -> Iterator[None]:
         return replace(plan, size=sizes[digest(body.work) % len(sizes)])
 
     with (
-        patch.multiple(keeper, WATCH_SECONDS=0, RESTART_SECONDS=0, NODE_SECONDS=0),
+        patch.multiple(keeper, WATCH_SECONDS=0, RESTART_SECONDS=0),
+        patch.object(pods, "NODE_SECONDS", 0),
         patch.object(reshapes, "bounds_of", lambda job: Bounds(SIZES, SIZES[0])),
         patch.object(ParallelismPlan, "after_round", at_random),
         patch.object(asyncio, "to_thread", here),

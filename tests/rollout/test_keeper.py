@@ -18,7 +18,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime import departures
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout import recovery
+from longboat_runtime.rollout import pods, recovery
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
@@ -151,8 +151,9 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(RayCluster, "start", made.start_actor)
     monkeypatch.setattr(departures, "asking", lambda client: [*made.asking])
     monkeypatch.setattr(departures, "let_go", lambda client, pod: made.let_go(pod))
-    for constant in ("WATCH_SECONDS", "RESTART_SECONDS", "NODE_SECONDS"):
+    for constant in ("WATCH_SECONDS", "RESTART_SECONDS"):
         monkeypatch.setattr(module, constant, 0.001)
+    monkeypatch.setattr(pods, "NODE_SECONDS", 0.001)
     monkeypatch.setattr(recovery, "BACKOFF_SECONDS", 0.001)
     return made
 

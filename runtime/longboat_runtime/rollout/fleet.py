@@ -108,7 +108,7 @@ class RayRolloutFleet:
     @property
     def pods(self) -> Mapping[str, PodLoad]:
         """See protocol.RolloutFleet."""
-        loads = dict.fromkeys(self._keeper.state.pods, PodLoad(0, 0))
+        loads = dict.fromkeys(self._keeper.pods.names, PodLoad(0, 0))
         for member in self._keeper.members.values():
             if (load := loads.get(member.slot.node.pod)) is not None:
                 running = len(self._router.running(member.name))
@@ -119,13 +119,13 @@ class RayRolloutFleet:
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         """See protocol.RolloutFleet."""
         before, seconds = self._keeper.tensor_parallel, dict.fromkeys(ReshapePhase, 0.0)
-        nodes, done = self._keeper.nodes, []
+        nodes, done = [*self._keeper.pods.staying], []
         with self._keeper.reshaping():
             self._keeper.tensor_parallel = tensor_parallel
             try:
                 for group in [[node] for node in nodes] if one_by_one else [nodes]:
                     done += group
-                    await self._reshape([node for node in group if node in self._keeper.nodes], seconds)
+                    await self._reshape([node for node in group if node in self._keeper.pods.staying], seconds)
             except ReshapeFailed as failed:
                 self._keeper.tensor_parallel = before
                 await self._keeper.end_engines(done)
@@ -139,7 +139,7 @@ class RayRolloutFleet:
         The old ones end before others start on their devices. Adds the seconds of each phase that succeeds, and logs its beginning.
         Raises ReshapeFailed.
         """
-        engines = self._keeper.engines_of(nodes)
+        engines = self._keeper.members.in_nodes(nodes)
         pods = sorted({member.slot.node.pod for member in engines})
         subject = pods[0] if len(pods) == 1 else f"{len(pods)} pods"
 
@@ -171,7 +171,7 @@ class RayRolloutFleet:
         began = time.monotonic()
         self._keeper.publication = publication
         await self.wait_started(1)
-        members = self._keeper.started
+        members = self._keeper.members.started
         self._publishing = True
         try:
             await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
@@ -212,7 +212,7 @@ class RayRolloutFleet:
 
     async def loads(self) -> dict[str, Load]:
         """Returns the loads since the last call, by name, of the engines that are up and answer."""
-        return await self._ask("take_load", self._keeper.started)
+        return await self._ask("take_load", self._keeper.members.started)
 
     async def stacks(self) -> dict[str, str]:
         """Returns the stacks of all threads of each engine's actor that answers, also of one that is still starting."""
@@ -221,11 +221,11 @@ class RayRolloutFleet:
     async def wait_started(self, engines: int) -> None:
         """Waits until so many engines are up. A run can be repeated bit for bit only if each round has the same engines."""
         self._keeper.watch()
-        await self._tasks.until(lambda: len(self._keeper.started) >= engines)
+        await self._tasks.until(lambda: len(self._keeper.members.started) >= engines)
 
     async def close(self) -> None:
         """Ends all engines; what runs in them is forgotten."""
-        await self._ask("shutdown", self._keeper.started)
+        await self._ask("shutdown", self._keeper.members.started)
         await self._tasks.close()
         self._keeper.close()
 

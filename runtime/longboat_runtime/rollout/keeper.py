@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,15 +15,16 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
 from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.leaving import LeavingPods
 from longboat_runtime.rollout.member import (
     Listener,
     Member,
+    Members,
     MemberState,
     Slot,
     engine_name,
     slots_of,
 )
+from longboat_runtime.rollout.pods import RolloutPods
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, all_engines_refused, refused_everywhere
@@ -40,8 +41,6 @@ RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 60.0
 # How long an engine may take to shut down when it is ended on purpose.
 SHUTDOWN_SECONDS = 10.0
-# How long after an engine's death its node is checked: when a pod ends, its engines end first.
-NODE_SECONDS = 2.0
 
 
 class EngineKeeper:
@@ -59,7 +58,8 @@ class EngineKeeper:
         cluster: RayCluster,
         tasks: BackgroundTasks,
     ) -> None:
-        self.members: dict[str, Member] = {}
+        self.members = Members()
+        self.pods = RolloutPods(cluster, self.members, listener, tasks)
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}
         self.tensor_parallel = spec.rollout.tensor_parallel
@@ -72,33 +72,23 @@ class EngineKeeper:
         self._cluster = cluster
         self._tasks = tasks
         self._watching = False
-        self._nodes: dict[str, RolloutNode] = {}
-        self._leaving = LeavingPods(self._cluster, listener, self._engines_of_pod, self._tasks.spawn, self._tasks.tell)
         self._reshaping = False
         self._shaping: set[str] = set()
         self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._proven: set[int] = set()
-        self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
-
-    @property
-    def started(self) -> list[Member]:
-        """Engines that are up, serving or not."""
-        down = (MemberState.STARTING, MemberState.ENDED)
-        return [member for member in self.members.values() if member.state not in down]
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """Reasons why engines that are up refused the last publication that they got, by name."""
-        members = self.members.values()
-        return {member.name: member.problem for member in members if member.state is MemberState.REFUSED}
 
     @property
     def state(self) -> FleetState:
-        serving = sorted(member.name for member in self.members.values() if member.state is MemberState.SERVING)
-        waiting = {m.name: m.problem for m in self.started if m.state is MemberState.STARTED and m.problem}
-        pods = tuple(sorted({node.pod for node in self._nodes.values()}))
-        deaths = self.deaths, self.last_death
-        return FleetState(tuple(serving), self.refused, waiting, self.fetches, *deaths, pods, self._leaving.drained)
+        return FleetState(
+            serving=tuple(self.members.serving),
+            refused=self.members.refused,
+            unreached=self.members.unreached,
+            fetches=self.fetches,
+            deaths=self.deaths,
+            last_death=self.last_death,
+            pods=self.pods.names,
+            drained=self.pods.drained,
+        )
 
     def watch(self) -> None:
         """Begins to look for rollout nodes, once."""
@@ -186,32 +176,20 @@ class EngineKeeper:
 
     def _fail_if_all_refused(self, publication: WeightPublication) -> None:
         """Ends all waiting once no engine can be expected to serve."""
-        serving = sum(member.state is MemberState.SERVING for member in self.members.values())
-        if all_engines_refused([slot.refusals for slot in self._slots.values()], serving):
-            self._tasks.fail(refused_everywhere(publication.version, self.refused))
-
-    @property
-    def nodes(self) -> list[str]:
-        """Ids of the rollout nodes that stay."""
-        return [node_id for node_id, node in self._nodes.items() if node.pod not in self._leaving]
-
-    def _engines_of_pod(self, pod: str) -> list[str]:
-        return [member.name for member in self.members.values() if member.slot.node.pod == pod]
+        if all_engines_refused([slot.refusals for slot in self.members.slots.values()], len(self.members.serving)):
+            self._tasks.fail(refused_everywhere(publication.version, self.members.refused))
 
     def release(self, pods: Collection[str]) -> None:
         """See protocol.RolloutFleet."""
-        if self._leaving.name(pods):
-            self._fill()
-        self._tasks.tell()
-
-    def engines_of(self, nodes: Collection[str]) -> list[Member]:
-        """Returns the engines of these nodes, started or not."""
-        return [member for member in self.members.values() if member.slot.node.node_id in nodes]
+        self.pods.release(pods)
+        self._fill()
 
     async def end_engines(self, nodes: Collection[str]) -> None:
         """Ends the engines of these nodes and gives up their slots; returns once they are gone."""
-        self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id not in nodes}
-        members = self.engines_of(nodes)
+        for node_id in nodes:
+            for slot in self.members.slots_in(node_id):
+                del self.members.slots[slot.place]
+        members = self.members.in_nodes(nodes)
         await asyncio.gather(*(self._end(member) for member in members))
         await self._tasks.until(lambda: not any(member.name in self.members for member in members))
 
@@ -227,8 +205,8 @@ class EngineKeeper:
         places = {slot.place for slot in slots}
 
         def up() -> bool:
-            started = {member.slot.place for member in self.started}
-            return trials.done() or all(place in started or place[0] not in self.nodes for place in places)
+            started, staying = {member.slot.place for member in self.members.started}, self.pods.staying
+            return trials.done() or all(place in started or place[0] not in staying for place in places)
 
         trials.add_done_callback(lambda _: self._tasks.tell())
         await self._tasks.until(up)
@@ -238,7 +216,8 @@ class EngineKeeper:
 
     def restart_engines(self, nodes: Collection[str]) -> list[Slot]:
         """Starts engines of `tensor_parallel` devices on these nodes, as if the nodes were new."""
-        return [slot for node in nodes if node in self.nodes for slot in self._open(self._nodes[node])]
+        staying = self.pods.staying
+        return [slot for node_id in nodes if node_id in staying for slot in self._open(staying[node_id])]
 
     async def _end(self, member: Member) -> None:
         """Ends an engine on purpose."""
@@ -255,10 +234,10 @@ class EngineKeeper:
 
     async def _watch_nodes(self) -> None:
         while True:
-            self._nodes = await self._cluster.nodes()
+            await self.pods.refresh()
             self._fill()
             self._tasks.tell()
-            await self._leaving.hear({node.pod: node for node in self._nodes.values()})
+            await self.pods.begin_departures()
             await asyncio.sleep(WATCH_SECONDS)
 
     @contextmanager
@@ -275,22 +254,21 @@ class EngineKeeper:
         """Starts engines on the devices that none is kept on, of all nodes that stay; a node with engines of another size is reshaped."""
         if self._reshaping:
             return
-        for node_id in self.nodes:
+        for node_id, node in self.pods.staying.items():
             if not self._has_other_size(node_id):
-                self._open(self._nodes[node_id])
+                self._open(node)
             elif node_id not in self._shaping:
                 self._shaping.add(node_id)
                 self._tasks.spawn(self._shape(node_id))
 
     def _has_other_size(self, node_id: str) -> bool:
-        slots = [slot for slot in self._slots.values() if slot.node.node_id == node_id]
-        return any(len(slot.devices) != self.tensor_parallel for slot in slots)
+        return any(len(slot.devices) != self.tensor_parallel for slot in self.members.slots_in(node_id))
 
     async def _shape(self, node_id: str) -> None:
         """Gives a node that missed a reshape engines of the present size, unless it goes again or another reshape sees to it."""
-        engines = [member.name for member in self.engines_of([node_id])]
+        engines = [member.name for member in self.members.in_nodes([node_id])]
         await self._listener.drain(engines)
-        if self._has_other_size(node_id) and not self._reshaping and node_id in self.nodes:
+        if self._has_other_size(node_id) and not self._reshaping and node_id in self.pods.staying:
             await self.end_engines([node_id])
         else:
             self._listener.undrain(engines)
@@ -300,11 +278,10 @@ class EngineKeeper:
     def _open(self, node: RolloutNode) -> list[Slot]:
         """Starts to keep engines on those devices of the node that none is kept on."""
         wanted = slots_of(node, self.tensor_parallel, self._spec.rollout.devices_per_pod)
-        here = [slot for slot in self._slots.values() if slot.node.node_id == node.node_id]
-        taken = {device for slot in here for device in slot.devices}
+        taken = {device for slot in self.members.slots_in(node.node_id) for device in slot.devices}
         slots = [slot for slot in wanted if taken.isdisjoint(slot.devices)]
         for slot in slots:
-            self._slots[slot.place] = slot
+            self.members.slots[slot.place] = slot
             self._tasks.spawn(self._keep_engine(slot))
         return slots
 
@@ -316,7 +293,7 @@ class EngineKeeper:
         """
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
-        while node.node_id in self.nodes and self._slots.get(slot.place) is slot:
+        while node.node_id in self.pods.staying and self.members.slots.get(slot.place) is slot:
             name = engine_name(node.pod, devices, self._starts[node.pod, devices])
             self._starts[node.pod, devices] += 1
             config = engine_config(self._spec, name, devices)
@@ -333,7 +310,7 @@ class EngineKeeper:
                 final = problem is not None and len(devices) not in self._proven
                 await self._remove(member, error, final=final)
                 if on_trial:
-                    if await self._node_stays(node):
+                    if await self.pods.stays(node):
                         slot.failed(f"{problem.reason}: {problem.message}" if problem else death_cause(error))
                         return
                     break
@@ -343,8 +320,8 @@ class EngineKeeper:
                 wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
                 await asyncio.sleep(wait)
         slot.passed()
-        if self._slots.get(slot.place) is slot:
-            del self._slots[slot.place]
+        if self.members.slots.get(slot.place) is slot:
+            del self.members.slots[slot.place]
 
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""
@@ -366,7 +343,7 @@ class EngineKeeper:
         self._cluster.kill(member.actor)
         if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
-        died = not final and not member.ended and await self._node_stays(member.slot.node)
+        died = not final and not member.ended and await self.pods.stays(member.slot.node)
         if not member.ended:
             log.warning("%s", reason)
         if died:
@@ -375,10 +352,3 @@ class EngineKeeper:
         del self.members[member.name]
         self._listener.ended(member, reason, died=died)
         self._tasks.tell()
-
-    async def _node_stays(self, node: RolloutNode) -> bool:
-        """Whether an engine ended alone: not with its node, whose end Ray notices a moment later, nor in a pod that has to go."""
-        await asyncio.sleep(NODE_SECONDS)
-        if node.node_id not in await self._cluster.nodes():
-            self._nodes.pop(node.node_id, None)
-        return node.node_id in self.nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -25,6 +25,10 @@ class MemberState(StrEnum):
     ENDED = "ended"
 
 
+# A node's id, and devices in it.
+Place = tuple[str, tuple[int, ...]]
+
+
 @dataclass
 class Slot:
     """The devices of a rollout node that one engine has. `refusals` counts how often in a row its engines refused publications.
@@ -39,7 +43,7 @@ class Slot:
     trial: asyncio.Future[None] | None = None
 
     @property
-    def place(self) -> tuple[str, tuple[int, ...]]:
+    def place(self) -> Place:
         return self.node.node_id, self.devices
 
     @property
@@ -112,6 +116,51 @@ class Member:
     def calibration(self) -> str:
         """Engines with the same key share the bound on their parity."""
         return calibration_key(self.config.dtype, self.config.tensor_parallel)
+
+
+class Members(dict[str, Member]):
+    """The engines that haven't ended yet, by name, and the slots to keep engines in, by place.
+
+    A slot has no engine between the end of one and the start of the next. An engine whose slot is given up may take a while to end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[Place, Slot] = {}
+
+    @property
+    def started(self) -> list[Member]:
+        """Engines that are up, serving or not."""
+        down = (MemberState.STARTING, MemberState.ENDED)
+        return [member for member in self.values() if member.state not in down]
+
+    @property
+    def serving(self) -> list[str]:
+        """Names of the engines that serve, sorted."""
+        return sorted(member.name for member in self.values() if member.state is MemberState.SERVING)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Reasons why engines that are up refused the last publication that they got, by name."""
+        return {member.name: member.problem for member in self.values() if member.state is MemberState.REFUSED}
+
+    @property
+    def unreached(self) -> Mapping[str, str]:
+        """Reasons why engines that are up could not fetch the last publication, by name."""
+        started = [member for member in self.values() if member.state is MemberState.STARTED]
+        return {member.name: member.problem for member in started if member.problem}
+
+    def in_pod(self, pod: str) -> list[str]:
+        """Returns the names of a pod's engines."""
+        return [member.name for member in self.values() if member.slot.node.pod == pod]
+
+    def in_nodes(self, nodes: Collection[str]) -> list[Member]:
+        """Returns the engines of these nodes, started or not."""
+        return [member for member in self.values() if member.slot.node.node_id in nodes]
+
+    def slots_in(self, node_id: str) -> list[Slot]:
+        """Returns the slots of a node."""
+        return [slot for slot in self.slots.values() if slot.node.node_id == node_id]
 
 
 class Drains(Protocol):
