@@ -245,7 +245,7 @@ async def test_an_engine_restarted_with_a_stale_copy_is_refused(fleet: RayRollou
         stale = trainer.stale_publication(step=0.005)
         difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
         assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
-        alone._keeper.publication = stale
+        alone._keeper.updates.publication = stale
         (member,) = alone._keeper.members.values()
         ray.kill(member.actor)
         state = await alone.changed(alone._keeper.state)

@@ -18,7 +18,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime import departures
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout import pods, recovery
+from longboat_runtime.rollout import pods, weight_updates
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
@@ -154,7 +154,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     for constant in ("WATCH_SECONDS", "RESTART_SECONDS"):
         monkeypatch.setattr(module, constant, 0.001)
     monkeypatch.setattr(pods, "NODE_SECONDS", 0.001)
-    monkeypatch.setattr(recovery, "BACKOFF_SECONDS", 0.001)
+    for constant in ("FETCH_SECONDS", "BACKOFF_SECONDS"):
+        monkeypatch.setattr(weight_updates, constant, 0.001)
     return made
 
 

@@ -169,12 +169,12 @@ class RayRolloutFleet:
         """Waits until there is an engine to publish to. Engines that are still starting get the publication when they are up."""
         self._keeper.watch()
         began = time.monotonic()
-        self._keeper.publication = publication
+        self._keeper.updates.publication = publication
         await self.wait_started(1)
         members = self._keeper.members.started
         self._publishing = True
         try:
-            await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
+            await asyncio.gather(*(self._keeper.updates.update(member, publication) for member in members))
         finally:
             self._publishing = False
             self._dispatch()
@@ -205,10 +205,10 @@ class RayRolloutFleet:
 
     @property
     def calibrations(self) -> Mapping[str, float]:
-        return self._keeper.calibrations
+        return self._keeper.updates.calibrations
 
     def calibrate(self, calibrations: Mapping[str, float]) -> None:
-        self._keeper.calibrations.update(calibrations)
+        self._keeper.updates.calibrations.update(calibrations)
 
     async def loads(self) -> dict[str, Load]:
         """Returns the loads since the last call, by name, of the engines that are up and answer."""

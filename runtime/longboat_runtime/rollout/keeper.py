@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from ray.exceptions import RayError
@@ -15,22 +15,12 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
 from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.member import (
-    Listener,
-    Member,
-    Members,
-    MemberState,
-    Slot,
-    engine_name,
-    slots_of,
-)
+from longboat_runtime.rollout.member import Listener, Member, Members, MemberState, Slot, engine_name, slots_of
 from longboat_runtime.rollout.pods import RolloutPods
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause
-from longboat_runtime.rollout.recovery import Remedy, after_refusal, all_engines_refused, refused_everywhere
+from longboat_runtime.rollout.weight_updates import WeightUpdates
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
-from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
-from longboat_runtime.weights.publication import WeightPublication
 
 log = logging.getLogger(__name__)
 
@@ -39,31 +29,18 @@ WATCH_SECONDS = 1.0
 # Wait before an engine that died while it served is started again; each one that dies otherwise doubles it for its slot.
 RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 60.0
-# How long an engine may take to shut down when it is ended on purpose.
-SHUTDOWN_SECONDS = 10.0
 
 
 class EngineKeeper:
-    """Runs on the driver's loop. All waiting ends with the first failure: a SpecProblem, a lost store or a bug.
-
-    Nodes get engines of `tensor_parallel` devices each. `calibrations` are parities that the gate was calibrated by (`weights.gate`),
-    by `calibration_key`. `fetches` counts updates whose data could not be fetched, `deaths` engines that died by themselves.
-    """
+    """Keeps engines of `tensor_parallel` devices each in nodes that stay. `deaths` counts engines that died by themselves."""
 
     def __init__(
-        self,
-        spec: RLJobSpec,
-        store: StoreClient,
-        listener: Listener,
-        cluster: RayCluster,
-        tasks: BackgroundTasks,
+        self, spec: RLJobSpec, store: StoreClient, listener: Listener, cluster: RayCluster, tasks: BackgroundTasks
     ) -> None:
         self.members = Members()
         self.pods = RolloutPods(cluster, self.members, listener, tasks)
-        self.publication: WeightPublication | None = None
-        self.calibrations: dict[str, float] = {}
+        self.updates = WeightUpdates(self.members, listener, cluster, tasks)
         self.tensor_parallel = spec.rollout.tensor_parallel
-        self.fetches = 0
         self.deaths = 0
         self.last_death = ""
         self._spec = spec
@@ -83,7 +60,7 @@ class EngineKeeper:
             serving=tuple(self.members.serving),
             refused=self.members.refused,
             unreached=self.members.unreached,
-            fetches=self.fetches,
+            fetches=self.updates.fetches,
             deaths=self.deaths,
             last_death=self.last_death,
             pods=self.pods.names,
@@ -96,89 +73,6 @@ class EngineKeeper:
             self._watching = True
             self._tasks.spawn(self._watch_nodes())
 
-    async def update(self, member: Member, publication: WeightPublication) -> None:
-        """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of."""
-        async with member.turn:
-            if member.tried is not publication:
-                member.tried = publication
-                await self._give(member, publication)
-
-    async def _give(self, member: Member, publication: WeightPublication) -> None:
-        calibrated = self.calibrations.get(member.calibration)
-        while True:
-            try:
-                member.parity = await member.actor.update_weights.remote(publication, calibrated)
-            except FetchFailed as failed:
-                self.fetches += 1
-                self._stop_serving(member, MemberState.STARTED, failed)
-                if member.slot.on_trial:
-                    member.slot.failed(failed.reason, unfit=False)
-                else:
-                    self._tasks.spawn(self._fetch_again(member, publication))
-                return
-            except PublicationRefused as refused:
-                member.refused = publication
-                self._stop_serving(member, MemberState.REFUSED, refused)
-                if member.slot.on_trial:
-                    member.slot.failed(refused.reason)
-                    return
-                member.slot.refusals += 1
-                self._fail_if_all_refused(publication)
-                following = after_refusal(member.slot.refusals)
-                if following.remedy is Remedy.RESTART:
-                    self._tasks.spawn(self._restart(member, following.wait))
-                    return
-                if publication is not self.publication:
-                    return  # a newer one follows
-            except (RayError, EngineDead) as error:
-                log.warning("engine %s died while it was given weights: %s", member.name, death_cause(error))
-                return
-            else:
-                member.loaded = publication
-                self._serves(member, first=calibrated is None)
-                return
-
-    def _serves(self, member: Member, *, first: bool) -> None:
-        """Notes that the engine passed the gate; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
-        if member.state is MemberState.ENDED:
-            return  # it died as soon as it had answered
-        if first:
-            key = member.calibration
-            self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
-        member.slot.refusals, member.fetches, member.problem = 0, 0, ""
-        member.state = MemberState.SERVING
-        member.slot.passed()
-        self._listener.opened(member)
-        self._tasks.tell()
-
-    def _stop_serving(self, member: Member, state: MemberState, failed: UpdateFailed) -> None:
-        log.error("%s", failed.reason)
-        member.state, member.problem, member.loaded = state, failed.reason, None
-        self._listener.stopped(member, failed.lost, failed.reason)
-        self._tasks.tell()
-
-    async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
-        """Tries again after a while, unless there is a newer publication by then, or the engine doesn't wait for this one any more."""
-        member.fetches += 1
-        await asyncio.sleep(min(RESTART_SECONDS * 2.0 ** min(member.fetches, 32), MAX_RESTART_SECONDS))
-        if self.publication is publication and member.state is MemberState.STARTED:
-            member.tried = None
-            await self.update(member, publication)
-
-    async def _restart(self, member: Member, wait: float) -> None:
-        """Ends an engine that refused, unless it has left that state after `wait` seconds; its slot starts another."""
-        await asyncio.sleep(wait)
-        async with member.turn:
-            if member.state is not MemberState.REFUSED:
-                return
-            log.warning("engine %s is restarted", member.name)
-            await self._end(member)
-
-    def _fail_if_all_refused(self, publication: WeightPublication) -> None:
-        """Ends all waiting once no engine can be expected to serve."""
-        if all_engines_refused([slot.refusals for slot in self.members.slots.values()], len(self.members.serving)):
-            self._tasks.fail(refused_everywhere(publication.version, self.members.refused))
-
     def release(self, pods: Collection[str]) -> None:
         """See protocol.RolloutFleet."""
         self.pods.release(pods)
@@ -190,7 +84,7 @@ class EngineKeeper:
             for slot in self.members.slots_in(node_id):
                 del self.members.slots[slot.place]
         members = self.members.in_nodes(nodes)
-        await asyncio.gather(*(self._end(member) for member in members))
+        await asyncio.gather(*(member.end(self._cluster) for member in members))
         await self._tasks.until(lambda: not any(member.name in self.members for member in members))
 
     async def start_engines(self, nodes: Collection[str]) -> asyncio.Future[Any]:
@@ -218,13 +112,6 @@ class EngineKeeper:
         """Starts engines of `tensor_parallel` devices on these nodes, as if the nodes were new."""
         staying = self.pods.staying
         return [slot for node_id in nodes if node_id in staying for slot in self._open(staying[node_id])]
-
-    async def _end(self, member: Member) -> None:
-        """Ends an engine on purpose."""
-        member.ended = True
-        with suppress(RayError, EngineDead, TimeoutError):
-            await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
-        self._cluster.kill(member.actor)
 
     def close(self) -> None:
         """Ends all engines at once."""
@@ -297,9 +184,7 @@ class EngineKeeper:
             name = engine_name(node.pod, devices, self._starts[node.pod, devices])
             self._starts[node.pod, devices] += 1
             config = engine_config(self._spec, name, devices)
-            actor = self._cluster.start(config, node, self._store)
-            member = Member(config, actor, slot)
-            self.members[member.name] = member
+            member = self.members[name] = Member(config, self._cluster.start(config, node, self._store), slot)
             try:
                 await self._serve(member)
             except StoreUnreachable:
@@ -329,8 +214,8 @@ class EngineKeeper:
         self._proven.add(member.config.tensor_parallel)
         member.state = MemberState.STARTED
         self._tasks.tell()
-        if self.publication is not None:
-            await self.update(member, self.publication)
+        if self.updates.publication is not None:
+            await self.updates.update(member, self.updates.publication)
         while True:
             self._listener.finished_in(member, await member.actor.finished.remote())
 

@@ -1,15 +1,18 @@
-"""An engine of a job: its devices in a rollout node, its actor, its state, and what it holds."""
+"""Engines of a job: their devices in rollout nodes, their actors, their states, and what they hold."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.ray_cluster import RolloutNode
+from ray.exceptions import RayError
+
+from longboat_runtime.rollout.engine import EngineConfig, EngineDead
+from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.weights.gate import calibration_key
 from longboat_runtime.weights.publication import WeightPublication
@@ -24,6 +27,9 @@ class MemberState(StrEnum):
     REFUSED = "refused"
     ENDED = "ended"
 
+
+# How long an engine may take to shut down when it is ended on purpose.
+SHUTDOWN_SECONDS = 10.0
 
 # A node's id, and devices in it.
 Place = tuple[str, tuple[int, ...]]
@@ -116,6 +122,13 @@ class Member:
     def calibration(self) -> str:
         """Engines with the same key share the bound on their parity."""
         return calibration_key(self.config.dtype, self.config.tensor_parallel)
+
+    async def end(self, cluster: RayCluster) -> None:
+        """Ends the engine on purpose."""
+        self.ended = True
+        with suppress(RayError, EngineDead, TimeoutError):
+            await asyncio.wait_for(self.actor.shutdown.remote(), SHUTDOWN_SECONDS)
+        cluster.kill(self.actor)
 
 
 class Members(dict[str, Member]):
