@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """Runs coroutines in the background. The first error in one, or the first that is reported, ends all waits, now and later."""
+    """Runs coroutines in the background, and has others wait for what they change. The first error ends all waits, now and later."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -33,7 +33,7 @@ class BackgroundTasks:
         self._news.set()
 
     def fail(self, failure: BaseException) -> None:
-        """Ends all waits, now and later, by this error, unless another one has."""
+        """Ends all waits, now and later, by this error, unless an earlier one has."""
         self._failure = self._failure or failure
         self.tell()
 

@@ -57,9 +57,9 @@ class EngineKeeper:
     @property
     def state(self) -> FleetState:
         return FleetState(
-            serving=tuple(self.members.serving),
-            refused=self.members.refused,
-            unreached=self.members.unreached,
+            serving=self.members.serving,
+            refused=self.members.problems(MemberState.REFUSED),
+            unreached=self.members.problems(MemberState.STARTED),
             fetches=self.updates.fetches,
             deaths=self.deaths,
             last_death=self.last_death,

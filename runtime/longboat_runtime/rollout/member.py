@@ -17,6 +17,12 @@ from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.weights.gate import calibration_key
 from longboat_runtime.weights.publication import WeightPublication
 
+# How long an engine may take to shut down when it is ended on purpose.
+SHUTDOWN_SECONDS = 10.0
+
+# A node's id, and devices in it.
+Place = tuple[str, tuple[int, ...]]
+
 
 class MemberState(StrEnum):
     """STARTING until vLLM is up; STARTED: it waits for a publication or its data; REFUSED: the last one did not pass the gate."""
@@ -26,13 +32,6 @@ class MemberState(StrEnum):
     SERVING = "serving"
     REFUSED = "refused"
     ENDED = "ended"
-
-
-# How long an engine may take to shut down when it is ended on purpose.
-SHUTDOWN_SECONDS = 10.0
-
-# A node's id, and devices in it.
-Place = tuple[str, tuple[int, ...]]
 
 
 @dataclass
@@ -148,20 +147,13 @@ class Members(dict[str, Member]):
         return [member for member in self.values() if member.state not in down]
 
     @property
-    def serving(self) -> list[str]:
+    def serving(self) -> tuple[str, ...]:
         """Names of the engines that serve, sorted."""
-        return sorted(member.name for member in self.values() if member.state is MemberState.SERVING)
+        return tuple(sorted(member.name for member in self.values() if member.state is MemberState.SERVING))
 
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """Reasons why engines that are up refused the last publication that they got, by name."""
-        return {member.name: member.problem for member in self.values() if member.state is MemberState.REFUSED}
-
-    @property
-    def unreached(self) -> Mapping[str, str]:
-        """Reasons why engines that are up could not fetch the last publication, by name."""
-        started = [member for member in self.values() if member.state is MemberState.STARTED]
-        return {member.name: member.problem for member in started if member.problem}
+    def problems(self, state: MemberState) -> Mapping[str, str]:
+        """Returns why engines in this state don't serve, by name, as far as they have a problem."""
+        return {member.name: member.problem for member in self.values() if member.state is state and member.problem}
 
     def in_pod(self, pod: str) -> list[str]:
         """Returns the names of a pod's engines."""

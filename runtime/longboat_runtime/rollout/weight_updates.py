@@ -100,7 +100,10 @@ class WeightUpdates:
                     member.slot.failed(refused.reason)
                     return
                 member.slot.refusals += 1
-                self._fail_if_all_refused(publication)
+                refusals = [slot.refusals for slot in self._members.slots.values()]
+                if all_engines_refused(refusals, serving=len(self._members.serving)):
+                    reasons = self._members.problems(MemberState.REFUSED)
+                    self._tasks.fail(refused_everywhere(publication.version, reasons))
                 if (wait := seconds_to_restart(member.slot.refusals)) is not None:
                     self._tasks.spawn(self._restart(member, wait))
                     return
@@ -132,11 +135,6 @@ class WeightUpdates:
         member.state, member.problem, member.loaded = state, failed.reason, None
         self._listener.stopped(member, failed.lost, failed.reason)
         self._tasks.tell()
-
-    def _fail_if_all_refused(self, publication: WeightPublication) -> None:
-        """Ends all waiting once no engine can be expected to serve."""
-        if all_engines_refused([slot.refusals for slot in self._members.slots.values()], len(self._members.serving)):
-            self._tasks.fail(refused_everywhere(publication.version, self._members.refused))
 
     async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
         """Tries again after a while, unless there is a newer publication by then, or the engine doesn't wait for this one any more."""
