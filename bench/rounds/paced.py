@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from longboat_runtime.rollout import member
+from longboat_runtime.rollout import ray_cluster
 from longboat_runtime.rollout.actor import EngineActor
 
 # A model of 7 to 14 billion parameters takes about that on a current GPU.
@@ -39,4 +39,4 @@ class PacedActor(EngineActor):
 
 def engines_of(actor: type[EngineActor]) -> AbstractContextManager[object]:
     """Makes engines that start within the block run in actors of this class."""
-    return patch.object(member, "EngineActor", actor)
+    return patch.object(ray_cluster, "EngineActor", actor)

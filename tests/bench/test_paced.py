@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from bench.rounds.paced import PacedActor, engines_of
-from longboat_runtime.rollout import member
 from longboat_runtime.rollout.actor import EngineActor
+from longboat_runtime.rollout.ray_cluster import RayCluster
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_job_starts_them_within_the_block(
     started: list[type[EngineActor]] = []
     monkeypatch.setattr(ray, "remote", started.append)
     with engines, pytest.raises(AttributeError):  # None has no options
-        member.start_actor(None, None, None)
+        RayCluster().start(None, None, None)
     with pytest.raises(AttributeError):
-        member.start_actor(None, None, None)
+        RayCluster().start(None, None, None)
     assert started == [expected, EngineActor]

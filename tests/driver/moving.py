@@ -37,13 +37,13 @@ from longboat_crds.status import LeavingPod, RolloutGrant
 from longboat_runtime.driver import shape_plan
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.rollout import keeper
+from longboat_runtime.rollout import keeper, pods
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.member import RolloutNode
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
+from longboat_runtime.rollout.ray_cluster import RolloutNode
 from longboat_runtime.rounds import events, measurements
 from longboat_runtime.samples import (
     FinishedSample,
@@ -433,7 +433,8 @@ def at_once() -> Iterator[None]:
         return replace(plan, size=sizes[digest(body.work) % len(sizes)])
 
     with (
-        patch.multiple(keeper, WATCH_SECONDS=0, RESTART_SECONDS=0, NODE_SECONDS=0),
+        patch.multiple(keeper, WATCH_SECONDS=0, RESTART_SECONDS=0),
+        patch.object(pods, "NODE_SECONDS", 0),
         patch.object(shape_plan, "bounds_of", lambda job: Bounds(SIZES, SIZES[0])),
         patch.object(ParallelismPlan, "after_round", at_random),
         patch.object(asyncio, "to_thread", here),

@@ -111,7 +111,7 @@ async def serving(fleet: RayRolloutFleet, engines: int) -> list[str]:
         members = fleet._keeper.members.values()
         return sorted(member.name for member in members if member.state is MemberState.SERVING)
 
-    await fleet._keeper.until(lambda: len(names()) >= engines)
+    await fleet._tasks.until(lambda: len(names()) >= engines)
     return names()
 
 
@@ -197,7 +197,7 @@ async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
     lost = {event.id: event for event in (await events_of(fleet, 4)).values() if isinstance(event, LostSample)}
     assert set(ran_there) & lost.keys() == lost.keys()
     assert all(event.engine_died for event in lost.values()), "its pod lives"
-    await fleet._keeper.until(lambda: fleet._keeper.state.deaths > 0)
+    await fleet._tasks.until(lambda: fleet._keeper.state.deaths > 0)
     assert fleet._keeper.state.deaths == 1
     after = await serving(fleet, ENGINES)
     assert (victim.name in after, before[1] in after) == (False, True)
@@ -245,7 +245,7 @@ async def test_an_engine_restarted_with_a_stale_copy_is_refused(fleet: RayRollou
         stale = trainer.stale_publication(step=0.005)
         difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
         assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
-        alone._keeper.publication = stale
+        alone._keeper.updates.publication = stale
         (member,) = alone._keeper.members.values()
         ray.kill(member.actor)
         state = await alone.changed(alone._keeper.state)

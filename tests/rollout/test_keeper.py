@@ -18,13 +18,14 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime import departures
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout import ray_cluster, recovery
+from longboat_runtime.rollout import pods, weight_updates
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
-from longboat_runtime.rollout.member import RESOURCE, RolloutNode, death_cause, engine_name, rollout_nodes, slots_of
+from longboat_runtime.rollout.member import engine_name, slots_of
 from longboat_runtime.rollout.protocol import FleetState
+from longboat_runtime.rollout.ray_cluster import RESOURCE, RayCluster, RolloutNode, death_cause, rollout_nodes
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -147,12 +148,14 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(ray, "nodes", made.listed)
     monkeypatch.setattr(ray, "kill", lambda actor: actor.die(RayActorError()))
-    monkeypatch.setattr(ray_cluster, "start_actor", made.start_actor)
+    monkeypatch.setattr(RayCluster, "start", made.start_actor)
     monkeypatch.setattr(departures, "asking", lambda client: [*made.asking])
     monkeypatch.setattr(departures, "let_go", lambda client, pod: made.let_go(pod))
-    for constant in ("WATCH_SECONDS", "RESTART_SECONDS", "NODE_SECONDS"):
+    for constant in ("WATCH_SECONDS", "RESTART_SECONDS"):
         monkeypatch.setattr(module, constant, 0.001)
-    monkeypatch.setattr(recovery, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(pods, "NODE_SECONDS", 0.001)
+    for constant in ("FETCH_SECONDS", "BACKOFF_SECONDS"):
+        monkeypatch.setattr(weight_updates, constant, 0.001)
     return made
 
 

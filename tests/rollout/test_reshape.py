@@ -120,11 +120,11 @@ async def test_a_reshape_onto_an_engine_with_a_stale_copy_returns_to_the_old_sha
     stale = trainer.stale_publication(step=0.005)
     difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
     assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
-    good, coarse._keeper.publication = coarse._keeper.publication, stale
+    good, coarse._keeper.updates.publication = coarse._keeper.updates.publication, stale
     failed = await coarse.reshape(2, one_by_one=False)
     assert failed.tensor_parallel == 1
     assert "log-probs of the probe differ by" in str(failed.failure)
-    coarse._keeper.publication = good
+    coarse._keeper.updates.publication = good
     await coarse.publish(replace(published(trainer), version=99))
     assert len(await serving(coarse, 2)) == 2
 

@@ -62,8 +62,8 @@ def measure(spec: RLJobSpec, console: Console) -> ProfileFile:
     from longboat_runtime.local.ray import start_ray
     from longboat_runtime.rollout.engine import engine_config
     from longboat_runtime.rollout.factory import read_model_config
-    from longboat_runtime.rollout.member import RESOURCE
     from longboat_runtime.rollout.profile import identity
+    from longboat_runtime.rollout.ray_cluster import RESOURCE
 
     config = engine_config(spec, "profile", (0,))
     model = read_model_config(config)
@@ -84,7 +84,7 @@ def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
     from longboat_runtime.rollout.engine import engine_config
     from longboat_runtime.rollout.environment import NodeDevices
     from longboat_runtime.rollout.measurement import STEPS, MeasuredEngine, filled, grid
-    from longboat_runtime.rollout.member import RESOURCE, rollout_nodes
+    from longboat_runtime.rollout.ray_cluster import RESOURCE, rollout_nodes
 
     (node,) = rollout_nodes(ray.nodes()).values()
     config = engine_config(spec, f"profile-{size}", tuple(range(size)))

@@ -14,12 +14,13 @@ from typing import Any
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load, PodLoad
-from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, death_cause
+from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
-from longboat_runtime.rollout.ray_cluster import RayCluster
+from longboat_runtime.rollout.ray_cluster import RayCluster, death_cause
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
@@ -53,7 +54,8 @@ class RayRolloutFleet:
 
     def __init__(self, spec: RLJobSpec, store: StoreClient, cluster: RayCluster | None = None) -> None:
         self._cluster = cluster or RayCluster()
-        self._keeper = EngineKeeper(spec, store, self, self._cluster)
+        self._tasks = BackgroundTasks()
+        self._keeper = EngineKeeper(spec, store, self, self._cluster, self._tasks)
         self._router = Router()
         self._waiting: dict[SampleId, SampleRequest] = {}
         self._running: dict[SampleId, SampleRequest] = {}
@@ -62,7 +64,6 @@ class RayRolloutFleet:
         self._moved: dict[SampleId, str] = {}
         self._events: list[FleetReport] = []
         self._publishing = False
-        self._calls: set[asyncio.Task[None]] = set()
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Requests wait here until an engine serves. One that no engine can take makes `finished` raise ValueError."""
@@ -74,7 +75,7 @@ class RayRolloutFleet:
         """Aborts samples: running ones come back with their tokens, waiting ones with what they had before; others are passed over."""
         self._moving.difference_update(ids)
         for engine, samples in self._router.engines_of(ids).items():
-            self._call(self._abort_in(self._keeper.members[engine], samples))
+            self._tasks.spawn(self._abort_in(self._keeper.members[engine], samples))
         for sample in ids:
             self._moved.pop(sample, None)
         self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
@@ -87,8 +88,8 @@ class RayRolloutFleet:
             self._router.drain(engine)
             if running := self._router.running(engine):
                 self._moving.update(running)
-                self._call(self._abort_in(self._keeper.members[engine], running))
-        return self._keeper.until(lambda: not any(self._router.running(engine) for engine in draining))
+                self._tasks.spawn(self._abort_in(self._keeper.members[engine], running))
+        return self._tasks.until(lambda: not any(self._router.running(engine) for engine in draining))
 
     def undrain(self, engines: Collection[str]) -> None:
         """Takes one call of `drain` back, also one that hasn't returned and never will."""
@@ -107,7 +108,7 @@ class RayRolloutFleet:
     @property
     def pods(self) -> Mapping[str, PodLoad]:
         """See protocol.RolloutFleet."""
-        loads = dict.fromkeys(self._keeper.state.pods, PodLoad(0, 0))
+        loads = dict.fromkeys(self._keeper.pods.names, PodLoad(0, 0))
         for member in self._keeper.members.values():
             if (load := loads.get(member.slot.node.pod)) is not None:
                 running = len(self._router.running(member.name))
@@ -118,13 +119,13 @@ class RayRolloutFleet:
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         """See protocol.RolloutFleet."""
         before, seconds = self._keeper.tensor_parallel, dict.fromkeys(ReshapePhase, 0.0)
-        nodes, done = self._keeper.nodes, []
+        nodes, done = [*self._keeper.pods.staying], []
         with self._keeper.reshaping():
             self._keeper.tensor_parallel = tensor_parallel
             try:
                 for group in [[node] for node in nodes] if one_by_one else [nodes]:
                     done += group
-                    await self._reshape([node for node in group if node in self._keeper.nodes], seconds)
+                    await self._reshape([node for node in group if node in self._keeper.pods.staying], seconds)
             except ReshapeFailed as failed:
                 self._keeper.tensor_parallel = before
                 await self._keeper.end_engines(done)
@@ -138,7 +139,7 @@ class RayRolloutFleet:
         The old ones end before others start on their devices. Adds the seconds of each phase that succeeds, and logs its beginning.
         Raises ReshapeFailed.
         """
-        engines = self._keeper.engines_of(nodes)
+        engines = self._keeper.members.in_nodes(nodes)
         pods = sorted({member.slot.node.pod for member in engines})
         subject = pods[0] if len(pods) == 1 else f"{len(pods)} pods"
 
@@ -160,7 +161,7 @@ class RayRolloutFleet:
 
     async def finished(self) -> list[FleetReport]:
         self._keeper.watch()
-        await self._keeper.until(lambda: bool(self._events))
+        await self._tasks.until(lambda: bool(self._events))
         events, self._events = self._events, []
         return events
 
@@ -168,12 +169,12 @@ class RayRolloutFleet:
         """Waits until there is an engine to publish to. Engines that are still starting get the publication when they are up."""
         self._keeper.watch()
         began = time.monotonic()
-        self._keeper.publication = publication
+        self._keeper.updates.publication = publication
         await self.wait_started(1)
-        members = self._keeper.started
+        members = self._keeper.members.started
         self._publishing = True
         try:
-            await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
+            await asyncio.gather(*(self._keeper.updates.update(member, publication) for member in members))
         finally:
             self._publishing = False
             self._dispatch()
@@ -191,7 +192,7 @@ class RayRolloutFleet:
 
     async def changed(self, previous: FleetState) -> FleetState:
         self._keeper.watch()
-        await self._keeper.until(lambda: self._keeper.state != previous)
+        await self._tasks.until(lambda: self._keeper.state != previous)
         return self._keeper.state
 
     @property
@@ -204,14 +205,14 @@ class RayRolloutFleet:
 
     @property
     def calibrations(self) -> Mapping[str, float]:
-        return self._keeper.calibrations
+        return self._keeper.updates.calibrations
 
     def calibrate(self, calibrations: Mapping[str, float]) -> None:
-        self._keeper.calibrations.update(calibrations)
+        self._keeper.updates.calibrations.update(calibrations)
 
     async def loads(self) -> dict[str, Load]:
         """Returns the loads since the last call, by name, of the engines that are up and answer."""
-        return await self._ask("take_load", self._keeper.started)
+        return await self._ask("take_load", self._keeper.members.started)
 
     async def stacks(self) -> dict[str, str]:
         """Returns the stacks of all threads of each engine's actor that answers, also of one that is still starting."""
@@ -220,12 +221,13 @@ class RayRolloutFleet:
     async def wait_started(self, engines: int) -> None:
         """Waits until so many engines are up. A run can be repeated bit for bit only if each round has the same engines."""
         self._keeper.watch()
-        await self._keeper.until(lambda: len(self._keeper.started) >= engines)
+        await self._tasks.until(lambda: len(self._keeper.members.started) >= engines)
 
     async def close(self) -> None:
         """Ends all engines; what runs in them is forgotten."""
-        await self._ask("shutdown", self._keeper.started)
-        await self._keeper.close()
+        await self._ask("shutdown", self._keeper.members.started)
+        await self._tasks.close()
+        self._keeper.close()
 
     # Calls of the keeper
 
@@ -269,7 +271,7 @@ class RayRolloutFleet:
         self._running.update(requests)
         for engine, ids in self._router.route(list(requests)).items():
             self._report_moves([requests[sample] for sample in ids if sample in self._moved], engine)
-            self._call(self._submit_to(self._keeper.members[engine], [requests[sample] for sample in ids]))
+            self._tasks.spawn(self._submit_to(self._keeper.members[engine], [requests[sample] for sample in ids]))
 
     def _report_moves(self, requests: Sequence[SampleRequest], target: str) -> None:
         self._report(
@@ -279,17 +281,12 @@ class RayRolloutFleet:
             ]
         )
 
-    def _call(self, call: Any) -> None:
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-
     async def _submit_to(self, member: Member, requests: Sequence[SampleRequest]) -> None:
         async with self._in_turn(member):
             try:
                 lost = await member.actor.submit.remote(requests)
             except ValueError as error:
-                self._keeper.fail(error)
+                self._tasks.fail(error)
             except UpdateFailed as failed:
                 self._lose(member.name, [request.id for request in requests], failed.reason)
             else:
@@ -336,7 +333,7 @@ class RayRolloutFleet:
 
     def _report(self, events: Sequence[FleetReport]) -> None:
         self._events += events
-        self._keeper.tell()
+        self._tasks.tell()
 
     async def _ask(self, method: str, members: Sequence[Member]) -> dict[str, Any]:
         """Returns the answers of engines, by name, to a call without arguments; one that fails or is late is left out."""

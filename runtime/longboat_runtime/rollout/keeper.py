@@ -5,32 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
+from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.leaving import LeavingPods
-from longboat_runtime.rollout.member import (
-    Listener,
-    Member,
-    MemberState,
-    RolloutNode,
-    Slot,
-    death_cause,
-    engine_name,
-    slots_of,
-)
+from longboat_runtime.rollout.member import Listener, Member, Members, MemberState, Slot, engine_name, slots_of
+from longboat_runtime.rollout.pods import RolloutPods
 from longboat_runtime.rollout.protocol import FleetState
-from longboat_runtime.rollout.ray_cluster import RayCluster
-from longboat_runtime.rollout.recovery import Remedy, after_refusal, all_engines_refused, refused_everywhere
+from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause
+from longboat_runtime.rollout.weight_updates import WeightUpdates
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
-from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
-from longboat_runtime.weights.publication import WeightPublication
 
 log = logging.getLogger(__name__)
 
@@ -39,192 +29,63 @@ WATCH_SECONDS = 1.0
 # Wait before an engine that died while it served is started again; each one that dies otherwise doubles it for its slot.
 RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 60.0
-# How long an engine may take to shut down when it is ended on purpose.
-SHUTDOWN_SECONDS = 10.0
-# How long after an engine's death its node is checked: when a pod ends, its engines end first.
-NODE_SECONDS = 2.0
 
 
 class EngineKeeper:
-    """Runs on the driver's loop. All waiting ends with the first failure: a SpecProblem, a lost store or a bug.
+    """Keeps engines of `tensor_parallel` devices each in nodes that stay. `deaths` counts engines that died by themselves."""
 
-    Nodes get engines of `tensor_parallel` devices each. `calibrations` are parities that the gate was calibrated by (`weights.gate`),
-    by `calibration_key`. `fetches` counts updates whose data could not be fetched, `deaths` engines that died by themselves.
-    """
-
-    def __init__(self, spec: RLJobSpec, store: StoreClient, listener: Listener, cluster: RayCluster) -> None:
-        self.members: dict[str, Member] = {}
-        self.publication: WeightPublication | None = None
-        self.calibrations: dict[str, float] = {}
+    def __init__(
+        self, spec: RLJobSpec, store: StoreClient, listener: Listener, cluster: RayCluster, tasks: BackgroundTasks
+    ) -> None:
+        self.members = Members()
+        self.pods = RolloutPods(cluster, self.members, listener, tasks)
+        self.updates = WeightUpdates(self.members, listener, cluster, tasks)
         self.tensor_parallel = spec.rollout.tensor_parallel
-        self.fetches = 0
         self.deaths = 0
         self.last_death = ""
         self._spec = spec
         self._store = store
         self._listener = listener
-        self._failure: BaseException | None = None
-        self._news = asyncio.Event()
         self._cluster = cluster
-        self._nodes: dict[str, RolloutNode] = {}
-        self._leaving = LeavingPods(self._cluster, listener, self._engines_of_pod, self._spawn, self.tell)
+        self._tasks = tasks
+        self._watching = False
         self._reshaping = False
         self._shaping: set[str] = set()
         self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._proven: set[int] = set()
-        self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def started(self) -> list[Member]:
-        """Engines that are up, serving or not."""
-        down = (MemberState.STARTING, MemberState.ENDED)
-        return [member for member in self.members.values() if member.state not in down]
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """Reasons why engines that are up refused the last publication that they got, by name."""
-        members = self.members.values()
-        return {member.name: member.problem for member in members if member.state is MemberState.REFUSED}
 
     @property
     def state(self) -> FleetState:
-        serving = sorted(member.name for member in self.members.values() if member.state is MemberState.SERVING)
-        waiting = {m.name: m.problem for m in self.started if m.state is MemberState.STARTED and m.problem}
-        pods = tuple(sorted({node.pod for node in self._nodes.values()}))
-        deaths = self.deaths, self.last_death
-        return FleetState(tuple(serving), self.refused, waiting, self.fetches, *deaths, pods, self._leaving.drained)
+        return FleetState(
+            serving=self.members.serving,
+            refused=self.members.problems(MemberState.REFUSED),
+            unreached=self.members.problems(MemberState.STARTED),
+            fetches=self.updates.fetches,
+            deaths=self.deaths,
+            last_death=self.last_death,
+            pods=self.pods.names,
+            drained=self.pods.drained,
+        )
 
     def watch(self) -> None:
         """Begins to look for rollout nodes, once."""
-        if not self._tasks:
-            self._spawn(self._watch_nodes())
-
-    def tell(self) -> None:
-        """Wakes everyone who waits in `until`."""
-        self._news.set()
-
-    def fail(self, failure: BaseException) -> None:
-        """Ends all waiting, now and later, by this error."""
-        self._failure = failure
-        self.tell()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition that changes only with `tell`. Unless it holds, raises the failure, if there is one."""
-        while not condition():
-            if self._failure is not None:
-                raise self._failure
-            self._news.clear()
-            await self._news.wait()
-
-    async def update(self, member: Member, publication: WeightPublication) -> None:
-        """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of."""
-        async with member.turn:
-            if member.tried is not publication:
-                member.tried = publication
-                await self._give(member, publication)
-
-    async def _give(self, member: Member, publication: WeightPublication) -> None:
-        calibrated = self.calibrations.get(member.calibration)
-        while True:
-            try:
-                member.parity = await member.actor.update_weights.remote(publication, calibrated)
-            except FetchFailed as failed:
-                self.fetches += 1
-                self._stop_serving(member, MemberState.STARTED, failed)
-                if member.slot.on_trial:
-                    member.slot.failed(failed.reason, unfit=False)
-                else:
-                    self._spawn(self._fetch_again(member, publication))
-                return
-            except PublicationRefused as refused:
-                member.refused = publication
-                self._stop_serving(member, MemberState.REFUSED, refused)
-                if member.slot.on_trial:
-                    member.slot.failed(refused.reason)
-                    return
-                member.slot.refusals += 1
-                self._fail_if_all_refused(publication)
-                following = after_refusal(member.slot.refusals)
-                if following.remedy is Remedy.RESTART:
-                    self._spawn(self._restart(member, following.wait))
-                    return
-                if publication is not self.publication:
-                    return  # a newer one follows
-            except (RayError, EngineDead) as error:
-                log.warning("engine %s died while it was given weights: %s", member.name, death_cause(error))
-                return
-            else:
-                member.loaded = publication
-                self._serves(member, first=calibrated is None)
-                return
-
-    def _serves(self, member: Member, *, first: bool) -> None:
-        """Notes that the engine passed the gate; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
-        if member.state is MemberState.ENDED:
-            return  # it died as soon as it had answered
-        if first:
-            key = member.calibration
-            self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
-        member.slot.refusals, member.fetches, member.problem = 0, 0, ""
-        member.state = MemberState.SERVING
-        member.slot.passed()
-        self._listener.opened(member)
-        self.tell()
-
-    def _stop_serving(self, member: Member, state: MemberState, failed: UpdateFailed) -> None:
-        log.error("%s", failed.reason)
-        member.state, member.problem, member.loaded = state, failed.reason, None
-        self._listener.stopped(member, failed.lost, failed.reason)
-        self.tell()
-
-    async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
-        """Tries again after a while, unless there is a newer publication by then, or the engine doesn't wait for this one any more."""
-        member.fetches += 1
-        await asyncio.sleep(min(RESTART_SECONDS * 2.0 ** min(member.fetches, 32), MAX_RESTART_SECONDS))
-        if self.publication is publication and member.state is MemberState.STARTED:
-            member.tried = None
-            await self.update(member, publication)
-
-    async def _restart(self, member: Member, wait: float) -> None:
-        """Ends an engine that refused, unless it has left that state after `wait` seconds; its slot starts another."""
-        await asyncio.sleep(wait)
-        async with member.turn:
-            if member.state is not MemberState.REFUSED:
-                return
-            log.warning("engine %s is restarted", member.name)
-            await self._end(member)
-
-    def _fail_if_all_refused(self, publication: WeightPublication) -> None:
-        """Ends all waiting once no engine can be expected to serve."""
-        serving = sum(member.state is MemberState.SERVING for member in self.members.values())
-        if all_engines_refused([slot.refusals for slot in self._slots.values()], serving):
-            self.fail(refused_everywhere(publication.version, self.refused))
-
-    @property
-    def nodes(self) -> list[str]:
-        """Ids of the rollout nodes that stay."""
-        return [node_id for node_id, node in self._nodes.items() if node.pod not in self._leaving]
-
-    def _engines_of_pod(self, pod: str) -> list[str]:
-        return [member.name for member in self.members.values() if member.slot.node.pod == pod]
+        if not self._watching:
+            self._watching = True
+            self._tasks.spawn(self._watch_nodes())
 
     def release(self, pods: Collection[str]) -> None:
         """See protocol.RolloutFleet."""
-        if self._leaving.name(pods):
-            self._fill()
-        self.tell()
-
-    def engines_of(self, nodes: Collection[str]) -> list[Member]:
-        """Returns the engines of these nodes, started or not."""
-        return [member for member in self.members.values() if member.slot.node.node_id in nodes]
+        self.pods.release(pods)
+        self._fill()
 
     async def end_engines(self, nodes: Collection[str]) -> None:
         """Ends the engines of these nodes and gives up their slots; returns once they are gone."""
-        self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id not in nodes}
-        members = self.engines_of(nodes)
-        await asyncio.gather(*(self._end(member) for member in members))
-        await self.until(lambda: not any(member.name in self.members for member in members))
+        for node_id in nodes:
+            for slot in self.members.slots_in(node_id):
+                del self.members.slots[slot.place]
+        members = self.members.in_nodes(nodes)
+        await asyncio.gather(*(member.end(self._cluster) for member in members))
+        await self._tasks.until(lambda: not any(member.name in self.members for member in members))
 
     async def start_engines(self, nodes: Collection[str]) -> asyncio.Future[Any]:
         """Starts engines of `tensor_parallel` devices on the free devices of these nodes, and waits until they are up.
@@ -238,52 +99,32 @@ class EngineKeeper:
         places = {slot.place for slot in slots}
 
         def up() -> bool:
-            started = {member.slot.place for member in self.started}
-            return trials.done() or all(place in started or place[0] not in self.nodes for place in places)
+            started, staying = {member.slot.place for member in self.members.started}, self.pods.staying
+            return trials.done() or all(place in started or place[0] not in staying for place in places)
 
-        trials.add_done_callback(lambda _: self.tell())
-        await self.until(up)
+        trials.add_done_callback(lambda _: self._tasks.tell())
+        await self._tasks.until(up)
         if trials.done():
             await trials
         return trials
 
     def restart_engines(self, nodes: Collection[str]) -> list[Slot]:
         """Starts engines of `tensor_parallel` devices on these nodes, as if the nodes were new."""
-        return [slot for node in nodes if node in self.nodes for slot in self._open(self._nodes[node])]
+        staying = self.pods.staying
+        return [slot for node_id in nodes if node_id in staying for slot in self._open(staying[node_id])]
 
-    async def _end(self, member: Member) -> None:
-        """Ends an engine on purpose."""
-        member.ended = True
-        with suppress(RayError, EngineDead, TimeoutError):
-            await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
-        self._cluster.kill(member.actor)
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Ends all engines at once."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for member in self.members.values():
             self._cluster.kill(member.actor)
         self.members.clear()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
     async def _watch_nodes(self) -> None:
         while True:
-            self._nodes = await self._cluster.nodes()
+            await self.pods.refresh()
             self._fill()
-            self.tell()
-            await self._leaving.hear({node.pod: node for node in self._nodes.values()})
+            self._tasks.tell()
+            await self.pods.begin_departures()
             await asyncio.sleep(WATCH_SECONDS)
 
     @contextmanager
@@ -300,22 +141,21 @@ class EngineKeeper:
         """Starts engines on the devices that none is kept on, of all nodes that stay; a node with engines of another size is reshaped."""
         if self._reshaping:
             return
-        for node_id in self.nodes:
+        for node_id, node in self.pods.staying.items():
             if not self._has_other_size(node_id):
-                self._open(self._nodes[node_id])
+                self._open(node)
             elif node_id not in self._shaping:
                 self._shaping.add(node_id)
-                self._spawn(self._shape(node_id))
+                self._tasks.spawn(self._shape(node_id))
 
     def _has_other_size(self, node_id: str) -> bool:
-        slots = [slot for slot in self._slots.values() if slot.node.node_id == node_id]
-        return any(len(slot.devices) != self.tensor_parallel for slot in slots)
+        return any(len(slot.devices) != self.tensor_parallel for slot in self.members.slots_in(node_id))
 
     async def _shape(self, node_id: str) -> None:
         """Gives a node that missed a reshape engines of the present size, unless it goes again or another reshape sees to it."""
-        engines = [member.name for member in self.engines_of([node_id])]
+        engines = [member.name for member in self.members.in_nodes([node_id])]
         await self._listener.drain(engines)
-        if self._has_other_size(node_id) and not self._reshaping and node_id in self.nodes:
+        if self._has_other_size(node_id) and not self._reshaping and node_id in self.pods.staying:
             await self.end_engines([node_id])
         else:
             self._listener.undrain(engines)
@@ -325,12 +165,11 @@ class EngineKeeper:
     def _open(self, node: RolloutNode) -> list[Slot]:
         """Starts to keep engines on those devices of the node that none is kept on."""
         wanted = slots_of(node, self.tensor_parallel, self._spec.rollout.devices_per_pod)
-        here = [slot for slot in self._slots.values() if slot.node.node_id == node.node_id]
-        taken = {device for slot in here for device in slot.devices}
+        taken = {device for slot in self.members.slots_in(node.node_id) for device in slot.devices}
         slots = [slot for slot in wanted if taken.isdisjoint(slot.devices)]
         for slot in slots:
-            self._slots[slot.place] = slot
-            self._spawn(self._keep_engine(slot))
+            self.members.slots[slot.place] = slot
+            self._tasks.spawn(self._keep_engine(slot))
         return slots
 
     async def _keep_engine(self, slot: Slot) -> None:
@@ -341,13 +180,11 @@ class EngineKeeper:
         """
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
-        while node.node_id in self.nodes and self._slots.get(slot.place) is slot:
+        while node.node_id in self.pods.staying and self.members.slots.get(slot.place) is slot:
             name = engine_name(node.pod, devices, self._starts[node.pod, devices])
             self._starts[node.pod, devices] += 1
             config = engine_config(self._spec, name, devices)
-            actor = self._cluster.start(config, node, self._store)
-            member = Member(config, actor, slot)
-            self.members[member.name] = member
+            member = self.members[name] = Member(config, self._cluster.start(config, node, self._store), slot)
             try:
                 await self._serve(member)
             except StoreUnreachable:
@@ -358,7 +195,7 @@ class EngineKeeper:
                 final = problem is not None and len(devices) not in self._proven
                 await self._remove(member, error, final=final)
                 if on_trial:
-                    if await self._node_stays(node):
+                    if await self.pods.stays(node):
                         slot.failed(f"{problem.reason}: {problem.message}" if problem else death_cause(error))
                         return
                     break
@@ -368,17 +205,17 @@ class EngineKeeper:
                 wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
                 await asyncio.sleep(wait)
         slot.passed()
-        if self._slots.get(slot.place) is slot:
-            del self._slots[slot.place]
+        if self.members.slots.get(slot.place) is slot:
+            del self.members.slots[slot.place]
 
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""
         await member.actor.start.remote()
         self._proven.add(member.config.tensor_parallel)
         member.state = MemberState.STARTED
-        self.tell()
-        if self.publication is not None:
-            await self.update(member, self.publication)
+        self._tasks.tell()
+        if self.updates.publication is not None:
+            await self.updates.update(member, self.updates.publication)
         while True:
             self._listener.finished_in(member, await member.actor.finished.remote())
 
@@ -391,7 +228,7 @@ class EngineKeeper:
         self._cluster.kill(member.actor)
         if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
-        died = not final and not member.ended and await self._node_stays(member.slot.node)
+        died = not final and not member.ended and await self.pods.stays(member.slot.node)
         if not member.ended:
             log.warning("%s", reason)
         if died:
@@ -399,11 +236,4 @@ class EngineKeeper:
             self.last_death = reason
         del self.members[member.name]
         self._listener.ended(member, reason, died=died)
-        self.tell()
-
-    async def _node_stays(self, node: RolloutNode) -> bool:
-        """Whether an engine ended alone: not with its node, whose end Ray notices a moment later, nor in a pod that has to go."""
-        await asyncio.sleep(NODE_SECONDS)
-        if node.node_id not in await self._cluster.nodes():
-            self._nodes.pop(node.node_id, None)
-        return node.node_id in self.nodes
+        self._tasks.tell()

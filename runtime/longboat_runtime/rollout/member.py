@@ -1,50 +1,27 @@
-"""An engine of a job: its devices in a rollout node, its actor, its state, and what it holds."""
+"""Engines of a job: their devices in rollout nodes, their actors, their states, and what they hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayError
 
-from longboat_runtime.rollout.actor import EngineActor
-from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.environment import NodeDevices
+from longboat_runtime.rollout.engine import EngineConfig, EngineDead
+from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode
 from longboat_runtime.samples import FinishedSample, SampleId
-from longboat_runtime.store.client import StoreClient
-from longboat_runtime.tracebacks import cause, shortened
 from longboat_runtime.weights.gate import calibration_key
 from longboat_runtime.weights.publication import WeightPublication
 
-RESOURCE = "longboat-rollout"
-POD_LABEL = "longboat.dev/pod"
+# How long an engine may take to shut down when it is ended on purpose.
+SHUTDOWN_SECONDS = 10.0
 
-
-@dataclass(frozen=True, slots=True)
-class RolloutNode:
-    """A living Ray node with devices for engines. `pod` is its pod's name, or the node's where there are no pods."""
-
-    node_id: str
-    pod: str
-    has: NodeDevices
-
-
-def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
-    """Returns the living rollout nodes among `ray.nodes()`, by node id (pure)."""
-    rollout = {}
-    for node in nodes:
-        resources = node.get("Resources", {})
-        devices = int(resources.get(RESOURCE, 0))
-        if not node.get("Alive") or devices == 0:
-            continue
-        node_id = node["NodeID"]
-        pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
-        rollout[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
-    return rollout
+# A node's id, and devices in it.
+Place = tuple[str, tuple[int, ...]]
 
 
 class MemberState(StrEnum):
@@ -71,7 +48,7 @@ class Slot:
     trial: asyncio.Future[None] | None = None
 
     @property
-    def place(self) -> tuple[str, tuple[int, ...]]:
+    def place(self) -> Place:
         return self.node.node_id, self.devices
 
     @property
@@ -145,32 +122,50 @@ class Member:
         """Engines with the same key share the bound on their parity."""
         return calibration_key(self.config.dtype, self.config.tensor_parallel)
 
+    async def end(self, cluster: RayCluster) -> None:
+        """Ends the engine on purpose."""
+        self.ended = True
+        with suppress(RayError, EngineDead, TimeoutError):
+            await asyncio.wait_for(self.actor.shutdown.remote(), SHUTDOWN_SECONDS)
+        cluster.kill(self.actor)
 
-def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
-    """Starts an actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
 
-    Ray counts the devices, and `config` says which ones they are. That decides its accelerators, too: the actor asks Ray for none.
+class Members(dict[str, Member]):
+    """The engines that haven't ended yet, by name, and the slots to keep engines in, by place.
+
+    A slot has no engine between the end of one and the start of the next. An engine whose slot is given up may take a while to end.
     """
-    return (
-        ray.remote(EngineActor)
-        .options(
-            num_cpus=0,
-            resources={RESOURCE: config.tensor_parallel},
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        )
-        .remote(config, node.has, store)
-    )
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[Place, Slot] = {}
 
-def death_cause(error: BaseException) -> str:
-    """Returns what an actor's end is due to, in one line: by the traceback that Ray's error carries, if it carries one.
+    @property
+    def started(self) -> list[Member]:
+        """Engines that are up, serving or not."""
+        down = (MemberState.STARTING, MemberState.ENDED)
+        return [member for member in self.values() if member.state not in down]
 
-    Otherwise the last line that isn't indented by a tab, as details of the actor are; of an error that says nothing, its type.
-    """
-    text = str(error)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
-    return cause(text) or (shortened(lines[-1]) if lines else type(error).__name__)
+    @property
+    def serving(self) -> tuple[str, ...]:
+        """Names of the engines that serve, sorted."""
+        return tuple(sorted(member.name for member in self.values() if member.state is MemberState.SERVING))
+
+    def problems(self, state: MemberState) -> Mapping[str, str]:
+        """Returns why engines in this state don't serve, by name, as far as they have a problem."""
+        return {member.name: member.problem for member in self.values() if member.state is state and member.problem}
+
+    def in_pod(self, pod: str) -> list[str]:
+        """Returns the names of a pod's engines."""
+        return [member.name for member in self.values() if member.slot.node.pod == pod]
+
+    def in_nodes(self, nodes: Collection[str]) -> list[Member]:
+        """Returns the engines of these nodes, started or not."""
+        return [member for member in self.values() if member.slot.node.node_id in nodes]
+
+    def slots_in(self, node_id: str) -> list[Slot]:
+        """Returns the slots of a node."""
+        return [slot for slot in self.slots.values() if slot.node.node_id == node_id]
 
 
 class Drains(Protocol):

@@ -1,21 +1,62 @@
-"""Gives an engine keeper what it needs of the job's Ray cluster: rollout nodes, actors on them, and the pods that ask to go."""
+"""The job's Ray cluster, as far as rollout needs it: nodes, engines' actors on them, and the pods that ask to go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import internal_kv_get_gcs_client
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_runtime import departures
+from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.member import RolloutNode, death_cause, rollout_nodes, start_actor
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.tracebacks import cause, shortened
 
 log = logging.getLogger(__name__)
+
+RESOURCE = "longboat-rollout"
+POD_LABEL = "longboat.dev/pod"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNode:
+    """A living Ray node with devices for engines. `pod` is its pod's name, or the node's where there are no pods."""
+
+    node_id: str
+    pod: str
+    has: NodeDevices
+
+
+def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
+    """Returns the living rollout nodes among `ray.nodes()`, by node id (pure)."""
+    rollout = {}
+    for node in nodes:
+        resources = node.get("Resources", {})
+        devices = int(resources.get(RESOURCE, 0))
+        if not node.get("Alive") or devices == 0:
+            continue
+        node_id = node["NodeID"]
+        pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
+        rollout[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
+    return rollout
+
+
+def death_cause(error: BaseException) -> str:
+    """Returns what an actor's end is due to, in one line: by the traceback that Ray's error carries, if it carries one.
+
+    Otherwise the last line that isn't indented by a tab, as details of the actor are; of an error that says nothing, its type.
+    """
+    text = str(error)
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return cause(text) or (shortened(lines[-1]) if lines else type(error).__name__)
 
 
 class RayCluster:
@@ -45,8 +86,20 @@ class RayCluster:
             )
 
     def start(self, config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
-        """Starts an actor on that node, without an engine yet."""
-        return start_actor(config, node, store)
+        """Starts an actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
+
+        Ray counts the devices, and `config` says which ones they are. That decides its accelerators, too: the actor asks Ray for none.
+        """
+        return (
+            ray.remote(EngineActor)
+            .options(
+                num_cpus=0,
+                resources={RESOURCE: config.tensor_parallel},
+                max_restarts=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            )
+            .remote(config, node.has, store)
+        )
 
     def kill(self, actor: Any) -> None:
         """Ends an actor's process at once."""

@@ -4,29 +4,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.rollout.recovery import (
+from longboat_runtime.rollout.weight_updates import (
     EXHAUSTED,
     MAX_BACKOFF_SECONDS,
-    NextTry,
-    Remedy,
-    after_refusal,
     all_engines_refused,
     refused_everywhere,
+    seconds_to_restart,
 )
 
 
 def test_the_publication_again_then_a_restart_then_restarts_with_pauses() -> None:
-    tries = [after_refusal(number) for number in range(1, 6)]
-    assert tries[0] == NextTry(Remedy.RESEND)
-    assert tries[1] == NextTry(Remedy.RESTART)
-    assert [one.remedy for one in tries[2:]] == [Remedy.RESTART] * 3
-    waits = [one.wait for one in tries[2:]]
+    again, restart, *waits = [seconds_to_restart(number) for number in range(1, 6)]
+    assert (again, restart) == (None, 0.0)
     assert 0 < waits[0] < waits[1] < waits[2]
 
 
-@given(st.integers(1, 10**9))
+@given(st.integers(2, 10**9))
 def test_pauses_never_shrink_and_have_a_bound(refusals: int) -> None:
-    assert after_refusal(refusals).wait <= after_refusal(refusals + 1).wait <= MAX_BACKOFF_SECONDS
+    assert seconds_to_restart(refusals) <= seconds_to_restart(refusals + 1) <= MAX_BACKOFF_SECONDS
 
 
 def test_there_is_hope_while_one_serves_or_one_has_not_been_restarted() -> None:
