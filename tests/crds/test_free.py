@@ -114,7 +114,7 @@ def accepted_changes(root: Path) -> None:
     async def accepted() -> None:
         driver = site.driver()
         settling = asyncio.create_task(driver._changes.settle(differences(read(saved.state), site.digests), saved))
-        edits = asyncio.create_task(driver._edits())
+        edits = asyncio.gather(driver._edits(), site.reporter.run())
         await until(lambda: site.broker.status.problem is not None, settling)
         site.broker.edit(checkpoint={"accept_changes": [TrainingInput.MODEL]})
         await settling
