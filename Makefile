@@ -97,6 +97,7 @@ lint: setup ## Check style, types, import contracts and fragments of the changel
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m tests.support.lint_waits
 	$(PYTHON) -m tests.support.lint_english
+	$(PYTHON) -m tests.support.lint_owners
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
 	@changes=$$($(PYTHON) -m towncrier build --draft --version next 2>&1) || { echo "$$changes"; exit 1; }

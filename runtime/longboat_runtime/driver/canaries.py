@@ -50,7 +50,7 @@ class Canaries(Observer):
             log.info("rewards without a canary, which would show whether they tell right from wrong", rewards=without)
 
     def on(self, entry: Entry, before: GroupRecord | None) -> None:
-        """With the first response of a round, checks the canaries that are due, on rows of prompts that have been launched."""
+        """Checks the canaries that are due with the first response of a round, on rows of prompts that have been launched."""
         match entry.body:
             case events.Generated() if self._due:
                 self._launched(self._view.step, self._view.groups)

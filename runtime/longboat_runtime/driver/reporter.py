@@ -180,8 +180,7 @@ class NotedRecords:
 
     def forget_after(self, step: int) -> None:
         """Forgets the rounds of later steps."""
-        kept = [summary for summary in self.rounds if summary.step <= step]
-        self.rounds = deque(kept, maxlen=RECENT_ROUNDS)
+        self.rounds = deque((summary for summary in self.rounds if summary.step <= step), maxlen=RECENT_ROUNDS)
 
     def text(self, metric: str, form: str) -> str | None:
         """Formats a metric; None if no record had it."""

@@ -36,9 +36,8 @@ class SampleData:
 
     def discard(self, samples: Collection[SampleId]) -> None:
         """Says that the driver has no use for these samples any more."""
-        held = {sample for sample in samples if sample in self._holds}
-        self._discarded |= held
-        self._delete([sample for sample in samples if sample not in held])
+        self._discarded.update(sample for sample in samples if sample in self._holds)
+        self._delete([sample for sample in samples if sample not in self._holds])
 
     def _delete(self, samples: list[SampleId]) -> None:
         if samples:
