@@ -12,6 +12,7 @@ from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
+from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.loop import Driver
@@ -19,8 +20,9 @@ from longboat_runtime.driver.main import superseded
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.resume import load, restore
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.rounds import measurements
 from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import manifests, trained, until
+from tests.driver.runs import history, manifests, trained, until
 
 INPUTS = {
     TrainingInput.MODEL: {"config.json": "1" * 32},
@@ -255,3 +257,14 @@ async def test_where_the_spec_can_not_be_edited_the_run_ends(tmp_path: Path) -> 
     assert (problem.reason, problem.field) == (Reason.CHECKPOINT_MISMATCH, "spec.checkpoint.acceptChanges")
     assert "Tokenizer: chat template has changed" in problem.message
     assert Stage.START not in site.reporter.stages.active
+
+
+async def test_other_edits_are_followed_once_the_job_resumes(tmp_path: Path) -> None:
+    site = await first_run(tmp_path)
+    change(site, "Data")
+    _, running = await waiting(site)
+    site.broker.edit(rollout={"parallelism": ParallelismSpec(mode=ParallelismMode.ADAPTIVE, max_tensor_parallel=1)})
+    await turns()
+    site.broker.edit(checkpoint={"accept_changes": [TrainingInput.DATA]})
+    assert await running is RunOutcome.DONE
+    assert measurements.ShapesAllowed((1,), 1) in history(site)

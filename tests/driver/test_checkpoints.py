@@ -267,3 +267,14 @@ async def test_a_write_that_hangs_is_a_stage_of_its_own(tmp_path: Path) -> None:
     assert site.reporter.stages.stuck(100).keys() == {Stage.GENERATE, Stage.WRITE}
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_driver_that_is_stopped_reports_the_checkpoint_that_it_saved_last(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(checkpoint={"every_steps": 5}))
+    driver = site.driver()
+    site.fleet.hang = {SampleId(0, 2, 0, 0)}
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.step == 1 and site.fleet.running.keys() == site.fleet.hang, running)
+    driver.stop()
+    assert await running is RunOutcome.STOPPED
+    assert site.broker.status.checkpoint.step == 1

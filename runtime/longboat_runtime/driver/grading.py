@@ -41,8 +41,10 @@ class Grading(Observer):
                 self._errors[group.round if group else self._view.last_round] += 1
                 self._problems.put(Reason.GRADER_ERRORS, "spec.rewards", _error(sample, message))
             case events.StepStarted(round=number):
-                grades = self._view.rounds[number].grades
-                if grades and grades.keys() <= {*UNSCORED}:
+                round_ = self._view.rounds[number]
+                # A group that was carried over may have been graded in an earlier round.
+                scored = any(self._view.groups[prompt].counted_ids for prompt in round_.kept)
+                if not scored and round_.grades and round_.grades.keys() <= {*UNSCORED}:
                     last = self._problems.get(Reason.GRADER_ERRORS)
                     why = (
                         f"its last error: {last.message}" if last else "every function returned None for every sample."

@@ -101,10 +101,13 @@ class Reporter(Observer):
         self.stages.news.set()
 
     async def run(self) -> None:
-        """Writes the status whenever there is news, forever."""
-        while True:
-            await self.stages.news.wait()
-            self.stages.news.clear()
+        """Writes the status whenever there is news, and once more at the end: the last news may have come with it."""
+        try:
+            while True:
+                await self.stages.news.wait()
+                self.stages.news.clear()
+                self.publish()
+        finally:
             self.publish()
 
     def set_state(self, state: TrainingState, fatal: Problem | None = None) -> None:

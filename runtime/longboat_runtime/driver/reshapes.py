@@ -17,6 +17,7 @@ from longboat_runtime.driver.observer import Observer
 from longboat_runtime.driver.resume import Restored
 from longboat_runtime.driver.shape_plan import read_shapes
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import measurements
 from longboat_runtime.rounds.events import Entry
 from longboat_runtime.rounds.records import GroupRecord
@@ -40,6 +41,8 @@ class Reshapes(Observer):
         self._working: asyncio.Task[None] | None = None
         self._waiting = False
         self._present: int | None = None
+        # Profiles that edits name, which may come before the driver has restored its state.
+        self._profiles: dict[str, Profile] = {}
         previous = context.broker.previous.training
         self._reshapes: deque[ReshapeSummary] = deque((previous and previous.reshapes) or (), maxlen=RECENT_RESHAPES)
 
@@ -47,6 +50,8 @@ class Reshapes(Observer):
         """Follows the restored plan; engines have been started already (`starting_shape`)."""
         self._view, self._plan = restored.run_state.view, restored.run_state.shapes
         self._present = self._plan.present
+        self._plan.profiles |= self._profiles
+        self._profiles = self._plan.profiles
 
     async def edit(self, spec: RLJobSpec) -> None:
         """Follows an edit of `rollout.parallelism`, from the next round on.
@@ -66,7 +71,7 @@ class Reshapes(Observer):
         self._problems.clear(Reason.PROFILE_INVALID)
         self._spec = edited
         if parallelism.profile and profile:
-            self._plan.profiles[parallelism.profile] = profile
+            self._profiles[parallelism.profile] = profile
         self._context.inbox.put_nowait(measurements.ShapesAllowed(bounds.sizes, bounds.start, parallelism.profile))
 
     def on(self, entry: Entry, before: GroupRecord | None) -> None:
