@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.status import LINE_LENGTH, RewardGrading
+from longboat_runtime.driver.batch import Batch
 from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.observer import Observer
 from longboat_runtime.driver.resume import Restored
@@ -22,7 +23,7 @@ from longboat_runtime.status_fragment import Problems, StatusFragment
 class Grading(Observer):
     """Reports errors of graders until a round without one is trained and none is open that has met one. Ends a job of which none is scored."""
 
-    watches = (events.Graded, events.StepStarted, events.StepCommitted)
+    watches = (events.Graded, events.StepCommitted)
 
     def __init__(self, context: Context) -> None:
         self._context, self._rewards = context, context.components.rewards
@@ -34,26 +35,27 @@ class Grading(Observer):
         self._view, self._timeouts = restored.run_state.view, restored.run_state.timeouts
 
     def on(self, entry: Entry, before: GroupRecord | None) -> None:
-        """Notes an error, or that a round's has been trained. Raises SpecProblem if none of its samples could be graded."""
+        """Notes an error, or that the errors of a round have been trained."""
         match entry.body:
             case events.Graded(sample=sample, kind=GradeKind.GRADER_ERROR, message=message):
                 group = self._view.groups.get(sample.prompt)
                 self._errors[group.round if group else self._view.last_round] += 1
                 self._problems.put(Reason.GRADER_ERRORS, "spec.rewards", _error(sample, message))
-            case events.StepStarted(round=number):
-                round_ = self._view.rounds[number]
-                # A group that was carried over may have been graded in an earlier round.
-                scored = any(self._view.groups[prompt].counted_ids for prompt in round_.kept)
-                if not scored and round_.grades and round_.grades.keys() <= {*UNSCORED}:
-                    last = self._problems.get(Reason.GRADER_ERRORS)
-                    why = (
-                        f"its last error: {last.message}" if last else "every function returned None for every sample."
-                    )
-                    text = f"No sample of the round could be graded. Fix the reward function; {why}"
-                    raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", text)
             case events.StepCommitted(round=number):
-                if not self._errors.pop(number, 0) and not self._errors:
+                trained = [round_ for round_ in self._errors if round_ <= number]
+                for round_ in trained:
+                    del self._errors[round_]
+                if not trained and not self._errors:
                     self._problems.clear(Reason.GRADER_ERRORS)
+
+    async def before_commit(self, round_: int, batch: Batch) -> None:
+        """Raises SpecProblem if no sample of the round could be graded."""
+        grades = self._view.rounds[round_].grades
+        if not batch.records and grades and grades.keys() <= {*UNSCORED}:
+            last = self._problems.get(Reason.GRADER_ERRORS)
+            why = f"its last error: {last.message}" if last else "every function returned None for every sample."
+            text = f"No sample of the round could be graded. Fix the reward function; {why}"
+            raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", text)
 
     async def metrics(self, step: int) -> Mapping[str, float]:
         """Returns the limits that are learned, and puts them into the status."""
