@@ -58,10 +58,11 @@ class Driver:
         context = open_context(job, components, broker, reporter.stages, reporter.reports, clock)
         self._context, self._inbox = context, context.inbox
         self._changes = Changes(context)
-        self._observers = Observers([reporter, self._changes, *(make(context) for make in observers)])
+        parts = [self._changes, *(make(context) for make in observers)]
+        self._observers = Observers([reporter, *parts])
         self._flow = SampleFlow(context)
         self._steps = Steps(context, self._observers)
-        reporter.sources += [self._steps, self._changes, *self._observers]
+        reporter.sources += [self._steps, *parts]
         self._starting: asyncio.Task[Restored] | None = None
         self._interrupted: RunOutcome | None = None
         self._generating = False
@@ -78,12 +79,15 @@ class Driver:
             background.cancel()
         idle = self._idle_problem() if outcome is RunOutcome.IDLE else None
         if outcome in (RunOutcome.DONE, RunOutcome.IDLE) and self._job.spec.checkpoint.export:
+            reporting = asyncio.create_task(self._reporter.run())
             try:
                 await self._steps.export_last()
             except SpecProblem as problem:
                 if idle is None:
                     raise
                 raise SpecProblem(idle.reason, idle.field, f"{idle.message} {problem.message}") from problem
+            finally:
+                reporting.cancel()
         if idle is not None:
             raise idle
         if outcome is not RunOutcome.STOPPED:
