@@ -57,7 +57,7 @@ def _read(model: type[Part], value: Any) -> Part | None:
 def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since_demand: float) -> float | None:
     """Returns the seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
-    A change of state, step, incarnation (or the request for one), accuracy, checkpoint or problem is written immediately. So is a demand
+    A change of state, step, incarnation (or the request for one), accuracy, checkpoint or reason of the problem is written at once. So is a demand
     with another number (see `demand`), but not within DEMAND_INTERVAL of the last such write, which was `since_demand` seconds ago.
     Other changes are written once the last write is QUIET_INTERVAL old. A change of the time alone counts as none.
     """
@@ -89,4 +89,6 @@ def _without_time(status: DriverStatus) -> DriverStatus:
 def _urgent(status: DriverStatus) -> tuple[object, ...]:
     training, demand = status.training, status.demand
     progress = training and (training.incarnation, training.state, training.step, training.accuracy)
-    return progress, demand and demand.incarnation_request, status.checkpoint, status.problem
+    # Each error of a grader has a message of its own: not every one is worth a request.
+    problem = status.problem and (status.problem.reason, status.problem.field, status.problem.fatal)
+    return progress, demand and demand.incarnation_request, status.checkpoint, problem
