@@ -33,9 +33,9 @@ class Audits(Observer):
         self._source, self._inbox = context.components.source, context.inbox
         self._problems = Problems(context.news)
         self._view: View | None = None
+        self._length_bias: str | None = None
+        self._audit_rounds: str | None = None
         before = context.broker.previous.training
-        self._length_bias = before.length_bias if before else None
-        self._audit_rounds = before.audit_rounds if before else None
         domains = (before and before.domains) or ()
         self._domain_bias = {training.domain: training.length_bias for training in domains if training.length_bias}
 

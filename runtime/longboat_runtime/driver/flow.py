@@ -41,7 +41,7 @@ class SampleFlow:
 
     def __init__(self, context: Context) -> None:
         self._components, self._stages, self._inbox = context.components, context.stages, context.inbox
-        self._background, self._data, self._held_out = context.background, context.data, context.held_out
+        self._held_out = context.held_out
         self._task_rewards, job = context.task_rewards, context.job
         self._seed, self._sampling, self._rewards = job.spec.rounds.seed, job.sampling, job.spec.rewards
         self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()

@@ -21,12 +21,15 @@ from longboat_runtime.status_fragment import Problems, StatusFragment
 
 
 class Grading(Observer):
-    """Reports errors of graders until a round without one is trained and none is open that has met one. Ends a job of which none is scored."""
+    """Reports errors of graders until a round without one is trained and no open round has any.
+
+    Ends the job if no sample of a round could be graded.
+    """
 
     watches = (events.Graded, events.StepCommitted)
 
     def __init__(self, context: Context) -> None:
-        self._context, self._rewards = context, context.components.rewards
+        self._rewards = context.components.rewards
         self._problems = Problems(context.news)
         self._errors: Counter[int] = Counter()
         self._status: list[RewardGrading] | None = None

@@ -75,7 +75,8 @@ class RunState:
     form periods (`audited`), since otherwise they would never be dropped; what open rounds ask of engines (`works`, which ends with its
     driver); and learned timeouts, if any are. Measurements go to the plan of engines' `shapes`. None of these reads another.
 
-    `evaluated` is the last evaluation, which follows the commit of its step. `late_events` counts reported events that had no effect; they get no number and aren't logged.
+    `evaluated` is the last evaluation, which follows the commit of its step. `late_events` counts reported events that had no effect;
+    they get no number and aren't logged.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The trainer's work for each step, one task at a time: chunks, train, publish and evaluate, save, report.
+"""The trainer's work for each step, one task at a time: chunks, train, publish, save, export, report.
 
 A checkpoint is copied in turn and written in the background while the next steps run.
 """
