@@ -1,7 +1,4 @@
-"""Datasets as users bring them: the prompts they give, and the errors when something is wrong.
-
-Over 400 lines: all of it is about one class.
-"""
+"""Datasets as users bring them: the prompts they give, and the errors when something is wrong."""
 
 import gzip
 import json

@@ -1,7 +1,4 @@
-"""Components in memory: deterministic engines, graders and a trainer, with failures on request.
-
-Over 400 lines: a fake for each component that a driver talks to, all on the same site.
-"""
+"""Components in memory: deterministic engines, graders and a trainer, with failures on request."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
 runs so many jobs, each with other moments, and prints how many ran under each policy, and what happened. All but the engines' computing
 is real: driver, fleet, keeper. A job's policy and seed repeat it, as far as no timer intervenes.
-
-Over 400 lines: engines, pods, what happens to them and what must hold afterwards only make sense together.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from longboat_runtime.driver.observer import Observer
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.eventlog import end_of, surviving
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.samples import LostSample, SampleId
@@ -79,6 +80,28 @@ async def until(condition: Callable[[], bool], driver_task: asyncio.Task) -> Non
     while not condition():
         assert not driver_task.done(), driver_task.exception()
         await asyncio.sleep(0)
+
+
+# Preemptions of a round, more than it has responses.
+MANY = 100
+
+
+def with_loads(site: Site) -> Site:
+    """Its engines have been busy in each round."""
+    made = site.driver
+
+    def driver(*arguments: Any, **named: Any) -> Any:
+        started = made(*arguments, **named)
+
+        async def loads() -> dict[str, Load]:
+            size = site.fleet.tensor_parallel
+            return {f"engine-{i}": Load(size, preemptions=MANY, generated_tokens=100) for i in range(4 // size)}
+
+        site.fleet.loads = loads
+        return started
+
+    site.driver = driver
+    return site
 
 
 # The response that hangs in `held`.

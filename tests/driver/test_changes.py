@@ -193,7 +193,7 @@ async def test_what_was_learned_of_grading_times_is_forgotten_with_other_rows_or
     site.spec = spec.model_copy(update={"rewards": [reward]})
     driver = site.driver()
     loaded = await load(driver._job, driver._components)
-    restored = await restore(driver._job, driver._components, loaded, driver._context.task_rewards)
+    restored = await restore(driver._job, driver._components, loaded)
     forgotten = restored.run_state.timeouts.to_snapshot()["rewards"] != learned
     assert forgotten is (name in ("Data", "Rewards"))
 

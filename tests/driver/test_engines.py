@@ -131,7 +131,7 @@ async def test_weights_that_no_engine_can_fetch_are_published_again(tmp_path: Pa
         await asyncio.sleep(0)
     assert site.fleet.published == [0], "another engine serves"
     site.fleet.set_state(FleetState((), unreached={"a": "no route to host"}, fetches=2))
-    await until(lambda: site.fleet.published == [0, 0] and driver._steps._republishing.done(), running)
+    await until(lambda: site.fleet.published == [0, 0] and not driver._steps._republishing, running)
     site.fleet.set_state(FleetState((), unreached={"a": "no route to host"}, fetches=3))
     await until(lambda: site.fleet.published == [0, 0, 0], running)
     site.broker.suspend()

@@ -12,7 +12,6 @@ from longboat_runtime.driver import shape_plan
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.reward.timeouts import LearnedTimeouts
-from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rounds import measurements
@@ -22,9 +21,9 @@ from longboat_runtime.rounds.policies import races_per_period
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.view import View
 from tests.driver.fakes import FakeSource, Site, make_spec
-from tests.driver.runs import history, manifests
+from tests.driver.runs import history, manifests, with_loads
 from tests.driver.test_learned_timeouts import REWARD
-from tests.driver.test_reshapes import ADAPTIVE, MANY, TimedSite
+from tests.driver.test_reshapes import ADAPTIVE, TimedSite
 
 SIZES = Bounds((1, 2, 4), 1)
 
@@ -58,14 +57,7 @@ async def test_a_manifest_is_of_the_moment_of_its_commit(
     spec = make_spec(policy=policy, steps=12, checkpoint={"every_steps": 1, "keep": 20})
     rollout = spec.rollout.model_copy(update={"parallelism": ADAPTIVE})
     site = TimedSite(tmp_path, spec.model_copy(update={"rollout": rollout, "rewards": [REWARD]}))
-    driver = site.driver()
-
-    async def loads() -> dict[str, Load]:
-        size = site.fleet.tensor_parallel
-        return {f"engine-{number}": Load(size, preemptions=MANY, generated_tokens=100) for number in range(4 // size)}
-
-    site.fleet.loads = loads  # type: ignore[method-assign]
-    assert await driver.run() is RunOutcome.DONE
+    assert await with_loads(site).driver().run() is RunOutcome.DONE
     assert any(isinstance(body, measurements.Reshaped) for body in history(site))
     states = manifests(tmp_path)
     assert len(states) == 12

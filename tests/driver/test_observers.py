@@ -17,7 +17,6 @@ from longboat_runtime.driver.observer import Observer
 from longboat_runtime.driver.observers import OBSERVERS
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.metrics.record import read_records
-from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.events import Entry
@@ -25,8 +24,8 @@ from longboat_runtime.rounds.records import GroupRecord
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.status_fragment import Problems, StatusFragment
 from tests.driver.fakes import Crash, Site, make_spec
-from tests.driver.runs import history, trained
-from tests.driver.test_reshapes import ADAPTIVE, MANY, TimedSite
+from tests.driver.runs import history, trained, with_loads
+from tests.driver.test_reshapes import ADAPTIVE, TimedSite
 
 
 class Noted(Observer):
@@ -63,24 +62,6 @@ class Noted(Observer):
 
     async def close(self) -> None:
         self.calls.append(("close",))
-
-
-def with_loads(site: Site) -> Site:
-    """Its engines have been busy in each round."""
-    made = site.driver
-
-    def driver(*arguments: Any, **named: Any) -> Any:
-        started = made(*arguments, **named)
-
-        async def loads() -> dict[str, Load]:
-            size = site.fleet.tensor_parallel
-            return {f"engine-{i}": Load(size, preemptions=MANY, generated_tokens=100) for i in range(4 // size)}
-
-        site.fleet.loads = loads  # type: ignore[method-assign]
-        return started
-
-    site.driver = driver  # type: ignore[method-assign]
-    return site
 
 
 async def test_an_observer_sees_what_it_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,11 @@ from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import ReshapeReport
 from longboat_runtime.rounds import events, measurements
 from longboat_runtime.samples import FinishedSample, LostSample
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import FakeFleet, FakeTrainer, Site, make_spec
-from tests.driver.runs import history, manifests
+from tests.driver.runs import MANY, history, manifests
 
 ADAPTIVE = ParallelismSpec(mode=ParallelismMode.ADAPTIVE)
-# Preemptions of a round, more than it has responses.
-MANY = 100
 DEVICES = 4
 
 
@@ -144,6 +144,35 @@ async def test_a_reshape_waits_for_a_publication_that_can_be_fetched(
     assert started < bodies.index(body) < published, (
         "engines have the next weights, and the round waits for their shape"
     )
+
+
+async def test_off_policy_steps_go_on_beside_a_reshape_that_waited_for_a_publication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, trained = [False], asyncio.Event()
+    train, reshape = FakeTrainer.train, FakeFleet.reshape
+    begun: list[int] = []
+
+    async def holds(self: FakeTrainer) -> bool:
+        return answers.pop() if answers else self.holds
+
+    async def training(self: FakeTrainer, request: TrainRequest) -> TrainReport:
+        if begun:
+            trained.set()
+        return await train(self, request)
+
+    async def reshaping(self: FakeFleet, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
+        begun.append(tensor_parallel)
+        await trained.wait()
+        return await reshape(self, tensor_parallel, one_by_one=one_by_one)
+
+    monkeypatch.setattr(FakeTrainer, "holds_publication", holds)
+    monkeypatch.setattr(FakeTrainer, "train", training)
+    monkeypatch.setattr(FakeFleet, "reshape", reshaping)
+    site = site_of(tmp_path, policy="BoundedAsync", max_staleness=1, steps=8)
+    await run(site, *[MANY] * 50)
+    assert not answers
+    assert site.fleet.reshaped[0] == (2, True)
 
 
 async def test_a_failure_that_has_nothing_to_do_with_the_shape_does_not_rule_it_out(

@@ -1,7 +1,4 @@
-"""A small API server with kubelets, a driver and a user, in memory: enough of each to drive plans through a life.
-
-Over 400 lines: what it keeps is one state, which all of them read and change.
-"""
+"""A small API server with kubelets, a driver and a user, in memory: enough of each to drive plans through a life."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""CPUs that move between running reward pods: the way there, and what becomes of a change that fails.
-
-Over 400 lines: all of it is about one rule, on one simulated cluster.
-"""
+"""CPUs that move between running reward pods: the way there, and what becomes of a change that fails."""
 
 from __future__ import annotations
 

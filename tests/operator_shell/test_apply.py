@@ -1,7 +1,4 @@
-"""What a plan's actions mean for each other when the server says no, or nothing. Single writes: see test_writes_live.
-
-Over 400 lines: all of it is about one class, on one bench.
-"""
+"""What a plan's actions mean for each other when the server says no, or nothing. Single writes: see test_writes_live."""
 
 from __future__ import annotations
 

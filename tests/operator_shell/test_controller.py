@@ -1,7 +1,4 @@
-"""When a job is planned for, and when again.
-
-Over 400 lines: all of it is about one class, on one bench.
-"""
+"""When a job is planned for, and when again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reward pools on a real Ray node with real graders.
-
-Over 400 lines: all of it shares one Ray node and its graders.
-"""
+"""Reward pools on a real Ray node with real graders."""
 
 import asyncio
 import math

@@ -7,12 +7,13 @@ import pytest
 from longboat_runtime.rollout.background import BackgroundTasks
 
 
-async def test_a_wait_ends_when_its_condition_holds_after_a_task() -> None:
+async def test_a_wait_ends_when_its_condition_holds() -> None:
     tasks, done = BackgroundTasks(), []
 
     async def work() -> None:
         await asyncio.sleep(0)
         done.append(1)
+        tasks.tell()
 
     tasks.spawn(work())
     await tasks.until(lambda: bool(done))

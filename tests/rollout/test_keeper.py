@@ -1,7 +1,4 @@
-"""What the keeper does about engines that refuse weights, can't get them, or die; engines are stand-ins without Ray.
-
-Over 400 lines: all of it is told by the same stand-ins.
-"""
+"""What the keeper does about engines that refuse weights, can't get them, or die; engines are stand-ins without Ray."""
 
 from __future__ import annotations
 

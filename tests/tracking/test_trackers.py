@@ -139,6 +139,18 @@ def _is_alive(process: int) -> bool:
         return False
 
 
+async def test_places_of_an_earlier_start_stay_beside_those_of_this_one(tmp_path: Path) -> None:
+    earlier = TrackingStatus(mlflow="https://mlflow.example.com/#/experiments/1/runs/2")
+    spec = tracked_spec({"weightsAndBiases": {"project": "sums", "mode": "Offline"}})
+    tracked = Trackers(spec, tmp_path, 2, "sums", asyncio.Event(), None, earlier)
+    assert places(tracked) == earlier
+    tracked.start()
+    write_records(tmp_path, 1, 0)
+    shown = await eventually_async(lambda: places(tracked), right=lambda shown: shown and shown.weights_and_biases)
+    assert shown.mlflow == earlier.mlflow
+    await tracked.finish("done")
+
+
 @pytest.mark.extended
 async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,9 +34,8 @@ class Canaries(Observer):
     def __init__(self, context: Context) -> None:
         self._job, self._components, self._background = context.job, context.components, context.background
         self._problems = Problems(context.news)
-        job, components = self._job, self._components
-        self._canaries = {canary.reward.name: canary for canary in canaries(job.spec.rewards)}
-        self._special = {} if components.tokenizer is None else special_texts(components.tokenizer)
+        self._canaries = {canary.reward.name: canary for canary in canaries(self._job.spec.rewards)}
+        self._special = {} if self._components.tokenizer is None else special_texts(self._components.tokenizer)
         # Rewards whose canaries are to be checked with the round that runs, and those that are being checked.
         self._due: set[str] = set()
         self._checking: set[str] = set()

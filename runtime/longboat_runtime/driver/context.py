@@ -14,7 +14,6 @@ from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.sample_data import SampleData
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.reports import Reports
-from longboat_runtime.reward.tasks import TaskRewards
 from longboat_runtime.rounds.events import Body
 from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.samples import FinishedSample, LostSample
@@ -25,7 +24,7 @@ HeldOut = asyncio.Queue[FinishedSample | LostSample]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Shared by the parts of one driver.
+    """Holds what the parts of one driver share.
 
     Whatever is put into `inbox` is handled after the event under way and its decisions. `held_out` gets samples of evaluations that come
     back from engines. `news` is set when a part's status has changed. `clock` is Unix time in seconds.
@@ -36,7 +35,6 @@ class Context:
     broker: Broker
     stages: StageClock
     reports: Reports
-    task_rewards: TaskRewards
     background: Background
     data: SampleData
     clock: Callable[[], float]
@@ -59,5 +57,4 @@ def open_context(
     """Makes what the parts of a driver of this job share."""
     background = Background()
     data = SampleData(components.store, background)
-    rewards = TaskRewards(job.spec.rewards)
-    return Context(job, components, broker, stages, reports, rewards, background, data, clock)
+    return Context(job, components, broker, stages, reports, background, data, clock)

@@ -52,8 +52,8 @@ class EngineDeaths:
 class EngineWatch(Observer):
     """Reports engines that refused the weights, and that none serves, for as long as it is so. Ends the job if engines die too often.
 
-    `limit` is failurePolicy.maxRolloutRestarts. If no engine serves because the weights can't be fetched, that is a measurement: their data
-    may have been lost with the trainer that held it, which nothing else would notice while rounds wait.
+    `limit` is failurePolicy.maxRolloutRestarts. Each failed fetch while no engine serves is a measurement, after which the weights are
+    published again. Their data may have been lost with the trainer that held it, which nothing else would notice while rounds wait.
     """
 
     def __init__(self, context: Context) -> None:

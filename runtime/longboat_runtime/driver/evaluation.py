@@ -36,6 +36,7 @@ from longboat_runtime.samples import (
     VersionSpan,
     sample_seed,
 )
+from longboat_runtime.status_fragment import StatusFragment
 
 log = structlog.get_logger()
 
@@ -81,6 +82,7 @@ class Evaluation(Observer):
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
         self._graded: list[SampleId] = []
         self._metrics: dict[int, dict[str, float]] = {}
+        self._accuracy: str | None = None
 
     def resume(self, restored: Restored) -> None:
         self._run_state, self._identity = restored.run_state, restored.boundary.identity
@@ -105,18 +107,22 @@ class Evaluation(Observer):
             metrics = await self._evaluate(spec, version, steps)
         self._run_state.evaluated = Evaluated(version, metrics.get("val/score/mean"))
         self._metrics[version] = metrics
+        if (accuracy := metrics.get("val/accuracy/mean")) is not None:
+            self._accuracy = format(accuracy, ".4g")
+            self._context.news.set()
 
     async def metrics(self, step: int) -> Mapping[str, float]:
         return self._metrics.pop(step, {})
 
+    def status(self) -> StatusFragment:
+        return StatusFragment({"accuracy": self._accuracy})
+
     async def _evaluate(self, spec: EvaluationSpec, step: int, steps: int) -> dict[str, float]:
         """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics.
 
-        Grader errors are counted, not scored.
-
-        Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
+        Grader errors are counted, not scored. Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
         """
-        rows, task_rewards = self._components.evaluation, self._context.task_rewards
+        rows = self._components.evaluation
         self._sampling = held_out_sampling(spec, self._job.sampling)
         count = spec.samples_per_prompt
         samples = {evaluation_id(step, row, index): row for row in rows for index in range(count)}
@@ -131,7 +137,7 @@ class Evaluation(Observer):
         self._data.discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
-        return evaluation_metrics([*chain.from_iterable(results)], self._job.spec.rewards, task_rewards)
+        return evaluation_metrics([*chain.from_iterable(results)], self._job.spec.rewards, self._run_state.task_rewards)
 
     async def _submit(self, samples: Mapping[SampleId, Row], begun: tuple[VersionSpan, ...] = ()) -> None:
         """Submits samples in one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""

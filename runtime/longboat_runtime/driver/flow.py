@@ -42,7 +42,7 @@ class SampleFlow:
     def __init__(self, context: Context) -> None:
         self._components, self._stages, self._inbox = context.components, context.stages, context.inbox
         self._held_out = context.held_out
-        self._task_rewards, job = context.task_rewards, context.job
+        job = context.job
         self._seed, self._sampling, self._rewards = job.spec.rounds.seed, job.sampling, job.spec.rewards
         self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()
         self._grades: dict[SampleId, asyncio.Task[None]] = {}
@@ -53,7 +53,7 @@ class SampleFlow:
     def resume(self, restored: Restored) -> None:
         """Starts from the restored state."""
         self._identity, self._view = restored.boundary.identity, restored.run_state.view
-        self._timeouts = restored.run_state.timeouts
+        self._timeouts, self._task_rewards = restored.run_state.timeouts, restored.run_state.task_rewards
 
     def launch(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
         """Launches these samples in engines; each continues after the tokens that the store has of it, in the given spans."""

@@ -62,7 +62,7 @@ class Driver:
         self._observers = Observers([reporter, *parts])
         self._flow = SampleFlow(context)
         self._steps = Steps(context, self._observers)
-        reporter.sources += [self._steps, *parts]
+        reporter.sources += parts
         self._starting: asyncio.Task[Restored] | None = None
         self._interrupted: RunOutcome | None = None
         self._generating = False
@@ -113,6 +113,7 @@ class Driver:
         self._loop = RoundLoop(policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.resume(restored)
         self._steps.resume(restored, streams=streaming)
+        self._reporter.sources.append(self._steps)
         for observer in self._observers:
             observer.resume(restored)
         for sample in restored.missing:
@@ -126,13 +127,13 @@ class Driver:
         if loaded.saved is not None:
             await self._changes.settle(loaded.differences, loaded.saved)
         with self._stages.running(Stage.START):
-            return await restore(self._job, self._components, loaded, self._context.task_rewards)
+            return await restore(self._job, self._components, loaded)
 
     async def _rounds(self) -> RunOutcome:
         """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""
         for work in (self._flow.collect(), self._flow.send()):
             self._context.background.spawn(work)
-        self._context.task_rewards.log()
+        self._run_state.task_rewards.log()
         self._happened(events.Started(self._view.step))
         if self._job.spec.rounds.steps != self._view.steps:
             self._happened(spec_changed(self._job.spec))

@@ -69,7 +69,10 @@ async def drive(
     reports = Reports([], time.time)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
     reporter.publish()
-    trackers = Trackers(job.spec, job.root, job.incarnation, job.name or job.identity, reporter.stages.news, secrets)
+    previous, news = broker.previous.training, reporter.stages.news
+    places = previous.tracking if previous else None
+    name = job.name or job.identity
+    trackers = Trackers(job.spec, job.root, job.incarnation, name, news, secrets, places)
     reporter.sources.append(trackers)
     ended = None
     try:
@@ -98,11 +101,10 @@ async def drive(
     finally:
         reports.close()
         await trackers.finish(ended)
-        if ended:
-            reporter.publish()
-            # The ending is stored already, so the job may be gone; what trackers said last isn't.
-            with suppress(Superseded, TimeoutError):
-                await asyncio.wait_for(broker.flush(), TRACKED_SECONDS)
+        reporter.publish()
+        # The ending is stored already, so the job may be gone; what trackers said last isn't.
+        with suppress(Superseded, TimeoutError):
+            await asyncio.wait_for(broker.flush(), TRACKED_SECONDS)
 
 
 def _files(job: Job) -> list[Sink]:

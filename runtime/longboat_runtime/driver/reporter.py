@@ -62,7 +62,6 @@ _KEPT = (
     "rewards",
     "domains",
     "reshapes",
-    "tracking",
     "resumed",
 )
 
@@ -85,7 +84,7 @@ class Reporter(Observer):
         self._fatal: Problem | None = None
         self._before = broker.previous.training
         self._view: View | None = None
-        self._records = NotedRecords(stages.news, self._before.recent_rounds or () if self._before else ())
+        self._records = RecentRecords(stages.news, self._before.recent_rounds or () if self._before else ())
         reports.sinks.append(self._records)
 
     def resume(self, restored: Restored) -> None:
@@ -119,15 +118,15 @@ class Reporter(Observer):
         """Writes the status as it is now."""
         fragments = [source.status() for source in self.sources]
         demand = Demand(
-            rollout=_last(fragment.rollout for fragment in fragments),
-            reward=_last(fragment.reward for fragment in fragments),
+            rollout=_first(fragment.rollout for fragment in fragments),
+            reward=_first(fragment.reward for fragment in fragments),
         )
         problems = {problem.reason: problem for fragment in fragments for problem in fragment.problems}
         self._broker.publish(
             DriverStatus(
                 training=self._training(fragments),
                 demand=demand if demand.to_json() else None,
-                checkpoint=_last(fragment.checkpoint for fragment in fragments) or self._broker.previous.checkpoint,
+                checkpoint=_first(fragment.checkpoint for fragment in fragments) or self._broker.previous.checkpoint,
                 problem=self._fatal
                 or next((problems[reason] for reason in _FOREMOST_FIRST if reason in problems), None),
             )
@@ -153,7 +152,6 @@ class Reporter(Observer):
                 "steps": view.steps if view else self._job.spec.rounds.steps,
                 "stage": str(foremost) if foremost else None,
                 "reward": text("critic/score/mean", ".4g"),
-                "accuracy": text("val/accuracy/mean", ".4g"),
                 "tokens_per_second": None if speed is None else round(speed),
                 "step_seconds": text("timing_s/step", ".1f"),
                 "weight_version": view.serving if view else None,
@@ -166,7 +164,7 @@ class Reporter(Observer):
         )
 
 
-class NotedRecords:
+class RecentRecords:
     """A sink that keeps what the status shows of records: the newest value of each metric, and the last rounds."""
 
     def __init__(self, news: asyncio.Event, rounds: Iterable[RoundSummary]) -> None:
@@ -197,8 +195,8 @@ def iso_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _last(values: Iterable[Value | None]) -> Value | None:
-    return next((value for value in reversed([*values]) if value is not None), None)
+def _first(values: Iterable[Value | None]) -> Value | None:
+    return next((value for value in values if value is not None), None)
 
 
 def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:

@@ -29,7 +29,8 @@ log = structlog.get_logger()
 class Reshapes(Observer):
     """Reshapes engines if the plan calls for another shape after a round.
 
-    A reshape begins while the trainer computes, or after the publication that it waits for; publications and rounds wait for its end.
+    A reshape begins while the trainer computes, or after the publication that it waits for. Publications wait for its end, and so do rounds,
+    except under BoundedAsync, which has no pause between rounds: there, engines are reshaped pod by pod.
     """
 
     watches = (measurements.RoundMeasured, measurements.Reshaped)
@@ -37,6 +38,7 @@ class Reshapes(Observer):
     def __init__(self, context: Context) -> None:
         self._context, self._job, self._components = context, context.job, context.components
         self._spec = context.job.spec.rollout
+        self._one_by_one = context.job.spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC
         self._problems = Problems(context.news)
         self._working: asyncio.Task[None] | None = None
         self._waiting = False
@@ -102,7 +104,8 @@ class Reshapes(Observer):
         if self._waiting:
             self._waiting = False
             self._begin()
-        await self._settled()
+        if not self._one_by_one:
+            await self._settled()
 
     def status(self) -> StatusFragment:
         training = {"tensor_parallel": self._present, "reshapes": list(self._reshapes) or None}
@@ -125,9 +128,8 @@ class Reshapes(Observer):
             self._waiting, self._working = True, None
             return
         log.info("engines are reshaped", tensor_parallel=size, reason=reason)
-        one_by_one = self._job.spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC  # which has no pause between rounds
         with self._context.stages.running(Stage.RESHAPE):
-            done = await self._components.fleet.reshape(size, one_by_one=one_by_one)
+            done = await self._components.fleet.reshape(size, one_by_one=self._one_by_one)
         if done.failure is not None:
             log.warning("engines can't be reshaped", tensor_parallel=size, failure=done.failure)
         seconds = {str(phase): round(duration, 3) for phase, duration in done.seconds.items()}

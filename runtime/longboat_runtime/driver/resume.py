@@ -53,8 +53,7 @@ class Loaded:
 class Restored:
     """The state that a driver starts from.
 
-    `saved` is the newest checkpoint of this job, `missing` are samples that the ledger expects in
-    the store and that the store no longer holds.
+    `saved` is the newest checkpoint of this job. `missing` are samples that the ledger expects in the store, which has lost them.
     """
 
     run_state: RunState
@@ -87,15 +86,17 @@ async def load(job: Job, components: Components) -> Loaded:
     return Loaded(info, saved, digests)
 
 
-async def restore(job: Job, components: Components, loaded: Loaded, task_rewards: TaskRewards) -> Restored:
+async def restore(job: Job, components: Components, loaded: Loaded) -> Restored:
     """Restores the checkpoint and opens this incarnation's log. Raises SpecProblem.
 
-    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where it is,
-    incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
-    grading times and scores isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job. Nor is
-    what this job learned with other rows or rewards.
+    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past. Its log stays where it is,
+    incarnations are counted by this job, and rounds that were under way start over under this job's policy.
+
+    What that job learned of grading times and scores isn't taken over: its rows, tests and reward functions may be others. Nor is what this
+    job learned with other rows or rewards.
     """
     timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
+    task_rewards = TaskRewards(job.spec.rewards)
     manifest = loaded.saved
     parallelism: Mapping[str, Any] = {}
     if manifest is None:

@@ -33,10 +33,10 @@ class Evaluated:
 class StepBoundary:
     """The state between two steps, as JSON values: taken right after a commit, before anything else happens, or as a driver starts.
 
-    `identity` belongs to the job that the training started as (it goes into seeds), `source` is the prompt source's state,
-    `lengths` the history of response lengths, `log` the position then, `timeouts` what is known of grading times, `parallelism` the plan
-    of engines' shapes, `calibrations` the fleet's: a later fleet judges its engines by them. `unclear` are those task rewards whose scores
-    don't tell whether a row is solved.
+    `identity` belongs to the job that the training started as (it goes into seeds). `source` is the prompt source's state, `lengths` the
+    history of response lengths, and `log` the position then. `timeouts` is what is known of grading times, and `parallelism` the plan of
+    engines' shapes. A later fleet judges its engines by `calibrations`. `unclear` are those task rewards whose scores don't tell whether a
+    row is solved.
     """
 
     identity: str
@@ -71,9 +71,11 @@ class Fold(Protocol):
 class RunState:
     """What is folded from the log, and the log.
 
-    The ledger folds events first, and drops those that have no effect. Then come, in this order, the lengths of responses, only if rounds
-    form periods (`audited`), since otherwise they would never be dropped; what open rounds ask of engines (`works`, which ends with its
-    driver); and learned timeouts, if any are. Measurements go to the plan of engines' `shapes`. None of these reads another.
+    The ledger folds events first, and drops those that have no effect. Then come, in this order, the lengths of responses, what open rounds
+    ask of engines (`works`, which ends with its driver), and learned timeouts, if any are. Measurements go to the plan of engines' `shapes`.
+    None of these reads another.
+
+    Lengths are folded only if rounds form periods (`audited`), since otherwise they would never be dropped.
 
     `evaluated` is the last evaluation, which follows the commit of its step. `late_events` counts reported events that had no effect;
     they get no number and aren't logged.
@@ -109,7 +111,7 @@ class RunState:
         self.log.append(entry)
 
     def boundary(self, identity: str, source: Mapping[str, Any], calibrations: Mapping[str, float]) -> StepBoundary:
-        """Returns the boundary for the current state, which must be at one: all of it is of the last entry of the log."""
+        """Returns the current state, all of which is of the last entry of the log, as a boundary. To be called between two steps."""
         return StepBoundary(
             identity,
             to_snapshot(self.ledger),

@@ -56,8 +56,8 @@ class _Outcome:
 class SampleFiles(Observer):
     """Notes graders' messages, groups that are given up, and batches.
 
-    It holds the groups of the rounds under way that may be chosen, and those of the steps whose files are under way:
-    if there are already MOST_WRITING of those when a file is due, it is left out.
+    It holds the groups of the rounds under way that may be chosen, and those of the steps whose files are being written. A file that is due
+    is left out while MOST_WRITING others are under way.
     """
 
     watches = (events.Graded, events.GroupDropped, events.GroupDeferred, events.StepCommitted)

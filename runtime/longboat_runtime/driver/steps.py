@@ -70,22 +70,21 @@ class Steps:
         self._context, self._observers = context, observers
         self._job, self._spec, self._components = context.job, context.job.spec, context.components
         self._stages, self._reports, self._inbox = context.stages, context.reports, context.inbox
-        self._task_rewards = context.task_rewards
         self.problems = Problems(context.news)
-        job = context.job
-        self._algorithm = resolve(job.spec.algorithm)
-        self._exports = exports.Exports(job.root, job.spec.checkpoint.keep_exports or KEPT_EXPORTS, job.incarnation)
+        self._algorithm = resolve(self._spec.algorithm)
+        self._exports = exports.Exports(
+            self._job.root, self._spec.checkpoint.keep_exports or KEPT_EXPORTS, self._job.incarnation
+        )
         self.queue = TrainerQueue()
         self.saved: Manifest | None = None
         # Groups that were dropped for their equal scores, by round.
         self._dropped_groups: dict[int, list[GroupOutcome]] = {}
         self._engines = 0
-        self.checkpoint_every = job.spec.checkpoint.every_steps
+        self.checkpoint_every = self._spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
-        self._republishing: asyncio.Task[None] | None = None
+        self._republishing = False
         self._checkpoint = context.broker.previous.checkpoint
         self._export_path: str | None = None
-        self._attention: str | None = None
         self._round: Callable[[], dict[str, float]] = dict
         self._computed = self._overlap = 0.0
 
@@ -93,7 +92,7 @@ class Steps:
         """Starts from the restored state; `streams` if steps have chunks."""
         self._model, self._digests, self._extra = restored.loaded.model, restored.loaded.digests, ExtraMetrics()
         self._run_state, self.saved, self._streams = restored.run_state, restored.saved, streams
-        self._attention = self._model.attention
+        self._task_rewards = self._run_state.task_rewards
         newest, saved = self._checkpoint, restored.saved
         # What is known of it already, such as when it was completed, stays.
         if saved and (newest is None or (newest.incarnation, newest.step) != (saved.incarnation, saved.step)):
@@ -105,9 +104,9 @@ class Steps:
             self.problems.put(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", text)
 
     def status(self) -> StatusFragment:
-        """Returns the newest checkpoint, how samples are batched, rows left out, and what is wrong with steps."""
-        skipped = self._components.source.skipped
-        training = {"attention": self._attention and self._attention[:LINE_LENGTH], "skipped_prompts": skipped}
+        """Returns the newest checkpoint, how samples are batched, rows left out, and what is wrong with steps; only once resumed."""
+        attention, skipped = self._model.attention[:LINE_LENGTH], self._components.source.skipped
+        training = {"attention": attention or None, "skipped_prompts": skipped}
         return StatusFragment(training, checkpoint=self._checkpoint, problems=self.problems.present)
 
     def stream(self, chunk: events.ChunkStarted) -> None:
@@ -355,28 +354,23 @@ class Steps:
         It waits for its turn at the trainer, except during an evaluation, when the trainer is idle and the evaluation waits for
         engines. Does nothing if newer weights are about to be published, or these are being published again.
         """
-        if self._republishing is None or self._republishing.done():
-            self._republishing = self._context.background.spawn(self._publish_again())
-
-    async def _publish_again(self) -> None:
         view = self._run_state.view
         version = view.serving if view.publishing is None else view.publishing
-        if version is None or version != view.step:
+        if self._republishing or version is None or version != view.step:
             return
-        if Stage.EVALUATE not in self._stages.active:
-            done = asyncio.Event()
-            self.queue.put(version, Task.PUBLISH, partial(self._move_again, version, done))
-            await done.wait()
+        self._republishing, again = True, partial(self._publish_again, version)
+        if Stage.EVALUATE in self._stages.active:
+            self._context.background.spawn(again())
         else:
-            await self._move_again(version, asyncio.Event())
+            self.queue.put(version, Task.PUBLISH, again)
 
-    async def _move_again(self, version: int, done: asyncio.Event) -> None:
+    async def _publish_again(self, version: int) -> None:
         if version == self._run_state.view.step:
             log.warning("no engine can fetch the weights; they are published again", step=version)
             with self._stages.running(Stage.PUBLISH):
                 publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
                 await self._components.fleet.publish(publication)
-        done.set()
+        self._republishing = False
 
     async def _sync_log(self) -> None:
         try:

@@ -26,7 +26,6 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
-        self.tell()
 
     def tell(self) -> None:
         """Has all waits in `until` look at their conditions again."""
@@ -38,7 +37,7 @@ class BackgroundTasks:
         self.tell()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition that changes only with `tell` or the end of a task. Unless it holds, raises the failure, if any."""
+        """Waits for a condition that changes only with `tell`. Unless it holds, raises the failure, if any."""
         while not condition():
             if self._failure is not None:
                 raise self._failure

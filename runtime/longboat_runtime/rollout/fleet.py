@@ -89,7 +89,7 @@ class RayRolloutFleet:
             if running := self._router.running(engine):
                 self._moving.update(running)
                 self._tasks.spawn(self._abort_in(self._keeper.members[engine], running))
-        return self._tasks.until(lambda: not any(self._router.running(engine) for engine in draining))
+        return self._tasks.until(lambda: not any(self._router.count(engine) for engine in draining))
 
     def undrain(self, engines: Collection[str]) -> None:
         """Takes one call of `drain` back, also one that hasn't returned and never will."""
@@ -111,7 +111,7 @@ class RayRolloutFleet:
         loads = dict.fromkeys(self._keeper.pods.names, PodLoad(0, 0))
         for member in self._keeper.members.values():
             if (load := loads.get(member.slot.node.pod)) is not None:
-                running = len(self._router.running(member.name))
+                running = self._router.count(member.name)
                 serving = member.state is MemberState.SERVING
                 loads[member.slot.node.pod] = PodLoad(load.serving + serving, load.running + running)
         return loads

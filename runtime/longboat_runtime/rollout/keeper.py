@@ -16,7 +16,7 @@ from longboat_crds.problems import spec_problem_in
 from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead, engine_config
 from longboat_runtime.rollout.member import Listener, Member, Members, MemberState, Slot, engine_name, slots_of
-from longboat_runtime.rollout.pods import RolloutPods
+from longboat_runtime.rollout.pods import Pods
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause
 from longboat_runtime.rollout.weight_updates import WeightUpdates
@@ -38,7 +38,7 @@ class EngineKeeper:
         self, spec: RLJobSpec, store: StoreClient, listener: Listener, cluster: RayCluster, tasks: BackgroundTasks
     ) -> None:
         self.members = Members()
-        self.pods = RolloutPods(cluster, self.members, listener, tasks)
+        self.pods = Pods(cluster, self.members, listener, tasks)
         self.updates = WeightUpdates(self.members, listener, cluster, tasks)
         self.tensor_parallel = spec.rollout.tensor_parallel
         self.deaths = 0
@@ -81,8 +81,7 @@ class EngineKeeper:
     async def end_engines(self, nodes: Collection[str]) -> None:
         """Ends the engines of these nodes and gives up their slots; returns once they are gone."""
         for node_id in nodes:
-            for slot in self.members.slots_in(node_id):
-                del self.members.slots[slot.place]
+            self.members.slots.pop(node_id, None)
         members = self.members.in_nodes(nodes)
         await asyncio.gather(*(member.end(self._cluster) for member in members))
         await self._tasks.until(lambda: not any(member.name in self.members for member in members))
@@ -168,7 +167,7 @@ class EngineKeeper:
         taken = {device for slot in self.members.slots_in(node.node_id) for device in slot.devices}
         slots = [slot for slot in wanted if taken.isdisjoint(slot.devices)]
         for slot in slots:
-            self.members.slots[slot.place] = slot
+            self.members.keep(slot)
             self._tasks.spawn(self._keep_engine(slot))
         return slots
 
@@ -180,7 +179,7 @@ class EngineKeeper:
         """
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
-        while node.node_id in self.pods.staying and self.members.slots.get(slot.place) is slot:
+        while node.node_id in self.pods.staying and self.members.keeps(slot):
             name = engine_name(node.pod, devices, self._starts[node.pod, devices])
             self._starts[node.pod, devices] += 1
             config = engine_config(self._spec, name, devices)
@@ -205,8 +204,7 @@ class EngineKeeper:
                 wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
                 await asyncio.sleep(wait)
         slot.passed()
-        if self.members.slots.get(slot.place) is slot:
-            del self.members.slots[slot.place]
+        self.members.give_up(slot)
 
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""

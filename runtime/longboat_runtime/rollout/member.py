@@ -25,7 +25,10 @@ Place = tuple[str, tuple[int, ...]]
 
 
 class MemberState(StrEnum):
-    """STARTING until vLLM is up; STARTED: it waits for a publication or its data; REFUSED: the last one did not pass the gate."""
+    """Says how far an engine is.
+
+    STARTING until vLLM is up. STARTED: it waits for a publication or its data. REFUSED: the last publication didn't pass the gate.
+    """
 
     STARTING = "starting"
     STARTED = "started"
@@ -131,14 +134,14 @@ class Member:
 
 
 class Members(dict[str, Member]):
-    """The engines that haven't ended yet, by name, and the slots to keep engines in, by place.
+    """The engines that haven't ended yet, by name, and the slots to keep engines in, by node id and devices.
 
     A slot has no engine between the end of one and the start of the next. An engine whose slot is given up may take a while to end.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots: dict[Place, Slot] = {}
+        self.slots: dict[str, dict[tuple[int, ...], Slot]] = {}
 
     @property
     def started(self) -> list[Member]:
@@ -165,7 +168,22 @@ class Members(dict[str, Member]):
 
     def slots_in(self, node_id: str) -> list[Slot]:
         """Returns the slots of a node."""
-        return [slot for slot in self.slots.values() if slot.node.node_id == node_id]
+        return [*self.slots.get(node_id, {}).values()]
+
+    def keep(self, slot: Slot) -> None:
+        """Adds a slot to keep engines in."""
+        self.slots.setdefault(slot.node.node_id, {})[slot.devices] = slot
+
+    def keeps(self, slot: Slot) -> bool:
+        """Whether engines are still to be kept in this slot."""
+        return self.slots.get(slot.node.node_id, {}).get(slot.devices) is slot
+
+    def give_up(self, slot: Slot) -> None:
+        """Removes the slot, unless another has taken its place."""
+        if self.keeps(slot):
+            del self.slots[slot.node.node_id][slot.devices]
+            if not self.slots[slot.node.node_id]:
+                del self.slots[slot.node.node_id]
 
 
 class Drains(Protocol):

@@ -25,7 +25,7 @@ class ReleasedPod:
     draining: asyncio.Task[None]
 
 
-class RolloutPods:
+class Pods:
     """The rollout nodes that Ray has, and which of their pods have to go: nothing new runs there, and what runs continues elsewhere.
 
     A pod goes because its agent asks, whose container has been told to end, or because the job's grant names it.
@@ -76,7 +76,9 @@ class RolloutPods:
             if name not in self._released:
                 log.info("pod %s is given back", name)
                 engines = self._members.in_pod(name)
-                self._released[name] = ReleasedPod(engines, self._tasks.spawn(self._drains.drain(engines)))
+                draining = self._tasks.spawn(self._drains.drain(engines))
+                draining.add_done_callback(lambda _: self._tasks.tell())
+                self._released[name] = ReleasedPod(engines, draining)
         self._tasks.tell()
 
     async def begin_departures(self) -> None:

@@ -53,6 +53,10 @@ class Router:
         """Returns the samples that run in `engine`, sorted."""
         return sorted(self._running.get(engine, ()))
 
+    def count(self, engine: str) -> int:
+        """Returns how many samples run in `engine`."""
+        return len(self._running.get(engine, ()))
+
     def route(self, samples: Sequence[SampleId]) -> dict[str, list[SampleId]]:
         """Gives each sample an engine and counts it as running there; keeps the order. Raises LookupError if none is open."""
         engines = self.open

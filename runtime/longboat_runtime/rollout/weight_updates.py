@@ -100,7 +100,7 @@ class WeightUpdates:
                     member.slot.failed(refused.reason)
                     return
                 member.slot.refusals += 1
-                refusals = [slot.refusals for slot in self._members.slots.values()]
+                refusals = [slot.refusals for slots in self._members.slots.values() for slot in slots.values()]
                 if all_engines_refused(refusals, serving=len(self._members.serving)):
                     reasons = self._members.problems(MemberState.REFUSED)
                     self._tasks.fail(refused_everywhere(publication.version, reasons))

@@ -2,8 +2,6 @@
 
 The ledger is a fold of these events and nothing else; the driver appends them to the event log in the order of `seq`, and measurements
 (`rounds.measurements`) between them.
-
-Over 400 lines: one class for each event, so that all there is can be read in one place.
 """
 
 from __future__ import annotations

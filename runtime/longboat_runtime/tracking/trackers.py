@@ -47,15 +47,23 @@ class Trackers:
     """Runs the trackers of `spec.tracking`.
 
     `root` is the job's directory, `incarnation` the number of this start and `name` the job's. `secrets` is the directory of the
-    trackers' Secrets, None for a job without Kubernetes. `news` is set when what the status shows of them has changed.
+    trackers' Secrets, None for a job without Kubernetes. `news` is set when what the status shows of them has changed. `places` are those
+    that an earlier start has shown.
     """
 
     def __init__(
-        self, spec: RLJobSpec, root: Path, incarnation: int, name: str, news: asyncio.Event, secrets: Path | None
+        self,
+        spec: RLJobSpec,
+        root: Path,
+        incarnation: int,
+        name: str,
+        news: asyncio.Event,
+        secrets: Path | None,
+        places: TrackingStatus | None = None,
     ) -> None:
         self._spec, self._root, self._incarnation, self._name = spec, root, incarnation, name
         self._news, self._secrets = news, secrets
-        self._places = TrackingStatus()
+        self._places = places or TrackingStatus()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
         self._ending: str | None = None
