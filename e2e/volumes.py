@@ -14,7 +14,7 @@ from e2e.cluster.shell import run
 STORAGE_CLASS = "host"
 
 
-def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
+def provide(cluster: Cluster, count: int = 96, size: str = "10Gi") -> None:
     """Makes the StorageClass and `count` volumes of `size`: new ones are empty, those that exist keep what they hold."""
     root = cluster.layout.root / "volumes"
     folders = [root / f"{number:02}" for number in range(count)]
