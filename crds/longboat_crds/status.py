@@ -1,10 +1,7 @@
-"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` belong to the driver, the rest to the operator.
-
-Over 400 lines: one class for each part of the status, so that all that is reported can be read in one place.
-"""
+"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` belong to the driver, the rest to the operator."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -49,13 +46,20 @@ class Phase(StrEnum):
 
 
 class TrainingState(StrEnum):
-    """What the driver says of itself."""
+    """What the driver says of itself.
+
+    A word that only a newer driver knows is read as Running: it reports, and it hasn't ended.
+    """
 
     STARTING = "Starting"
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        return cls.RUNNING if isinstance(value, str) else None
 
 
 class RoundSummary(FieldsModel):

@@ -19,19 +19,22 @@ from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.records import Memories, RoleCount, count, dismissed, released, remembered
-from longboat_operator.plan.removal import Removal, pods_to_remove, removal_of
+from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
+from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.conditions import Finding, find, has_ended
-from longboat_operator.reading.status import read_status
+from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
-from longboat_operator.reading.view import JobView, SpecUnreadable, read
+from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
 from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import final_status, operator_part, status_of
 from longboat_operator.status.roles import NOWHERE, summary, survey
+
+# How often a pod that the watch doesn't show is looked up, until it is gone.
+HIDDEN_SECONDS = 5.0
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -49,11 +52,15 @@ def plan(observed: Observed, now: datetime) -> Plan:
     try:
         view = read(observed, job)
     except SpecUnreadable as error:
-        return _unreadable(job, str(error), now)
+        return _unreadable(observed, job, str(error), now)
     if view.finished:
         return _finished(view, now)
     suspension = suspension_of(view, now)
     memories = {role: remembered(view.published(role)) for role in ROLES}
+    if missing := missing_pods(view, memories):
+        if any(name in observed.rejections for name in missing):
+            return Plan(look_again_seconds=LOOK_AGAIN_SECONDS)  # what isn't known must not be replaced
+        return Plan(look_up=tuple(("Pod", name) for name in missing))
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
@@ -66,10 +73,22 @@ def plan(observed: Observed, now: datetime) -> Plan:
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
     facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status)
     if end := _end(view, facts, now):
-        return _published(view.status, final_status(view, end, counts, now), counts)
-    removal = _removal(view, memories, suspension, now, lost)
+        # No later plan knows of those that the watch doesn't show.
+        at_once = removal_of((pod for pod in view.all_pods if pod.hidden), now)
+        return _published(view.status, final_status(view, end, counts, now), counts, at_once.actions)
+    removal = _removal(view, memories, suspension, now, lost, places)
     status = status_of(view, facts, now)
-    waits = [creation.wait, removal.wait, lost.wait, leaving.wait, starts.wait, cpus.wait, *_timers(view, facts, now)]
+    hidden = HIDDEN_SECONDS if any(pod.hidden for pod in view.all_pods) else None
+    waits = [
+        hidden,
+        creation.wait,
+        removal.wait,
+        lost.wait,
+        leaving.wait,
+        starts.wait,
+        cpus.wait,
+        *_timers(view, facts, now),
+    ]
     actions = (*creation.actions, *removal.actions)
     made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
     return replace(made, look_up=(*creation.look_up, *starts.look_up))
@@ -138,9 +157,11 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
 
 
-def _removal(view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost) -> Removal:
+def _removal(
+    view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost, places: Places
+) -> Removal:
     if suspension is Suspension.NONE:
-        return removal_of(pods_to_remove(view, memories, lost.pods), now)
+        return removal_of(pods_to_remove(view, memories, lost.pods, places), now)
     if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
         return removal_of(view.all_pods, now)
     return Removal()
@@ -169,22 +190,37 @@ def _finished(view: JobView, now: datetime) -> Plan:
     return Plan(tuple(actions), _soonest(waits))
 
 
-def _unreadable(job: Object, message: str, now: datetime) -> Plan:
-    """Reports a spec that this version can't read and otherwise leaves the job alone: what runs keeps running, an end stays as it was."""
-    old = read_status(job.get("status") or {})
-    if has_ended(old.conditions):
-        return Plan()
-    generation = int(job["metadata"].get("generation", 0))
+def _unreadable(observed: Observed, job: Object, message: str, now: datetime) -> Plan:
+    """Plans for a job whose spec this version can't read: what runs keeps running, and no pod is created.
+
+    Rule: a job that has ended, or is to be suspended, releases its pods all the same. Of the spec counts what can be read.
+    """
+    view = read_for_release(observed, job)
+    if view.finished:
+        removal = removal_of(view.all_pods, now)
+        return Plan(removal.actions, removal.wait)
+    memories = {role: remembered(view.published(role)) for role in ROLES}
+    if end := said_by_driver(view):
+        return _published(view.status, final_status(view, end, memories, now), memories)
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
-    status = old.model_copy(
+    suspension = suspension_of(view, now)
+    if suspension in {Suspension.RELEASING, Suspension.SUSPENDED}:
+        memories = {role: released(memories[role], view.pods[role]) for role in ROLES}
+    removal = Removal() if suspension is Suspension.NONE else _removal(view, memories, suspension, now, Lost(), NOWHERE)
+    status = view.status
+    if suspension is not Suspension.NONE:
+        facts = Facts(suspension, survey(view, NOWHERE, {}), memories, Creation())
+        status = status_of(view, facts, now)
+    status = status.model_copy(
         update={
-            "observed_generation": generation,
-            "phase": old.phase or Phase.PENDING,
-            "reason": str(Reason.SPEC_INVALID),
-            "conditions": updated(old.conditions, [finding], generation, now),
+            "observed_generation": view.generation,
+            "phase": status.phase or Phase.PENDING,
+            "reason": status.reason if suspension is not Suspension.NONE else str(Reason.SPEC_INVALID),
+            "conditions": updated(status.conditions, [finding], view.generation, now),
         }
     )
-    return _published(old, status, {role: RoleCount() for role in ROLES})
+    waits = [removal.wait, grace_left(view, now) if suspension is Suspension.SUSPENDING else None]
+    return _published(view.status, status, memories, removal.actions, _soonest(waits))
 
 
 def _published(

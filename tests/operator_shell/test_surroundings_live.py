@@ -17,6 +17,7 @@ from longboat_operator.kube.config import load_configuration
 from longboat_operator.kube.errors import NotFoundError
 from longboat_operator.kube.resources import (
     CLAIM,
+    CONTROLLER_REVISION,
     NETWORK_POLICY,
     POD,
     RL_JOB,
@@ -29,7 +30,7 @@ from longboat_operator.kube.resources import (
     Resource,
 )
 from longboat_operator.metrics import ACTIONS
-from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_JOB
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_INDEX, LABEL_JOB
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.shell import Options
@@ -364,3 +365,57 @@ def unmanaged(obj: dict[str, Any]) -> dict[str, Any]:
     noise = ("managedFields", "resourceVersion", "finalizers")
     metadata = {key: value for key, value in obj["metadata"].items() if key not in noise}
     return {**{key: value for key, value in obj.items() if key != "status"}, "metadata": metadata}
+
+
+def without_label(name: str) -> dict[str, Any]:
+    return {"metadata": {"labels": {name: None}}}
+
+
+@pytest.mark.parametrize("label", [LABEL_JOB, LABEL_INDEX])
+@served
+async def test_a_pod_whose_label_is_removed_is_replaced(bench: Bench, label: str) -> None:
+    await bench.submit("x")
+    await eventually_async(bench.has_pods("x", 4))
+    uid = (await bench.get(POD, "x-trainer-0-a0"))["metadata"]["uid"]
+    await bench.admin.patch(POD, bench.namespace, "x-trainer-0-a0", without_label(label), MERGE_PATCH)
+
+    async def replaced() -> bool:
+        pods = await bench.all(POD)
+        return "x-trainer-0-a1" in pods and uid not in {pod["metadata"]["uid"] for pod in pods.values()}
+
+    await eventually_async(replaced)
+    await eventually_async(bench.has_pods("x", 4))
+
+
+@served
+async def test_a_pod_without_the_job_label_goes_when_the_job_is_suspended(bench: Bench) -> None:
+    await bench.submit("x")
+    await eventually_async(bench.has_pods("x", 4))
+    await bench.edit("x", suspend=True)
+    await bench.admin.patch(POD, bench.namespace, "x-trainer-0-a0", without_label(LABEL_JOB), MERGE_PATCH)
+
+    async def gone() -> bool:
+        return not await bench.all(POD)
+
+    await eventually_async(gone)
+
+
+@served
+async def test_a_revision_can_be_labelled_and_replaced_whatever_the_template_has(bench: Bench) -> None:
+    """The API server keeps its data as it was sent, and refuses changes of anything else if Go would write it otherwise."""
+    environment = [{"name": "B", "value": "a && b < c > d"}, {"name": "A", "value": "\u00e4\U0001f680\u2028"}]
+    container = {"name": "trainer", "env": environment, "resources": {"limits": {"memory": "1Gi", "cpu": 0.5}}}
+    template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}, "containers": [container]}}
+    spec = {"image": "localhost/none:1", "roles": {"trainer": {"template": template}}}
+    await bench.put(RL_RUNTIME, "odd", spec=spec)
+    body = manifest(bench.namespace, "x")
+    body["spec"] |= {"runtimeRef": {"kind": "RLRuntime", "name": "odd"}}
+    await bench.admin.create(RL_JOB, body)
+    await eventually_async(bench.has_pods("x", 4))
+    labels = {"metadata": {"labels": {"team": "search"}}}
+    await bench.admin.patch(CONTROLLER_REVISION, bench.namespace, "x-runtime-1", labels, MERGE_PATCH)
+    revision = await bench.get(CONTROLLER_REVISION, "x-runtime-1")
+    await bench.admin.replace(CONTROLLER_REVISION, {**revision, "apiVersion": "apps/v1", "kind": "ControllerRevision"})
+    await bench.admin.patch(
+        CONTROLLER_REVISION, bench.namespace, "x-runtime-1", {"metadata": {"ownerReferences": None}}, MERGE_PATCH
+    )

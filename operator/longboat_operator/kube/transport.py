@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -59,14 +60,12 @@ class Transport:
         Raises:
             ConfigurationError: they can't be read.
         """
-        configuration.connection_pool_maxsize = 0  # no limit: each watch holds a connection
         configuration.proxy = configuration.proxy or _proxy(configuration.host)
-        # aiohttp would look for a proxy and a .netrc before every request, each time in another thread.
-        configuration.client_session_kwargs = {"trust_env": False}
         self.configuration = configuration
         self.timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
         try:
-            self._rest = RESTClientObject(configuration)
+            self._ssl = RESTClientObject(configuration).ssl_context
         except OSError as error:  # such as ssl.SSLError
             message = (
                 f"can't read the certificates for the API server: {error}; correct certificate-authority, client-certificate and "
@@ -115,16 +114,22 @@ class Transport:
             API_REQUESTS.labels(*_verb_and_resource(request.url), str(response.status)).inc()
             return response
 
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._rest.ssl_context),
-            proxy=self.configuration.proxy,
-            middlewares=(authenticate,),
-            headers={"User-Agent": _USER_AGENT},
-        )
+        return self._open(authenticate)
 
     async def close(self) -> None:
         """Ends all connections but those of sessions that it has opened for others."""
-        await self._rest.close()
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        """Opens a session without a limit of connections, since each watch holds one."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl),
+            proxy=self.configuration.proxy,
+            middlewares=middlewares,
+            headers={"User-Agent": _USER_AGENT},
+            json_serialize=go_json,
+        )
 
     async def _authorization(self) -> dict[str, str]:
         token = await self.configuration.get_api_key_with_prefix("BearerToken")
@@ -144,16 +149,24 @@ class Transport:
             headers = {
                 "Accept": request.accept,
                 "Content-Type": request.content_type,
-                "User-Agent": _USER_AGENT,
                 **await self._authorization(),
             }
-            reply = await self._rest.request(request.method, url, headers, request.body, _request_timeout=limits)
+            self._session = self._session or self._open()
+            response = await self._session.request(
+                request.method,
+                url,
+                headers=headers,
+                json=request.body,
+                timeout=limits,
+                server_hostname=self.configuration.tls_server_name,
+                proxy_headers=self.configuration.proxy_headers,
+            )
         except _SILENCE as error:
             API_REQUESTS.labels(request.verb, request.resource, "<error>").inc()
             raise _no_answer(request, error) from error
-        API_REQUESTS.labels(request.verb, request.resource, str(reply.status)).inc()
+        API_REQUESTS.labels(request.verb, request.resource, str(response.status)).inc()
         try:
-            async with reply.response as response:
+            async with response:
                 if response.status >= 400:
                     raise error_from_response(
                         response.status, await response.read(), response.headers.get("Retry-After")
@@ -161,6 +174,19 @@ class Transport:
                 yield response
         except _SILENCE as error:
             raise _no_answer(request, error) from error
+
+
+def go_json(value: Any) -> str:
+    """Writes JSON as Go does: compact, with sorted keys, and `&`, `<`, `>` and the line separators U+2028 and U+2029 escaped.
+
+    The API server keeps the data of a ControllerRevision as the bytes that it was sent, and compares it with what Go makes of it: with
+    others, even a change of its labels is refused as one of its immutable data.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.translate(_ESCAPED)
+
+
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*b"&<>", 0x2028, 0x2029)}
 
 
 def _proxy(host: str) -> str | None:

@@ -46,7 +46,10 @@ class Lost:
 
 
 def lost_pods(view: JobView, now: datetime) -> Lost:
-    """Finds all pods of the job that are lost or stuck, and when the next one may count as stuck."""
+    """Finds all pods of the job that are lost or stuck, and when the next one may count as stuck.
+
+    One that is hidden is never lost, but deleted; once it is gone, it counts as vanished.
+    """
     lost: dict[str, Loss] = {}
     waits: list[float] = []
     for role in ROLES:
@@ -54,6 +57,8 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
         records = (published.pods or ()) if published else ()
         ready_once = {(r.pool or "", r.index, r.attempt) for r in records if r.was_ready}
         for pod in view.pods[role]:
+            if pod.hidden:
+                continue
             if loss := loss_of(pod):
                 lost[pod.uid] = loss
             elif pod.ready:
@@ -116,10 +121,11 @@ def loss_of(pod: PodView) -> Loss | None:
     * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss. A pod is lost
       when it is being deleted (by a person, an eviction, a preemption, or because its node is gone) or when the kubelet gave it
       up (phase Failed; Succeeded at a node's shutdown);
+    * one whose labels were changed is lost too: Services and policies don't find it any more;
     * a loss counts unless the condition `DisruptionTarget` gives a reason of `NO_FAULT`.
     """
     if pod.deleted_at is None and pod.phase not in {"Failed", "Succeeded"}:
-        return None
+        return None if pod.labelled else Loss(Reason.POD_LOST, "its labels were changed", counted=False)
     disruption = pod.condition("DisruptionTarget")
     cause = disruption.get("reason") if disruption.get("status", "True") == "True" else None
     counted = cause not in NO_FAULT

@@ -9,6 +9,7 @@ from datetime import datetime
 from longboat_crds.reasons import Reason
 from longboat_operator.model import DeleteObject
 from longboat_operator.plan.losses import Loss, loss_of
+from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories, RoleCount, is_past
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import JobView, PodView
@@ -50,18 +51,32 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     return Removal(tuple(actions), min(waits, default=None))
 
 
-def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss]) -> Iterator[PodView]:
-    """Yields the pods of a running job that must go; those in `lost` (by uid) can't serve any more.
+def missing_pods(view: JobView, memories: Memories) -> list[str]:
+    """Lists the recorded pods that the watch doesn't show, and of which nothing is known yet; none of those whose loss is recorded."""
+    names = []
+    for role in ROLES:
+        shown = {pod.name for pod in view.pods[role]}
+        for place, record in memories[role].records.items():
+            name = view.job.pod(role, place, record.attempt)
+            if record.lost_time is None and name not in shown and ("Pod", name) not in view.observed.looked_up:
+                names.append(name)
+    return names
+
+
+def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss], places: Places) -> Iterator[PodView]:
+    """Yields the pods of a running job that must go; those in `lost` (by uid) can't serve any more, `places` should have a pod.
 
     Rule: judged by the status as published (`memories`), so that what a pod can tell is recorded before it goes: pods
-    whose loss is recorded, pods of attempts that were given up (released, or older than the newest), and pods whose
-    Ray token is not the job's any more.
+    whose loss is recorded, pods of attempts that were given up (released, or older than the newest), pods whose
+    Ray token is not the job's any more, and hidden ones. Those without a place go once every place has a pod.
     """
+    if all({pod.place for pod in view.pods[role]}.issuperset(places[role]) for role in ROLES):
+        yield from view.unplaced
     token = view.status.ray_token_secret
     for role in ROLES:
         memory = memories[role]
         for pod in view.pods[role]:
-            given_up = is_past(memory, pod) or (token is not None and pod.ray_token != token)
+            given_up = pod.hidden or is_past(memory, pod) or (token is not None and pod.ray_token != token)
             if given_up or (pod.uid in lost and _is_recorded(memory, pod)):
                 yield pod
 

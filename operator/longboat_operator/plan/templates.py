@@ -14,6 +14,7 @@ from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.rewards import rewards_of
 from longboat_crds.runtime import RLRuntimeSpec
+from longboat_crds.tolerance import read_known
 from longboat_operator.model import Object
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import graders_memory
@@ -23,11 +24,15 @@ from longboat_operator.reading.view import JobView, first_problem
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The template in force. `is_new` while its ControllerRevision is still to be created."""
+    """The template in force. `is_new` while its ControllerRevision is still to be created.
+
+    `unread` are the places of the ControllerRevision's data that this version can't read.
+    """
 
     number: int
     runtime: RLRuntimeSpec
     is_new: bool
+    unread: tuple[str, ...] = ()
 
 
 def template_of(view: JobView) -> Template | Finding:
@@ -75,12 +80,17 @@ def _stored_template(view: JobView) -> Template | Finding | None:
     if not revisions:
         return None
     newest = max(revisions, key=lambda r: int(r["revision"]))
+    unread: tuple[str, ...] = ()
     try:
         runtime = _runtime(to_json(newest["data"]))
     except ValidationError as error:  # a newer operator wrote it
-        message = f"ControllerRevision {newest['metadata']['name']}: {first_problem('data', error)}"
-        return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
-    return Template(int(newest["revision"]), runtime, is_new=False)
+        unread = tuple(".".join(map(str, ("data", *each["loc"]))) for each in error.errors())
+        try:
+            runtime = read_known(RLRuntimeSpec, newest["data"])
+        except ValidationError:
+            message = f"ControllerRevision {newest['metadata']['name']}: {first_problem('data', error)}"
+            return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
+    return Template(int(newest["revision"]), runtime, is_new=False, unread=unread)
 
 
 @lru_cache(maxsize=4096)

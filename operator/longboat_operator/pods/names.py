@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from longboat_crds.base import API_VERSION, Role
-from longboat_operator.model import LABEL_JOB, LABEL_ROLE
+from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_POOL, LABEL_ROLE
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "longboat-operator"
+
+_POD = re.compile(
+    rf"(?P<role>{'|'.join(Role)})-((?P<pool>[a-z0-9]([-a-z0-9]*[a-z0-9])?)-)?(?P<index>0|[1-9]\d{{0,8}})-a(?P<attempt>0|[1-9]\d{{0,8}})",
+    re.ASCII,
+)
 
 
 class Place(NamedTuple):
@@ -21,6 +27,14 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.pool}-{self.index}" if self.pool else str(self.index)
+
+
+class PodIdentity(NamedTuple):
+    """What the name of a pod says."""
+
+    role: Role
+    place: Place
+    attempt: int
 
 
 def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
@@ -72,10 +86,23 @@ class JobRef:
         """Names a pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
         return f"{self.name}-{role}-{place}-a{attempt}"
 
+    def identity(self, pod: str) -> PodIdentity | None:
+        """Reads the name of a pod; None if no pod of this version has such a name."""
+        match = _POD.fullmatch(pod.removeprefix(f"{self.name}-"))
+        if match is None or (match["role"] == Role.REWARD) is (match["pool"] is None):
+            return None
+        place = Place(match["pool"] or "", int(match["index"]))
+        return PodIdentity(Role(match["role"]), place, int(match["attempt"]))
+
     def labels(self, role: Role | None = None) -> dict[str, str]:
         """Returns the labels of a child, of one role if given."""
         labels = {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: self.name}
         return labels if role is None else labels | {LABEL_ROLE: str(role)}
+
+    def pod_labels(self, role: Role, place: Place, attempt: int) -> dict[str, str]:
+        """Returns the labels of a pod."""
+        labels = self.labels(role) | {LABEL_INDEX: str(place.index), LABEL_ATTEMPT: str(attempt)}
+        return labels | {LABEL_POOL: place.pool} if place.pool else labels
 
     def selector(self, *roles: Role) -> dict[str, Any]:
         """Returns the LabelSelector of the job's pods, of some roles if given."""

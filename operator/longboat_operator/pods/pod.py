@@ -9,14 +9,7 @@ from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_operator.model import (
-    ANNOTATION_RAY_TOKEN,
-    ANNOTATION_REVISION,
-    LABEL_ATTEMPT,
-    LABEL_INDEX,
-    LABEL_POOL,
-    Object,
-)
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, Object
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.merge import TemplateInvalid, merge
 from longboat_operator.pods.names import JobRef, Place
@@ -206,10 +199,7 @@ def _with_claim_affinity(job: JobRef, affinity: Mapping[str, Any], with_whom: Se
 def _metadata(
     job: JobRef, metadata: Mapping[str, Any], revision: str, role: Role, place: Place, attempt: int, token: str
 ) -> dict[str, Any]:
-    marks = job.labels(role) | {LABEL_INDEX: str(place.index), LABEL_ATTEMPT: str(attempt)}
-    if place.pool:
-        marks[LABEL_POOL] = place.pool
-    labels = dict(metadata.get("labels", {})) | marks
+    labels = dict(metadata.get("labels", {})) | job.pod_labels(role, place, attempt)
     annotations = {
         "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
         **metadata.get("annotations", {}),

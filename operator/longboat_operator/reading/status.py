@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from longboat_crds.status import RewardDemand, RewardGrant, RLJobStatus, RolloutDemand, RolloutGrant
+from longboat_crds.tolerance import read_known
 
 # The fields that tell reshapes apart; others are measured later.
 RESHAPE_IDENTITY = ("step", "kind", "tensorParallel", "reason", "failure")
 
 
 def read_status(status: Mapping[str, Any]) -> RLJobStatus:
-    """Reads the status without fields that this version doesn't know.
+    """Reads the parts of the status that this version knows and can read (`read_known`).
 
     During an upgrade, or after a step back, the stored status may come from a newer operator or driver.
-
-    Raises:
-        ValidationError: the fields that this version knows don't fit its schema.
     """
-    try:
-        return RLJobStatus.model_validate(status)
-    except ValidationError as error:
-        unknown = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
-        if not unknown:
-            raise
-        readable = copy.deepcopy(dict(status))
-        for location in unknown:
-            parent: Any = readable
-            for key in location[:-1]:
-                parent = parent[key]
-            del parent[location[-1]]
-        return RLJobStatus.model_validate(readable)
+    return read_known(RLJobStatus, status)
 
 
 def rollout_demand(status: RLJobStatus) -> RolloutDemand | None:

@@ -16,15 +16,14 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import millicores
 from longboat_crds.reasons import ConditionType
 from longboat_crds.rewards import RewardCpuSpec, RewardPoolSpec, default_pools
+from longboat_crds.rounds import RoundsSpec
 from longboat_crds.status import Problem, RewardGrant, RLJobStatus, RoleStatus, RolloutDemand, RolloutGrant, Training
+from longboat_crds.tolerance import read_known
 from longboat_operator.model import (
     ANNOTATION_RAY_TOKEN,
-    LABEL_ATTEMPT,
-    LABEL_INDEX,
-    LABEL_POOL,
-    LABEL_ROLE,
     Object,
     Observed,
+    belongs_to,
 )
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
@@ -41,13 +40,18 @@ class SpecUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod with its place in the job. `ready` is ready and not being deleted."""
+    """A pod with its place in the job. `ready` is ready and not being deleted.
+
+    `labelled`: it has the labels that Services and policies find it by. `hidden`: the watch doesn't show it.
+    """
 
     name: str
     uid: str
     place: Place
     attempt: int
     raw: Object
+    labelled: bool = True
+    hidden: bool = False
     ready: bool = field(init=False)
     _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
 
@@ -94,6 +98,7 @@ class JobView:
     status: RLJobStatus
     pods: Mapping[Role, tuple[PodView, ...]]
     observed: Observed
+    unplaced: tuple[PodView, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -107,8 +112,8 @@ class JobView:
 
     @property
     def all_pods(self) -> tuple[PodView, ...]:
-        """Pods of all roles, in start order."""
-        return tuple(pod for role in ROLES for pod in self.pods[role])
+        """Pods of all roles, in start order, then those without a place."""
+        return (*(pod for role in ROLES for pod in self.pods[role]), *self.unplaced)
 
     @property
     def training(self) -> Training | None:
@@ -192,7 +197,6 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
 
     Raises:
         SpecUnreadable: the spec is of another version.
-        ValidationError: the fields of the status that this version knows don't fit its schema.
     """
     spec, status = job["spec"], job.get("status") or {}
     rollout = spec.get("rollout") or {}
@@ -213,7 +217,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         min_replicas=least,
         suspend=bool(spec.get("suspend")),
         status=read_status(used),
-        pods=pods_by_role(observed)[Role.ROLLOUT],
+        pods=pods_of(observed, job_ref(job)).by_role[Role.ROLLOUT],
         reward_cpu=total,
         reward_pools=pools,
     )
@@ -250,19 +254,38 @@ def read(observed: Observed, job: Object) -> JobView:
 
     Raises:
         SpecUnreadable: the spec is of another version.
-        ValidationError: the fields of the status that this version knows don't fit its schema.
     """
     try:
         spec = _spec(to_json(job["spec"]))
     except ValidationError as error:
         raise SpecUnreadable(first_problem("spec", error)) from error
+    return _job_view(observed, job, spec)
+
+
+def read_for_release(observed: Observed, job: Object) -> JobView:
+    """Reads the snapshot of a job whose spec this version can't read, as far as the release of its pods needs it.
+
+    Rule: what can't be read of the spec is left out; if then nothing is left, only `suspend` counts.
+    """
+    try:
+        spec = read_known(RLJobSpec, job["spec"])
+    except ValidationError:
+        rounds = RoundsSpec.model_construct(steps=0)  # type: ignore[call-arg]
+        spec = RLJobSpec.model_construct(suspend=job["spec"].get("suspend") is True, rounds=rounds)  # type: ignore[call-arg]
+    return _job_view(observed, job, spec)
+
+
+def _job_view(observed: Observed, job: Object, spec: RLJobSpec) -> JobView:
+    ref = job_ref(job)
+    pods = pods_of(observed, ref)
     return JobView(
-        job=job_ref(job),
+        job=ref,
         generation=int(job["metadata"].get("generation", 0)),
         spec=spec,
         status=read_status(job.get("status") or {}),
-        pods=pods_by_role(observed),
+        pods=pods.by_role,
         observed=observed,
+        unplaced=pods.unplaced,
     )
 
 
@@ -272,16 +295,36 @@ def _spec(text: bytes) -> RLJobSpec:
     return RLJobSpec.model_validate(from_json(text))
 
 
-def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
-    """Groups pods by role, in the order of place and attempt. Pods whose labels don't name all of these are left out."""
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """A job's pods: by role, in the order of place and attempt, and those without a place, such as pods named by an earlier version."""
+
+    by_role: Mapping[Role, tuple[PodView, ...]]
+    unplaced: tuple[PodView, ...] = ()
+
+
+def pods_of(observed: Observed, job: JobRef) -> Pods:
+    """Reads the pods of a snapshot, and those that the watch doesn't show and a look-up has found, which are `hidden`.
+
+    The rule: a pod is the job's by its owner reference, and has the place that its name says, whatever became of its labels.
+    """
     by_role: dict[Role, list[PodView]] = {role: [] for role in ROLES}
-    for pod in observed.children.get("Pod", {}).values():
+    unplaced = []
+    found = [(pod, False) for pod in observed.children.get("Pod", {}).values()]
+    found += [
+        (pod, True)
+        for (kind, name), pod in observed.looked_up.items()
+        if kind == "Pod" and pod is not None and belongs_to(pod, job.uid) and name not in observed.children["Pod"]
+    ]
+    for pod, hidden in found:
         metadata = pod["metadata"]
+        identity = job.identity(metadata["name"])
+        if identity is None:
+            unplaced.append(PodView(metadata["name"], metadata["uid"], Place("", 0), 0, pod, True, hidden))
+            continue
         labels = metadata.get("labels") or {}
-        role = labels.get(LABEL_ROLE, "")
-        pool = labels.get(LABEL_POOL) if role == Role.REWARD else ""
-        index, attempt = labels.get(LABEL_INDEX, ""), labels.get(LABEL_ATTEMPT, "")
-        if role in ROLES and pool is not None and index.isdecimal() and attempt.isdecimal():
-            view = PodView(metadata["name"], metadata["uid"], Place(pool, int(index)), int(attempt), pod)
-            by_role[Role(role)].append(view)
-    return {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in by_role.items()}
+        labelled = job.pod_labels(*identity).items() <= labels.items()
+        view = PodView(metadata["name"], metadata["uid"], identity.place, identity.attempt, pod, labelled, hidden)
+        by_role[identity.role].append(view)
+    placed = {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in by_role.items()}
+    return Pods(placed, tuple(unplaced))

@@ -77,6 +77,8 @@ def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
     elif template and not template.is_new:
         reference = view.spec.runtime_ref
         message = f"{reference.kind} {reference.name}, kept in ControllerRevision {view.job.revision(template.number)}."
+        if template.unread:
+            message += f" Of another version, and so left out: {', '.join(template.unread)}."
         yield Finding(ConditionType.RUNTIME_RESOLVED, True, Reason.RUNTIME_RESOLVED, message)
 
 

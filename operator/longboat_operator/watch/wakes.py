@@ -130,7 +130,8 @@ def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
     result["conditions"] = [
         _pick(each, _OF_A_CONDITION) for each in conditions if each["type"] in _CONDITIONS_READ_BACK
     ]
-    result["roles"] = {name: _role_read_back(role) for name, role in (status.get("roles") or {}).items()}
+    roles = status.get("roles") or {}
+    result["roles"] = {role: _role_read_back(roles[role]) for role in Role if role in roles}
     return result
 
 
