@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from longboat_crds.algorithm import AlgorithmSpec
-from longboat_crds.base import ApiModel, ReferenceName, Seconds, list_map
+from longboat_crds.base import ApiModel, Opaque, ReferenceName, Seconds, list_map
 from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.coherence import COHERENCE
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.model import ModelSpec
-from longboat_crds.rewards import MAX_POOLS, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
+from longboat_crds.rewards import DEFAULT_POOL, MAX_POOLS, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
 from longboat_crds.rollout import RolloutSpec
 from longboat_crds.rounds import RoundsSpec
 from longboat_crds.rules import Changeable, Removed, Rule
@@ -73,6 +73,7 @@ class RLJobSpec(ApiModel):
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     samples: Annotated[SamplesSpec | None, Changeable.ANY_TIME] = None
     rollouts: Annotated[SamplesSpec | None, Removed("it is called samples now")] = None
+    reward_pool: Annotated[Opaque | None, Removed("give replicas and gradersPerPod of a pool in rewardPools")] = None
     failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
     tracking: Annotated[TrackingSpec | None, Changeable.WHILE_SUSPENDED] = None
     suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
@@ -85,8 +86,15 @@ class RLJobSpec(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _read_renamed(cls, value: Any) -> Any:
-        """Reads a stored job that has `rollouts`, the former name of `samples`."""
-        if isinstance(value, dict) and "rollouts" in value:
-            value = {"samples": value["rollouts"], **value}
-            del value["rollouts"]
+        """Reads a stored job that has `rollouts`, the former name of `samples`, or `rewardPool`, when there was one pool.
+
+        The API server has filled in the default of rewardPools, which therefore doesn't count beside it.
+        """
+        if not isinstance(value, dict):
+            return value
+        value = dict(value)
+        if (samples := value.pop("rollouts", None)) is not None:
+            value.setdefault("samples", samples)
+        if isinstance(pool := value.pop("rewardPool", None), dict):
+            value["rewardPools"] = [{"name": DEFAULT_POOL, **pool}]
         return value

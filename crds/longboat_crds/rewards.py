@@ -1,9 +1,9 @@
 """`spec.rewards`: what a response is worth."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from longboat_crds.base import (
     LIST_TYPE,
@@ -42,7 +42,7 @@ from longboat_crds.reward_kinds import (
     RewardSignature,
     TestCaseFormat,
 )
-from longboat_crds.rules import FieldError, Rule
+from longboat_crds.rules import FieldError, Removed, Rule
 
 
 class ConfigMapFunction(ConfigMapFile):
@@ -301,6 +301,9 @@ class RewardSpec(ApiModel):
     )
 
     name: ObjectName = Field(description="Name of the reward in metrics; no two rewards share one.")
+    style: Annotated[str | None, Removed("use signature or, for ReasoningGym, kind")] = Field(
+        default=None, max_length=16
+    )
     kind: RewardKind = RewardKind.FUNCTION
     signature: RewardSignature = RewardSignature.LONGBOAT
     function: str | None = Field(
@@ -380,6 +383,15 @@ class RewardSpec(ApiModel):
     def grades_groups(self) -> bool:
         """Whether it is given all responses to a prompt at once."""
         return self.signature is RewardSignature.TRL and self.batch is not RewardBatch.SAMPLE
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_style(cls, value: Any) -> Any:
+        """Reads a reward of a stored job that has `style`, which was split into `kind` and `signature`."""
+        if isinstance(value, dict) and (style := value.get("style")) is not None:
+            value = {name: part for name, part in value.items() if name != "style"}
+            value["kind" if style == RewardKind.REASONING_GYM else "signature"] = style
+        return value
 
 
 DEFAULT_POOL = "default"

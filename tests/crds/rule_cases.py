@@ -273,6 +273,8 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ),
     ({"spec.rounds.promptOvercommitMode": "Auto"}, "spec.rounds.promptOvercommitMode"),
     ({"spec.rollouts": {"everySteps": 5}}, "spec.rollouts"),
+    ({"spec.rewardPool": {"replicas": 2}}, "spec.rewardPool"),
+    ({"spec.rewards.0.style": "Longboat"}, "spec.rewards[0].style"),
     (
         {"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommit": 0.9},
         "spec.rounds.promptOvercommit",

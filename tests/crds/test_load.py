@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from longboat_crds.yaml_text import dump, parse
 from tests.crds.malformed_jobs import Malformed, malformed
 from tests.crds.manifests import MINIMAL, changed
 
+TASK = {"reasoningGym": {"task": "chain_sum"}}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("**/*.yaml"))
 
 
@@ -45,9 +47,9 @@ def test_what_was_loaded_loads_again() -> None:
             "spec.ttl_seconds_after_finished: no such field; did you mean ttlSecondsAfterFinished?",
         ),
         (
-            {"spec.rewards.0.style": "TRL"},
+            {"spec.rewards.0.colour": "TRL"},
             (
-                "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, factory, sandbox, "
+                "spec.rewards[0].colour: no such field; known fields are name, kind, signature, function, configMap, factory, sandbox, "
                 "parameters, role, solvedAt, canary, batch, tokenIds, specialTokens, isolation, pool, weight, timeoutSeconds, learnedTimeout, timeoutScore, domains"
             ),
         ),
@@ -92,6 +94,28 @@ def test_a_job_that_is_stored_with_a_renamed_field_is_read_by_its_new_name() -> 
     renamed = changed({"spec.samples": {"everySteps": 5}})["spec"]
     assert RLJobSpec.model_validate(stored) == RLJobSpec.model_validate(renamed)
     assert RLJobSpec.model_validate(stored).to_json() == RLJobSpec.model_validate(renamed).to_json()
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (
+            {"spec.rewardPool": {"replicas": 3, "gradersPerPod": 2}, "spec.rewardPools": [{"name": "default"}]},
+            {"spec.rewardPools": [{"name": "default", "replicas": 3, "gradersPerPod": 2}]},
+        ),
+        (
+            {"spec.rewards": [{"name": "a", "style": "ReasoningGym"}], "spec.dataset": TASK},
+            {"spec.rewards": [{"name": "a", "kind": "ReasoningGym"}], "spec.dataset": TASK},
+        ),
+        ({"spec.rewards.0.style": "Verl"}, {"spec.rewards.0.signature": "Verl"}),
+        ({"spec.rewards.0.style": "Longboat"}, {}),
+    ],
+    ids=str,
+)
+def test_a_job_that_an_early_release_stored_keeps_its_meaning(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """The API server has filled in the defaults of fields that are new."""
+    stored, renamed = changed(before)["spec"], changed(now)["spec"]
+    assert RLJobSpec.model_validate(stored) == RLJobSpec.model_validate(renamed)
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -102,16 +102,16 @@ def test_a_missing_runtime_is_named_and_the_job_starts_when_it_comes() -> None:
     assert cluster.status.phase is Phase.STARTING
 
 
-def test_a_template_stored_by_a_newer_operator_is_shown_with_its_field_and_what_runs_goes_on() -> None:
+def test_a_stored_template_that_lacks_what_pods_need_is_shown_with_its_field_and_what_runs_goes_on() -> None:
     cluster = SimulatedCluster()
     cluster.up()
     pods = {pod["metadata"]["uid"] for pod in cluster.pods()}
-    cluster.children["ControllerRevision"]["sums-runtime-1"]["data"]["futureField"] = 1
+    cluster.children["ControllerRevision"]["sums-runtime-1"]["data"]["image"] = {"name": "runtime"}
     cluster.settle()
     assert {pod["metadata"]["uid"] for pod in cluster.pods()} == pods
     status, reason, message = condition(cluster, ConditionType.RUNTIME_RESOLVED)
     assert (status, reason) == ("False", Reason.POD_TEMPLATE_INVALID)
-    assert message.startswith("ControllerRevision sums-runtime-1: data.futureField: ")
+    assert message.startswith("ControllerRevision sums-runtime-1: data.image: ")
 
 
 def test_an_operator_for_single_namespaces_says_that_it_can_not_read_cluster_runtimes() -> None:
