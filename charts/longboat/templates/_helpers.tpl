@@ -9,6 +9,11 @@
 {{- end }}
 {{- end }}
 
+{{- /* The values that were given, and defaults for all others: with --reuse-values those that an older chart didn't have are missing. */}}
+{{- define "longboat.values" -}}
+{{- mergeOverwrite (include "longboat.defaults" . | fromYaml) (deepCopy .Values) | toYaml }}
+{{- end }}
+
 {{- define "longboat.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -25,7 +30,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* The admission policy recognizes drivers' accounts by their suffix: the operator's has another. */}}
 {{- define "longboat.serviceAccountName" -}}
-{{- $name := default (include "longboat.fullname" .) .Values.serviceAccount.name }}
+{{- $name := default (include "longboat.fullname" .) (.Values.serviceAccount).name }}
 {{- hasSuffix "-driver" $name | ternary (printf "%s-operator" $name) $name }}
 {{- end }}
 
