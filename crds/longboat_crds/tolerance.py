@@ -22,19 +22,19 @@ def read_known(model: type[Model], value: Mapping[str, Any]) -> Model:
     Raises:
         ValidationError: nothing would be left, since a field that the model itself needs is missing or unreadable.
     """
-    known: Any = value
+    readable: Any = value
     while True:
         try:
-            return model.model_validate(known)
+            return model.model_validate(readable)
         except ValidationError as error:
-            if known is value:
-                known = copy.deepcopy(dict(value))
-            places = {_place_of(known, each["loc"]) for each in error.errors(include_url=False, include_input=False)}
+            if readable is value:
+                readable = copy.deepcopy(dict(value))
+            places = {_place_of(readable, each["loc"]) for each in error.errors(include_url=False, include_input=False)}
             if () in places:
                 raise
             # From the end, so that the items of a list keep their numbers until it is their turn.
             for place in sorted(places, key=_order, reverse=True):
-                _remove(known, place)
+                _remove(readable, place)
 
 
 def _place_of(value: Any, location: Sequence[str | int]) -> tuple[str | int, ...]:

@@ -44,9 +44,11 @@ def test_absent_fields_are_left_out() -> None:
     assert status().to_json().keys() == {"training"}
 
 
-def test_what_another_version_wrote_is_absent() -> None:
-    stored = {"training": {"incarnation": 1, "mood": "good"}, "checkpoint": {"incarnation": 1, "step": 3}}
-    assert DriverStatus.from_json(stored) == DriverStatus(checkpoint=CheckpointStatus(incarnation=1, step=3))
+def test_what_this_version_does_not_know_is_left_out() -> None:
+    training = {"incarnation": 1, "state": "Pondering", "step": 7, "mood": "good"}
+    stored = {"training": training, "checkpoint": {"incarnation": 1, "pace": 3}}
+    known = Training(incarnation=1, state=TrainingState.RUNNING, step=7)
+    assert DriverStatus.from_json(stored) == DriverStatus(training=known)
     assert DriverStatus.from_json(status().to_json()) == status()
 
 

@@ -310,13 +310,13 @@ def pods_of(observed: Observed, job: JobRef) -> Pods:
     """
     by_role: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     unplaced = []
-    found = [(pod, False) for pod in observed.children.get("Pod", {}).values()]
-    found += [
+    objects = [(pod, False) for pod in observed.children.get("Pod", {}).values()]
+    objects += [
         (pod, True)
         for (kind, name), pod in observed.looked_up.items()
         if kind == "Pod" and pod is not None and belongs_to(pod, job.uid) and name not in observed.children["Pod"]
     ]
-    for pod, hidden in found:
+    for pod, hidden in objects:
         metadata = pod["metadata"]
         identity = job.identity(metadata["name"])
         if identity is None:

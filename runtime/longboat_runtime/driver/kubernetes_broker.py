@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import FAILURE_LENGTH, Demand, RewardGrant, RolloutGrant
+from longboat_crds.tolerance import read_known
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Rejected
 from longboat_runtime.driver.status import DriverStatus, asks_anew, due
@@ -249,7 +250,7 @@ def _grant_in(job: dict[str, Any], kind: str, model: type[Granted]) -> Granted |
     """Reads what of this kind is granted in the job's status; None if there is no grant that this version understands."""
     grant = job.get("status", {}).get("allocation", {}).get("grant", {}).get(kind)
     try:
-        return None if grant is None else model.model_validate(grant)
+        return None if grant is None else read_known(model, grant)
     except ValidationError as error:
         log.warning("a grant can't be read, so it is ignored", kind=kind, error=str(error))
         return None

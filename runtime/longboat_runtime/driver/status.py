@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from longboat_crds.base import FieldsModel
 from longboat_crds.status import CheckpointStatus, Demand, Problem, Training
+from longboat_crds.tolerance import read_known
 
 Part = TypeVar("Part", bound=FieldsModel)
 
@@ -40,7 +41,7 @@ class DriverStatus:
 
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> DriverStatus:
-        """Reads progress and checkpoint in a job's status; a part that another version wrote and this version can't read is absent."""
+        """Reads progress and checkpoint in a job's status, as far as this version knows and can read them."""
         return cls(
             training=_read(Training, status.get("training")),
             checkpoint=_read(CheckpointStatus, status.get("checkpoint")),
@@ -49,7 +50,7 @@ class DriverStatus:
 
 def _read(model: type[Part], value: Any) -> Part | None:
     try:
-        return model.model_validate(value) if value is not None else None
+        return read_known(model, value) if value is not None else None
     except ValidationError:
         return None
 
