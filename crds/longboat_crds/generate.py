@@ -4,22 +4,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from longboat_crds.generated import TEMPLATES, defaults_template, generated
+from longboat_crds.generated import generated
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def texts() -> dict[str, str]:
-    """Returns the text of each generated file by its path."""
-    values = (ROOT / TEMPLATES).parent / "values.yaml"
-    return {**generated(), f"{TEMPLATES}/_defaults.tpl": defaults_template(values.read_text(encoding="utf-8"))}
 
 
 def stale(root: Path = ROOT) -> list[str]:
     """Returns the paths of generated files that are missing or differ from what the models now generate."""
     return [
         path
-        for path, text in texts().items()
+        for path, text in generated().items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
     ]
 
@@ -34,11 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
         for path in paths:
             print(f"{path} is stale: run `python -m longboat_crds.generate`", file=sys.stderr)
         return 1 if paths else 0
-    made = texts()
+    texts = generated()
     for path in paths:
         file = ROOT / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(made[path], encoding="utf-8")
+        file.write_text(texts[path], encoding="utf-8")
         print(path)
     return 0
 

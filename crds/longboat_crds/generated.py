@@ -9,7 +9,7 @@ from longboat_crds import conditions_page, crd, policies, reference
 from longboat_crds.base import GROUP, VERSION
 from longboat_crds.objects import KINDS
 from longboat_crds.schema import json_schema, without
-from longboat_crds.yaml_text import dump, parse
+from longboat_crds.yaml_text import dump
 
 TEMPLATES = "charts/longboat/templates"
 
@@ -21,7 +21,7 @@ metadata:
     {{{{- include "longboat.labels" . | nindent 4 }}}}
 """
 _KEEP = """\
-  {{- if $values.crds.keep }}
+  {{- if .Values.crds.keep }}
   annotations:
     helm.sh/resource-policy: keep
   {{- end }}
@@ -65,11 +65,5 @@ def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
 
 
 def _template(switch: str, bodies: list[str]) -> str:
-    """Returns the text of a chart template with these objects, which is rendered if the value `SWITCH.install` is true."""
-    head = f'{{{{- /* {_NOTE} */}}}}\n{{{{- $values := include "longboat.values" . | fromYaml }}}}\n{{{{- if $values.{switch}.install }}}}\n'
-    return head + "---\n".join(bodies) + "{{- end }}\n"
-
-
-def defaults_template(values: str) -> str:
-    """Returns the text of the chart's template that has the defaults of its values, given the text of values.yaml."""
-    return f'{{{{- /* {_NOTE} */}}}}\n{{{{- define "longboat.defaults" -}}}}\n{dump(next(iter(parse(values))))}{{{{- end }}}}\n'
+    """Returns the text of a chart template with these objects, which is rendered if `.Values.SWITCH.install` is true."""
+    return f"{{{{- /* {_NOTE} */}}}}\n{{{{- if .Values.{switch}.install }}}}\n" + "---\n".join(bodies) + "{{- end }}\n"

@@ -86,15 +86,16 @@ class RLJobSpec(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _read_renamed(cls, value: Any) -> Any:
-        """Reads a stored job that has `rollouts`, the former name of `samples`, or `rewardPool`, when there was one pool.
+        """Reads a stored job with fields of earlier versions: `rollouts`, now `samples`, and `rewardPool`, now an entry of `rewardPools`.
 
-        The API server has filled in the default of rewardPools, which therefore doesn't count beside it.
+        `rewardPool` overrides the default of `rewardPools`, which the API server has filled in.
         """
         if not isinstance(value, dict):
             return value
         value = dict(value)
         if (samples := value.pop("rollouts", None)) is not None:
             value.setdefault("samples", samples)
-        if isinstance(pool := value.pop("rewardPool", None), dict):
+        pool, pools = value.pop("rewardPool", None), value.get("rewardPools") or [{"name": DEFAULT_POOL}]
+        if isinstance(pool, dict) and [named.get("name") for named in pools] == [DEFAULT_POOL]:
             value["rewardPools"] = [{"name": DEFAULT_POOL, **pool}]
         return value

@@ -387,7 +387,7 @@ class RewardSpec(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _read_style(cls, value: Any) -> Any:
-        """Reads a reward of a stored job that has `style`, which was split into `kind` and `signature`."""
+        """Reads a stored reward with `style`, which became `kind` and `signature`."""
         if isinstance(value, dict) and (style := value.get("style")) is not None:
             value = {name: part for name, part in value.items() if name != "style"}
             value["kind" if style == RewardKind.REASONING_GYM else "signature"] = style

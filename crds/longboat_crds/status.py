@@ -29,7 +29,8 @@ FAILURE_LENGTH = 1024
 Line = Annotated[str, Field(max_length=LINE_LENGTH)]
 Message = Annotated[str, Field(max_length=4096)]
 _RETIRED = "Written by drivers of earlier releases that still run."
-ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
+# That of metav1.Condition: a newer version may have reasons of other forms than this one's.
+ReasonText = Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
 
 
 class Phase(StrEnum):
@@ -46,10 +47,7 @@ class Phase(StrEnum):
 
 
 class TrainingState(StrEnum):
-    """What the driver says of itself.
-
-    A word that only a newer driver knows is read as Running: it reports, and it hasn't ended.
-    """
+    """What the driver says of itself."""
 
     STARTING = "Starting"
     RUNNING = "Running"
@@ -59,6 +57,7 @@ class TrainingState(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
+        # A newer driver that reports an unknown state is alive, and hasn't ended.
         return cls.RUNNING if isinstance(value, str) else None
 
 
@@ -408,6 +407,10 @@ class PodRecord(FieldsModel):
     restarts: Count = Field(default=0, description="Restarts of its containers that have been counted.")
     losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(default=None, description="When its loss was noticed; it is to be replaced.")
+    gone: bool = Field(
+        default=False,
+        description="That nothing has its name any more: looked up once no watch showed it. Only then is it replaced.",
+    )
     node: Line | None = Field(default=None, description="The node it was last seen on.")
     was_ready: bool = Field(default=False, description="Whether it has been ready.")
     incident: Timestamp | None = Field(
@@ -521,9 +524,9 @@ class RewardCpuStatus(ApiModel):
 class RoleStatus(FieldsModel):
     """Pods of one role."""
 
-    desired: Count = Field(description="Pods that should exist.")
-    ready: Count = Field(description="Pods that are ready.")
-    ready_text: Line = Field(description="`ready/desired`, for the printer column.")
+    desired: Count = Field(default=0, description="Pods that should exist.")
+    ready: Count = Field(default=0, description="Pods that are ready.")
+    ready_text: Line = Field(default="", description="`ready/desired`, for the printer column.")
     restarts: Count = Field(
         default=0,
         description="Container restarts and pod replacements since the job was created, counted by failurePolicy or not.",

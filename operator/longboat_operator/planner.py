@@ -9,7 +9,17 @@ from datetime import datetime
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
-from longboat_operator.model import Action, CapacityKey, DeleteObject, Object, Observed, Plan, PublishStatus, ResizePod
+from longboat_operator.model import (
+    Action,
+    CapacityKey,
+    DeleteObject,
+    Object,
+    Observed,
+    Plan,
+    PublishStatus,
+    ResizePod,
+    Target,
+)
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
 from longboat_operator.plan.creation import Creation, creation_of, pods_to_create, vacancies
@@ -22,7 +32,6 @@ from longboat_operator.plan.records import Memories, RoleCount, count, dismissed
 from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
-from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
@@ -32,9 +41,6 @@ from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import final_status, operator_part, status_of
 from longboat_operator.status.roles import NOWHERE, summary, survey
-
-# How often a pod that the watch doesn't show is looked up, until it is gone.
-HIDDEN_SECONDS = 5.0
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -57,10 +63,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
         return _finished(view, now)
     suspension = suspension_of(view, now)
     memories = {role: remembered(view.published(role)) for role in ROLES}
-    if missing := missing_pods(view, memories):
-        if any(name in observed.rejections for name in missing):
-            return Plan(look_again_seconds=LOOK_AGAIN_SECONDS)  # what isn't known must not be replaced
-        return Plan(look_up=tuple(("Pod", name) for name in missing))
+    if missing := _unknown(view, memories, suspension):
+        return Plan(look_up=missing)  # nothing may take a pod's place before its fate is known
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
@@ -73,14 +77,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
     facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status)
     if end := _end(view, facts, now):
-        # No later plan knows of those that the watch doesn't show.
-        at_once = removal_of((pod for pod in view.all_pods if pod.hidden), now)
-        return _published(view.status, final_status(view, end, counts, now), counts, at_once.actions)
+        return _ended(view, end, counts, now)
     removal = _removal(view, memories, suspension, now, lost, places)
     status = status_of(view, facts, now)
-    hidden = HIDDEN_SECONDS if any(pod.hidden for pod in view.all_pods) else None
     waits = [
-        hidden,
         creation.wait,
         removal.wait,
         lost.wait,
@@ -123,6 +123,7 @@ def _counts(
                 inside if role is Role.DRIVER else None,
                 excuses if role is Role.DRIVER else (),
                 leaving.draining if role is Role.ROLLOUT else (),
+                view.gone,
             )
             for role in ROLES
         }
@@ -130,7 +131,20 @@ def _counts(
             text = f"rounds.steps was raised to {view.spec.rounds.steps} when {view.step} steps were trained"
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return counts
-    return {role: released(memories[role], view.pods[role]) for role in ROLES}
+    return {role: _released(view, memories, role) for role in ROLES}
+
+
+def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
+    """Returns the pods to look up first. A job that ends or is suspended doesn't wait for look-ups that are refused."""
+    missing = missing_pods(view, memories)
+    refused = all(name in view.observed.rejections for _, name in missing)
+    goes_on = suspension is Suspension.NONE and not said_by_driver(view)
+    return missing if goes_on or not refused else ()
+
+
+def _released(view: JobView, memories: Memories, role: Role) -> RoleCount:
+    """Returns a role's memory without the pods that are being deleted, but for those that the watch doesn't show: they are looked up."""
+    return released(memories[role], view.pods[role], {pod.place for pod in view.pods[role] if pod.unwatched})
 
 
 def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
@@ -155,6 +169,12 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
         return None
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
+
+
+def _ended(view: JobView, end: Finding, counts: Memories, now: datetime) -> Plan:
+    """Publishes the end. Plans for a job that has ended look up no pods, so those that the watch doesn't show are deleted now."""
+    removal = removal_of((pod for pod in view.all_pods if pod.unwatched), now)
+    return _published(view.status, final_status(view, end, counts, now), counts, removal.actions)
 
 
 def _removal(
@@ -191,35 +211,34 @@ def _finished(view: JobView, now: datetime) -> Plan:
 
 
 def _unreadable(observed: Observed, job: Object, message: str, now: datetime) -> Plan:
-    """Plans for a job whose spec this version can't read: what runs keeps running, and no pod is created.
+    """Plans for a job whose spec this version can't read: creates no pods, and leaves running ones alone.
 
-    Rule: a job that has ended, or is to be suspended, releases its pods all the same. Of the spec counts what can be read.
+    Rule: a job that has ended, or is to be suspended, still releases its pods. The parts of the spec that can be read count.
     """
     view = read_for_release(observed, job)
     if view.finished:
-        removal = removal_of(view.all_pods, now)
-        return Plan(removal.actions, removal.wait)
+        return _finished(view, now)
     memories = {role: remembered(view.published(role)) for role in ROLES}
-    if end := said_by_driver(view):
-        return _published(view.status, final_status(view, end, memories, now), memories)
-    finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
-    suspension = suspension_of(view, now)
-    if suspension in {Suspension.RELEASING, Suspension.SUSPENDED}:
-        memories = {role: released(memories[role], view.pods[role]) for role in ROLES}
-    removal = Removal() if suspension is Suspension.NONE else _removal(view, memories, suspension, now, Lost(), NOWHERE)
-    status = view.status
-    if suspension is not Suspension.NONE:
-        facts = Facts(suspension, survey(view, NOWHERE, {}), memories, Creation())
+    suspension, end = suspension_of(view, now), said_by_driver(view)
+    releases = end is not None or suspension is not Suspension.NONE
+    if releases and (missing := _unknown(view, memories, suspension)):
+        return Plan(look_up=missing)
+    if end:
+        return _ended(view, end, memories, now)
+    removal, waits = Removal(), list[float | None]()
+    if suspension is Suspension.NONE:
+        update = {"phase": view.status.phase or Phase.PENDING, "reason": str(Reason.SPEC_INVALID), "suspend_time": None}
+        status = view.status.model_copy(update={"observed_generation": view.generation, **update})
+    else:
+        places: Places = {role: tuple(dict.fromkeys(pod.place for pod in view.pods[role])) for role in ROLES}
+        if suspension is not Suspension.SUSPENDING:
+            places, memories = NOWHERE, {role: _released(view, memories, role) for role in ROLES}
+        facts = Facts(suspension, survey(view, places, {}), memories, Creation(), reward_cpu=view.status.reward_cpu)
         status = status_of(view, facts, now)
-    status = status.model_copy(
-        update={
-            "observed_generation": view.generation,
-            "phase": status.phase or Phase.PENDING,
-            "reason": status.reason if suspension is not Suspension.NONE else str(Reason.SPEC_INVALID),
-            "conditions": updated(status.conditions, [finding], view.generation, now),
-        }
-    )
-    waits = [removal.wait, grace_left(view, now) if suspension is Suspension.SUSPENDING else None]
+        removal = _removal(view, memories, suspension, now, Lost(), NOWHERE)
+        waits = [removal.wait, lost_pods(view, now).wait, *_timers(view, facts, now)]
+    finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
+    status = status.model_copy(update={"conditions": updated(status.conditions, [finding], view.generation, now)})
     return _published(view.status, status, memories, removal.actions, _soonest(waits))
 
 

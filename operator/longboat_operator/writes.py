@@ -14,6 +14,7 @@ from longboat_operator.model import (
     ANNOTATION_LIVE_HASH,
     FIELD_MANAGER,
     GRANT_FIELD_MANAGER,
+    LABEL_JOB,
     Action,
     ApplyObject,
     CreateObject,
@@ -188,6 +189,13 @@ class Writes:
     def _check_ours(self, existing: Object) -> None:
         job = (self._observed.job or {}).get("metadata", {})
         if belongs_to(existing, job.get("uid", "")):
+            if (
+                existing["kind"] == POD.kind
+                and (existing["metadata"].get("labels") or {}).get(LABEL_JOB) != job["name"]
+            ):
+                raise NotOursError(
+                    f"Pod {existing['metadata']['name']} lacks the label {LABEL_JOB}: restore it, or delete the pod"
+                )
             return
         whose = OF_SOMETHING_ELSE
         if belongs_to_earlier(existing, self._observed.key.name, job.get("uid", "")):

@@ -1,7 +1,6 @@
 """The chart renders what a careful platform team would accept, and refuses values it doesn't know."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from tests.charts.rendering import CHART, NAMESPACE, RELEASE, Rendered, helm, re
 pytestmark = pytest.mark.helm
 
 NAME = f"{RELEASE}-longboat"
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 READS = {"get", "list", "watch"}
 MODES: list[dict[str, Any]] = [{}, {"watchNamespaces": ["team-a", "team-b"]}]
 
@@ -96,8 +94,9 @@ def test_the_operators_command_line_takes_the_arguments(mode: dict[str, Any]) ->
     ],
     ids=["default", "given"],
 )
-def test_the_operator_is_told_who_answers_dns(peers: list[dict[str, Any]] | None) -> None:
-    rendered = render({"dnsPeers": peers} if peers else {})
+@pytest.mark.parametrize("values", [{}, {"dnsPeers": None}], ids=["its values", "an older chart's"])
+def test_the_operator_is_told_who_answers_dns(peers: list[dict[str, Any]] | None, values: dict[str, Any]) -> None:
+    rendered = render({"dnsPeers": peers} if peers else values)
     [container] = rendered.one("Deployment")["spec"]["template"]["spec"]["containers"]
     told = _parser().parse_args(container["args"]).dns_peers
     assert list(told) == (peers or list(DNS_PEERS))
@@ -187,32 +186,6 @@ def test_definitions_and_policies_can_be_left_out() -> None:
     assert rendered.of_kind("ValidatingAdmissionPolicyBinding") == []
     kept = render({"crds": {"keep": False}}).of_kind("CustomResourceDefinition")
     assert [body for body in kept if "annotations" in body["metadata"]] == []
-
-
-def paths(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, value in values.items():
-        yield (*above, name)
-        if isinstance(value, dict):
-            yield from paths(value, (*above, name))
-
-
-@pytest.mark.parametrize("path", [*paths(VALUES)], ids=".".join)
-def test_a_value_that_an_older_chart_did_not_have_has_its_default(path: tuple[str, ...], default: Rendered) -> None:
-    """`helm upgrade --reuse-values` takes the older chart's values in place of the defaults. A null removes one here."""
-    values: Any = None
-    for name in reversed(path):
-        values = {name: values}
-    assert render(values).objects == default.objects
-
-
-@pytest.mark.parametrize(
-    ("path", "value"), [("replicas", 0), ("metrics.service", False), ("networkPolicy.enabled", False)]
-)
-def test_a_value_that_is_false_or_empty_counts(path: str, value: Any, default: Rendered) -> None:
-    values = value
-    for name in reversed(path.split(".")):
-        values = {name: values}
-    assert render(values).objects != default.objects
 
 
 def test_several_replicas_get_a_disruption_budget() -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from longboat_crds import generate
 from longboat_crds.crd import definitions
+from longboat_crds.generated import generated
 from longboat_crds.load import load_job
 from longboat_crds.objects import RLJob
 from longboat_crds.schema import VALIDATIONS, json_schema
@@ -22,7 +23,7 @@ def test_no_generated_file_is_stale() -> None:
 
 
 def test_a_changed_file_is_found(tmp_path: Path) -> None:
-    for path, text in generate.texts().items():
+    for path, text in generated().items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert generate.stale(tmp_path) == []

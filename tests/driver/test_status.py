@@ -47,8 +47,8 @@ def test_absent_fields_are_left_out() -> None:
 def test_what_this_version_does_not_know_is_left_out() -> None:
     training = {"incarnation": 1, "state": "Pondering", "step": 7, "mood": "good"}
     stored = {"training": training, "checkpoint": {"incarnation": 1, "pace": 3}}
-    known = Training(incarnation=1, state=TrainingState.RUNNING, step=7)
-    assert DriverStatus.from_json(stored) == DriverStatus(training=known)
+    expected = Training(incarnation=1, state=TrainingState.RUNNING, step=7)
+    assert DriverStatus.from_json(stored) == DriverStatus(training=expected)
     assert DriverStatus.from_json(status().to_json()) == status()
 
 

@@ -138,6 +138,7 @@ class SimulatedCluster:
 
     def _answer(self, kind: str, name: str) -> Object | None:
         if kind == "Event":
+            assert self.children["Pod"][name]["metadata"]["labels"].get(LABEL_JOB) == KEY.name, "looked up by its uid"
             return self.warnings.get(name)
         found = self.children[kind].get(name)
         return found and trim(found)
@@ -327,6 +328,8 @@ class SimulatedCluster:
             self.secrets_made.add(name)
         if kind == "Pod":
             if existing:
+                if existing["metadata"]["labels"].get(LABEL_JOB) != KEY.name:
+                    raise Rejected(f"Pod {name} lacks the label {LABEL_JOB}")
                 return
             images = {c["image"] for c in body["spec"]["containers"]}
             if self.invalid_image in images:

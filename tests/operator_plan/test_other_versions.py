@@ -10,13 +10,14 @@ import pytest
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.status import Phase
+from longboat_crds.status import Phase, PodRecord, RoleStatus
 from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_POOL, LABEL_ROLE
 from longboat_operator.planner import plan
-from longboat_operator.reading.conditions import find
 from longboat_operator.reading.status import read_status
+from longboat_operator.reading.times import stamp
 from tests.operator_plan.reward_cluster import RewardCluster
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
+from tests.operator_plan.test_plan_start import condition
 
 POD_LABELS = (LABEL_JOB, LABEL_ROLE, LABEL_INDEX, LABEL_ATTEMPT)
 # Values of these are words of this version, of which a newer one may have others.
@@ -94,13 +95,13 @@ def test_parts_of_a_status_that_cannot_be_read_are_left_out_alone() -> None:
             "phase": "Queued",
             "training": {"incarnation": 2, "state": "Paused", "step": 3, "speed": 1},
             "rewardCpu": {"total": "1", "used": "1", "moves": moves},
-            "roles": {"judge": {"desired": 1}, "driver": {"desired": 1, "ready": "all", "readyText": "1/1"}},
+            "roles": {"judge": {"desired": 1}, "driver": {"pods": [{"index": 0}, {"index": 1, "attempt": 0}]}},
         }
     )
     assert status.to_json() == {
         "training": {"incarnation": 2, "state": "Running", "step": 3, "steps": 0, "roundKind": "Short"},
         "rewardCpu": {"total": "1", "used": "1", "moves": moves[:1]},
-        "roles": {},
+        "roles": {"driver": {**RoleStatus().to_json(), "pods": [PodRecord(index=1, attempt=0).to_json()]}},
     }
 
 
@@ -113,10 +114,9 @@ def test_pods_are_made_from_a_revision_of_a_newer_version_without_what_is_unknow
     cluster.advance(30)
     cluster.settle()
     assert "sums-rollout-0-a1" in cluster.children["Pod"]
-    condition = find(cluster.status.conditions, ConditionType.RUNTIME_RESOLVED)
-    assert condition is not None
-    assert condition.status == "True"
-    assert "gpuTemplates" in condition.message
+    status, _, message = condition(cluster, ConditionType.RUNTIME_RESOLVED)
+    assert status == "True"
+    assert "gpuTemplates" in message
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,7 @@ def test_a_job_whose_spec_cannot_be_read_releases_its_pods(changes: dict[str, An
     cluster.edit(**changes)
     cluster.settle()
     assert len(cluster.pods()) == 6
-    finding = find(cluster.status.conditions, ConditionType.RUNTIME_RESOLVED)
-    assert finding is not None
-    assert (finding.status, finding.reason) == ("False", Reason.SPEC_INVALID)
+    assert condition(cluster, ConditionType.RUNTIME_RESOLVED)[:2] == ("False", Reason.SPEC_INVALID)
     ending, suspending = copy.deepcopy(cluster), cluster
     ending.train(93, "Succeeded")
     assert_released(ending)
@@ -139,9 +137,7 @@ def test_a_job_whose_spec_cannot_be_read_releases_its_pods(changes: dict[str, An
     assert len(suspending.pods()) == 6, "the driver saves a checkpoint"
     assert_released(suspending)
     assert suspending.status.phase is Phase.SUSPENDED
-    finding = find(suspending.status.conditions, ConditionType.RUNTIME_RESOLVED)
-    assert finding is not None
-    assert finding.reason == Reason.SPEC_INVALID
+    assert condition(suspending, ConditionType.RUNTIME_RESOLVED)[1] == Reason.SPEC_INVALID
 
 
 @pytest.mark.parametrize("label", POD_LABELS)
@@ -201,13 +197,167 @@ def test_a_pod_that_an_earlier_version_named_goes_once_every_place_has_a_pod() -
 
 
 def test_a_pod_that_the_watch_has_lost_is_not_made_twice() -> None:
-    """The look-up is refused: nothing is known of it, so nothing takes its place."""
+    """Until the look-up is answered, nothing is decided."""
     cluster = trained(SimulatedCluster())
     del cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["labels"][LABEL_JOB]
     observed = cluster.observed()
     made = plan(observed, cluster.now)
     assert made.look_up == (("Pod", "sums-trainer-1-a0"),)
-    cluster.rejections["sums-trainer-1-a0"] = "pods is forbidden"
-    made = plan(cluster.observed(), cluster.now)
-    assert made.empty
-    assert made.look_again_seconds is not None
+    assert not made.actions
+
+
+@pytest.mark.parametrize("label", [LABEL_JOB, LABEL_INDEX])
+def test_a_pod_whose_label_was_removed_counts_against_no_limit(label: str) -> None:
+    cluster = trained(SimulatedCluster(spec_of(failurePolicy={"maxTrainerRestarts": 1, "backoffSeconds": 1})))
+    for attempt in range(4):
+        del cluster.children["Pod"][f"sums-trainer-1-a{attempt}"]["metadata"]["labels"][label]
+        for _ in range(3):
+            cluster.settle()
+            cluster.end_deleted()
+            cluster.advance(30)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+
+
+def test_a_pod_that_loses_its_label_while_it_ends_keeps_its_place() -> None:
+    cluster = trained(SimulatedCluster())
+    cluster.delete_pod("sums-trainer-1-a0", grace=600)
+    cluster.settle()
+    del cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["labels"][LABEL_JOB]
+    cluster.advance(60)
+    cluster.settle()
+    assert "sums-trainer-1-a1" not in cluster.children["Pod"]
+
+
+def test_a_pod_without_its_label_that_waits_for_its_network_is_replaced() -> None:
+    """Its Events are those of no pod that the watch shows."""
+    cluster = trained(SimulatedCluster())
+    cluster.delete_pod("sums-trainer-1-a0", grace=0)
+    cluster.settle()
+    cluster.advance(30)
+    cluster.settle()
+    cluster.schedule("sums-trainer-1-a1")
+    waits = {"type": "PodReadyToStartContainers", "status": "False"}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(cluster.now)}
+    pod = cluster.children["Pod"]["sums-trainer-1-a1"]
+    pod["status"]["conditions"] = [waits, scheduled]
+    cluster.settle()
+    del pod["metadata"]["labels"][LABEL_JOB]
+    cluster.advance(60)
+    cluster.settle()
+    assert "deletionTimestamp" in pod["metadata"]
+
+
+def test_what_somebody_else_has_made_for_the_job_stays() -> None:
+    cluster = trained(SimulatedCluster())
+    other = copy.deepcopy(cluster.children["Pod"]["sums-driver-0-a0"])
+    other["metadata"] |= {"name": "tensorboard", "uid": "other"}
+    other["metadata"]["ownerReferences"] = [{**other["metadata"]["ownerReferences"][0], "controller": False}]
+    cluster.children["Pod"]["tensorboard"] = other
+    cluster.settle()
+    assert "deletionTimestamp" not in other["metadata"]
+
+
+def unreadable(grace: int = 60) -> SimulatedCluster:
+    """A trained job of which what remains without an unknown word breaks a rule."""
+    cluster = trained(SimulatedCluster(spec_of(checkpoint={"graceSeconds": grace})))
+    cluster.edit(rounds={"policy": "Future", "maxStaleness": 1})
+    cluster.settle()
+    return cluster
+
+
+def test_an_unreadable_job_whose_suspension_is_taken_back_goes_on() -> None:
+    cluster = unreadable()
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.advance(30)
+    cluster.edit(suspend=False)
+    cluster.settle()
+    cluster.advance(600)
+    cluster.settle()
+    assert not [pod for pod in cluster.pods() if "deletionTimestamp" in pod["metadata"]]
+
+
+def test_an_unreadable_job_has_its_own_time_for_a_checkpoint_and_its_own_steps() -> None:
+    cluster = unreadable(grace=3000)
+    suspending = copy.deepcopy(cluster)
+    suspending.edit(suspend=True)
+    suspending.settle()
+    suspending.advance(2000)
+    suspending.settle()
+    assert not [pod for pod in suspending.pods() if "deletionTimestamp" in pod["metadata"]]
+    assert suspending.status.roles == cluster.status.roles
+    cluster.edit(rounds={"steps": 200})
+    cluster.train(93, "Succeeded")
+    cluster.settle()
+    assert cluster.status.phase is not Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["suspended", "ended"])
+def test_a_pod_without_labels_goes_with_its_unreadable_job(*, ends: bool) -> None:
+    cluster = unreadable()
+    del cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["labels"][LABEL_JOB]
+    if ends:
+        cluster.train(93, "Succeeded")
+    else:
+        cluster.edit(suspend=True)
+        cluster.train(0, "Suspended")
+    assert_released(cluster)
+
+
+def lived(seed: int) -> None:
+    """A job with random losses of labels, deletions, suspensions and a spec that can't be read for a while."""
+    draw = random.Random(seed)
+    limits = {f"max{role}Restarts": 1000 for role in ("Driver", "Rollout", "Reward", "Trainer")}
+    cluster = SimulatedCluster(spec_of(checkpoint={"graceSeconds": 60}, failurePolicy={"backoffSeconds": 5, **limits}))
+    cluster.up()
+    cluster.train(1)
+    cluster.settle()
+    for _ in range(25):
+        pods = cluster.children["Pod"]
+        name = draw.choice(sorted(pods)) if pods else None
+        match draw.randrange(12):
+            case 0 | 1 if name:
+                pods[name]["metadata"]["labels"].pop(LABEL_JOB, None)
+            case 2 if name:
+                pods[name]["metadata"]["labels"].pop(draw.choice(POD_LABELS), None)
+            case 3 if name:
+                cluster.delete_pod(name)
+            case 4:
+                cluster.settle()
+            case 5:
+                cluster.reconcile()
+            case 6:
+                cluster.end_deleted()
+            case 7:
+                cluster.advance(draw.choice([1, 6, 30, 70]))
+            case 8:
+                cluster.start_all()
+            case 9:
+                cluster.edit(futureField=1)
+            case 10:
+                cluster.edit(suspend=draw.random() < 0.5)
+            case 11 if cluster.job:
+                cluster.job["spec"].pop("futureField", None)
+                cluster.edit()
+        places = [name.rpartition("-a")[0] for name in pods]
+        assert len(places) == len(set(places)), "two pods of one place"
+    assert cluster.job is not None
+    cluster.job["spec"].pop("futureField", None)
+    cluster.edit(suspend=True)
+    for _ in range(6):
+        cluster.settle()
+        cluster.end_deleted()
+        cluster.advance(100)
+    # One that lost its label before the status had a record of it is reported instead.
+    assert not cluster.children["Pod"].keys() - cluster.rejections.keys()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 530), marks=pytest.mark.extended)], ids=["few", "many"]
+)
+def test_whatever_happens_to_labels_no_place_has_two_pods_and_no_pod_outlives_its_job(seeds: range) -> None:
+    for seed in seeds:
+        lived(seed)

@@ -57,9 +57,11 @@ def test_an_end_in_words(state: dict, text: str) -> None:
 
 def test_an_image_that_is_too_old_is_said_to_be() -> None:
     text = words(ended(2, message="Error: No such option: --pool"))
-    assert "No such option: --pool; the image is older than this operator can work with" in text
+    assert "No such option: --pool; the image is too old for this operator" in text
     assert "renewOnResume" in text
-    assert "older" not in words(ended(2, message="Error: no such file")) + words(ended(1, message="No such option: -x"))
+    assert "too old" not in words(ended(2, message="Error: no such file")) + words(
+        ended(1, message="No such option: -x")
+    )
 
 
 def test_the_end_of_long_last_lines_is_kept() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.releases.release import PACKAGES, ROOT, ask, last_release, losses
+from longboat_operator.cli import _parser
+from tests.charts.rendering import CHART, RELEASE, helm
+from tests.releases.release import PACKAGES, ROOT, breaking_changes, extract_last_release, run_script
 
 # The commands of the containers of a small job's pods that start the runtime, by pod and container.
 COMMANDS = """
@@ -26,12 +29,12 @@ json.dump(made, sys.stdout)
 """
 
 # Has the runtime's command line take commands, without carrying them out; prints its words of each that it refuses.
-TAKE = """
+PARSE = """
 import json, sys
 import typer
 from longboat_runtime.cli import app
 
-def take(program, *arguments):
+def parse(program, *arguments):
     command = typer.main.get_command(app)
     context = command.make_context(program, [*arguments])
     while hasattr(command, "resolve_command"):
@@ -41,7 +44,7 @@ def take(program, *arguments):
 refused = {}
 for name, command in json.load(sys.stdin).items():
     try:
-        take(*command)
+        parse(*command)
     except Exception as error:
         refused[name] = str(error)
 json.dump(refused, sys.stdout)
@@ -50,37 +53,45 @@ json.dump(refused, sys.stdout)
 
 @pytest.fixture(scope="session")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return last_release().extract(tmp_path_factory.mktemp("release"), *PACKAGES, "tests", "e2e")
+    return extract_last_release(tmp_path_factory.mktemp("release"), *PACKAGES, "tests", "e2e", "charts")
 
 
-def spec_of(text: str) -> dict[str, Any]:
-    schema: dict[str, Any] = yaml.safe_load(text)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return schema["properties"]["spec"]  # type: ignore[no-any-return]
+def spec_of(tree: Path, kind: str) -> dict[str, Any]:
+    definition = yaml.safe_load((tree / "crds" / f"{kind}.yaml").read_text())
+    schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
 
 
 @pytest.mark.parametrize("kind", ["rljobs", "rlruntimes", "clusterrlruntimes"])
-def test_no_field_of_a_spec_is_pruned(kind: str) -> None:
+def test_no_field_of_a_spec_is_pruned(released: Path, kind: str) -> None:
     """One that was removed leaves a stub (`Removed`), which is refused with the cure."""
-    path = f"crds/{kind}.yaml"
-    old, new = spec_of(last_release().text(path)), spec_of((ROOT / path).read_text())
-    assert [*losses(old, new, "spec")] == []
-    assert [*losses(new, {}, "spec")], "it would be noticed"
+    old, new = spec_of(released, kind), spec_of(ROOT, kind)
+    assert [*breaking_changes(old, new, "spec")] == []
+    assert [*breaking_changes(new, {}, "spec")], "it would be noticed"
 
 
-def test_this_operator_writes_the_command_lines_of_the_last_release(released: Path) -> None:
-    """They are frozen: an older agent knows no other option. What is new goes by environment variables."""
-    assert ask(ROOT, COMMANDS) == ask(released, COMMANDS)
+@pytest.mark.helm
+def test_the_chart_bears_the_values_of_the_last_release(released: Path, tmp_path: Path) -> None:
+    """`helm upgrade --reuse-values` gives the chart these alone."""
+    chart = Path(shutil.copytree(CHART, tmp_path / "longboat"))
+    shutil.copy(released / "charts" / "longboat" / "values.yaml", chart)
+    done = helm("template", RELEASE, str(chart))
+    assert done.returncode == 0, done.stderr
+    [deployment] = [body for body in yaml.safe_load_all(done.stdout) if body and body["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert _parser().parse_args(container["args"])
 
 
 def test_the_agent_of_the_last_release_runs_in_the_pods_of_this_operator(released: Path) -> None:
-    assert ask(released, TAKE, ask(ROOT, COMMANDS)) == {}
+    """An older agent knows no newer options: new settings go by environment variables."""
+    assert run_script(released, PARSE, run_script(ROOT, COMMANDS)) == {}
 
 
 def test_this_agent_runs_in_the_pods_of_the_last_release(released: Path) -> None:
-    commands = ask(released, COMMANDS)
-    assert ask(ROOT, TAKE, commands) == {}
+    commands = run_script(released, COMMANDS)
+    assert run_script(ROOT, PARSE, commands) == {}
     wrong = {name: [*command, "--from-the-future", "1"] for name, command in commands.items()}
-    refused = ask(ROOT, TAKE, wrong)
+    refused = run_script(ROOT, PARSE, wrong)
     assert refused.keys() == commands.keys(), "a command that isn't taken would be noticed"
     # The operator knows an image that is too old by these words.
     assert all("No such option" in words for words in refused.values())

@@ -9,9 +9,10 @@
 {{- end }}
 {{- end }}
 
-{{- /* The values that were given, and defaults for all others: with --reuse-values those that an older chart didn't have are missing. */}}
-{{- define "longboat.values" -}}
-{{- mergeOverwrite (include "longboat.defaults" . | fromYaml) (deepCopy .Values) | toYaml }}
+{{- /* As JSON. With --reuse-values, the values of a chart that didn't have it lack it. */}}
+{{- define "longboat.dnsPeers" -}}
+{{- $kubeSystem := dict "matchLabels" (dict "kubernetes.io/metadata.name" "kube-system") }}
+{{- default (list (dict "namespaceSelector" $kubeSystem)) .Values.dnsPeers | toJson }}
 {{- end }}
 
 {{- define "longboat.selector" -}}
@@ -30,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* The admission policy recognizes drivers' accounts by their suffix: the operator's has another. */}}
 {{- define "longboat.serviceAccountName" -}}
-{{- $name := default (include "longboat.fullname" .) (.Values.serviceAccount).name }}
+{{- $name := default (include "longboat.fullname" .) .Values.serviceAccount.name }}
 {{- hasSuffix "-driver" $name | ternary (printf "%s-operator" $name) $name }}
 {{- end }}
 

@@ -177,10 +177,10 @@ class Transport:
 
 
 def go_json(value: Any) -> str:
-    """Writes JSON as Go does: compact, with sorted keys, and `&`, `<`, `>` and the line separators U+2028 and U+2029 escaped.
+    """Writes JSON as Go does: compact, with sorted keys, and with `&`, `<`, `>`, U+2028 and U+2029 escaped.
 
-    The API server keeps the data of a ControllerRevision as the bytes that it was sent, and compares it with what Go makes of it: with
-    others, even a change of its labels is refused as one of its immutable data.
+    The API server stores a ControllerRevision's data byte for byte, and compares it with Go's encoding on every update. If they differ, it
+    refuses even a new label, since data is immutable.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.translate(_ESCAPED)

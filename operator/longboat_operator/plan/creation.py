@@ -133,8 +133,8 @@ def _another(view: JobView) -> RayToken:
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
     """Yields the places that should get a pod, now or later; `memories` are as published, `counts` after this look.
 
-    Rules: a place gets a pod only when none of it is left in the snapshot. One whose pod was lost waits for the back-off; it is left out
-    until its loss is in the status, so the loss can't be forgotten.
+    Rules: a place gets a pod only when none of it is left in the snapshot. One whose pod was lost waits for the back-off. It is left out
+    until the status says that its pod was lost, so the loss can't be forgotten, and that it is gone.
     """
     for role in ROLES:
         taken = {pod.place for pod in view.pods[role]}
@@ -143,7 +143,7 @@ def vacancies(view: JobView, memories: Memories, places: Places, counts: Memorie
                 continue
             if place not in counts[role].records:
                 yield Vacancy(role, place, counts[role].next_attempt, 0.0)
-            elif (lost := memories[role].records.get(place)) and lost.lost_time:
+            elif (lost := memories[role].records.get(place)) and lost.lost_time and lost.gone:
                 wait = wait_seconds(lost.losses, view.spec.failure_policy)
                 yield Vacancy(role, place, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
 

@@ -22,6 +22,8 @@ NO_FAULT = frozenset(
 # A healthy agent restarts what failed within seconds; an unhealthy one fails its liveness probe for a minute, and the
 # kubelet then restarts its container. Twice what both may take, including the default grace.
 UNREADY_SECONDS = 300.0
+# How often a pod that the watch doesn't show is looked up, until it is gone.
+UNWATCHED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,7 @@ class Lost:
 
 
 def lost_pods(view: JobView, now: datetime) -> Lost:
-    """Finds all pods of the job that are lost or stuck, and when the next one may count as stuck.
-
-    One that is hidden is never lost, but deleted; once it is gone, it counts as vanished.
-    """
+    """Finds all pods of the job that are lost or stuck, and when to look again: at those that may get stuck, or that no watch shows."""
     lost: dict[str, Loss] = {}
     waits: list[float] = []
     for role in ROLES:
@@ -57,8 +56,8 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
         records = (published.pods or ()) if published else ()
         ready_once = {(r.pool or "", r.index, r.attempt) for r in records if r.was_ready}
         for pod in view.pods[role]:
-            if pod.hidden:
-                continue
+            if pod.unwatched:
+                waits.append(UNWATCHED_SECONDS)
             if loss := loss_of(pod):
                 lost[pod.uid] = loss
             elif pod.ready:
@@ -121,11 +120,13 @@ def loss_of(pod: PodView) -> Loss | None:
     * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss. A pod is lost
       when it is being deleted (by a person, an eviction, a preemption, or because its node is gone) or when the kubelet gave it
       up (phase Failed; Succeeded at a node's shutdown);
-    * one whose labels were changed is lost too: Services and policies don't find it any more;
-    * a loss counts unless the condition `DisruptionTarget` gives a reason of `NO_FAULT`.
+    * a pod whose labels were changed is lost too, and that doesn't count: Services and policies no longer select it;
+    * any other loss counts unless the condition `DisruptionTarget` gives a reason of `NO_FAULT`.
     """
+    if not pod.labelled:
+        return Loss(Reason.POD_LOST, "its labels were changed", counted=False)
     if pod.deleted_at is None and pod.phase not in {"Failed", "Succeeded"}:
-        return None if pod.labelled else Loss(Reason.POD_LOST, "its labels were changed", counted=False)
+        return None
     disruption = pod.condition("DisruptionTarget")
     cause = disruption.get("reason") if disruption.get("status", "True") == "True" else None
     counted = cause not in NO_FAULT

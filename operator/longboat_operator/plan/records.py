@@ -129,12 +129,13 @@ def count(
     failed_inside: str | None = None,
     disruptions: Collection[datetime] = (),
     draining: Collection[Place] = (),
+    gone: Collection[str] = (),
 ) -> RoleCount:
     """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
     `wanted` are the places that should have a pod, `draining` further ones whose pod is being drained. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` are times: near one of them (`explained`) neither the
-    failure of a container nor an incident counts.
+    failure of a container nor an incident counts. `gone` are the names that no pod of the job has any more.
 
     Rules:
     * a pod whose record is missing or older is new unless it was given up (`is_past`), and begins with no restarts counted;
@@ -175,6 +176,8 @@ def count(
             if failed_inside:
                 new_failures.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += new_failures
+        if pod is None and job.pod(role, place, record.attempt) in gone:
+            record = record.model_copy(update={"gone": True})
         records[place] = record
     memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())
     if not failures:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.reasons import Reason
-from longboat_operator.model import DeleteObject
+from longboat_operator.model import DeleteObject, Target
 from longboat_operator.plan.losses import Loss, loss_of
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories, RoleCount, is_past
@@ -51,24 +51,24 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     return Removal(tuple(actions), min(waits, default=None))
 
 
-def missing_pods(view: JobView, memories: Memories) -> list[str]:
-    """Lists the recorded pods that the watch doesn't show, and of which nothing is known yet; none of those whose loss is recorded."""
-    names = []
-    for role in ROLES:
-        shown = {pod.name for pod in view.pods[role]}
-        for place, record in memories[role].records.items():
-            name = view.job.pod(role, place, record.attempt)
-            if record.lost_time is None and name not in shown and ("Pod", name) not in view.observed.looked_up:
-                names.append(name)
-    return names
+def missing_pods(view: JobView, memories: Memories) -> tuple[Target, ...]:
+    """Lists the recorded pods to look up: the watch doesn't show them, and they aren't known to be gone."""
+    pods = (
+        ("Pod", view.job.pod(role, place, record.attempt))
+        for role in ROLES
+        for place, record in memories[role].records.items()
+        if not record.gone
+    )
+    return tuple(pod for pod in pods if not view.is_known(*pod))
 
 
 def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss], places: Places) -> Iterator[PodView]:
-    """Yields the pods of a running job that must go; those in `lost` (by uid) can't serve any more, `places` should have a pod.
+    """Yields the pods of a running job that must go. Those in `lost` (by uid) can't serve any more; `places` should have a pod.
 
-    Rule: judged by the status as published (`memories`), so that what a pod can tell is recorded before it goes: pods
-    whose loss is recorded, pods of attempts that were given up (released, or older than the newest), pods whose
-    Ray token is not the job's any more, and hidden ones. Those without a place go once every place has a pod.
+    Rules, judged by the published status (`memories`), so that a pod's failure is recorded before the pod goes:
+    * pods whose loss is recorded go, and pods of attempts that were given up (released, or older than the newest);
+    * so do pods with another Ray token than the job's, and pods that the watch doesn't show;
+    * pods without a place go once every place has a pod.
     """
     if all({pod.place for pod in view.pods[role]}.issuperset(places[role]) for role in ROLES):
         yield from view.unplaced
@@ -76,7 +76,7 @@ def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss], 
     for role in ROLES:
         memory = memories[role]
         for pod in view.pods[role]:
-            given_up = pod.hidden or is_past(memory, pod) or (token is not None and pod.ray_token != token)
+            given_up = pod.unwatched or is_past(memory, pod) or (token is not None and pod.ray_token != token)
             if given_up or (pod.uid in lost and _is_recorded(memory, pod)):
                 yield pod
 

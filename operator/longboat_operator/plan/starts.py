@@ -38,6 +38,8 @@ def held_up(view: JobView, now: datetime) -> HeldUp:
     """
     waits: list[float] = []
     for pod in view.all_pods:
+        if pod.unwatched:
+            continue  # it is being deleted
         since = _waiting_since(pod)
         if since is None:
             continue

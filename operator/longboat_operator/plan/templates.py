@@ -26,13 +26,13 @@ from longboat_operator.reading.view import JobView, first_problem
 class Template:
     """The template in force. `is_new` while its ControllerRevision is still to be created.
 
-    `unread` are the places of the ControllerRevision's data that this version can't read.
+    `unread` is the first problem that this version has in reading the ControllerRevision's data, if any.
     """
 
     number: int
     runtime: RLRuntimeSpec
     is_new: bool
-    unread: tuple[str, ...] = ()
+    unread: str | None = None
 
 
 def template_of(view: JobView) -> Template | Finding:
@@ -80,15 +80,15 @@ def _stored_template(view: JobView) -> Template | Finding | None:
     if not revisions:
         return None
     newest = max(revisions, key=lambda r: int(r["revision"]))
-    unread: tuple[str, ...] = ()
+    unread = None
     try:
         runtime = _runtime(to_json(newest["data"]))
-    except ValidationError as error:  # a newer operator wrote it
-        unread = tuple(".".join(map(str, ("data", *each["loc"]))) for each in error.errors())
+    except ValidationError as error:  # another version wrote it
+        unread = first_problem("data", error)
         try:
             runtime = read_known(RLRuntimeSpec, newest["data"])
         except ValidationError:
-            message = f"ControllerRevision {newest['metadata']['name']}: {first_problem('data', error)}"
+            message = f"ControllerRevision {newest['metadata']['name']}: {unread}"
             return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
     return Template(int(newest["revision"]), runtime, is_new=False, unread=unread)
 

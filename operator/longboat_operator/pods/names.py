@@ -13,10 +13,7 @@ from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "longboat-operator"
 
-_POD = re.compile(
-    rf"(?P<role>{'|'.join(Role)})-((?P<pool>[a-z0-9]([-a-z0-9]*[a-z0-9])?)-)?(?P<index>0|[1-9]\d{{0,8}})-a(?P<attempt>0|[1-9]\d{{0,8}})",
-    re.ASCII,
-)
+_POD = re.compile(rf"(?P<role>{'|'.join(Role)})-(?:(?P<pool>.+)-)?(?P<index>\d+)-a(?P<attempt>\d+)", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -87,12 +84,13 @@ class JobRef:
         return f"{self.name}-{role}-{place}-a{attempt}"
 
     def identity(self, pod: str) -> PodIdentity | None:
-        """Reads the name of a pod; None if no pod of this version has such a name."""
+        """Returns what a pod's name says; None if this version gives no pod such a name."""
         match = _POD.fullmatch(pod.removeprefix(f"{self.name}-"))
         if match is None or (match["role"] == Role.REWARD) is (match["pool"] is None):
             return None
         place = Place(match["pool"] or "", int(match["index"]))
-        return PodIdentity(Role(match["role"]), place, int(match["attempt"]))
+        identity = PodIdentity(Role(match["role"]), place, int(match["attempt"]))
+        return identity if self.pod(*identity) == pod else None
 
     def labels(self, role: Role | None = None) -> dict[str, str]:
         """Returns the labels of a child, of one role if given."""
@@ -100,8 +98,13 @@ class JobRef:
         return labels if role is None else labels | {LABEL_ROLE: str(role)}
 
     def pod_labels(self, role: Role, place: Place, attempt: int) -> dict[str, str]:
-        """Returns the labels of a pod."""
-        labels = self.labels(role) | {LABEL_INDEX: str(place.index), LABEL_ATTEMPT: str(attempt)}
+        """Returns the labels that say which pod of the job it is."""
+        labels = {
+            LABEL_JOB: self.name,
+            LABEL_ROLE: str(role),
+            LABEL_INDEX: str(place.index),
+            LABEL_ATTEMPT: str(attempt),
+        }
         return labels | {LABEL_POOL: place.pool} if place.pool else labels
 
     def selector(self, *roles: Role) -> dict[str, Any]:

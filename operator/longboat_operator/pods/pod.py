@@ -199,7 +199,7 @@ def _with_claim_affinity(job: JobRef, affinity: Mapping[str, Any], with_whom: Se
 def _metadata(
     job: JobRef, metadata: Mapping[str, Any], revision: str, role: Role, place: Place, attempt: int, token: str
 ) -> dict[str, Any]:
-    labels = dict(metadata.get("labels", {})) | job.pod_labels(role, place, attempt)
+    labels = dict(metadata.get("labels", {})) | job.labels(role) | job.pod_labels(role, place, attempt)
     annotations = {
         "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
         **metadata.get("annotations", {}),

@@ -14,11 +14,6 @@ SIGNALS = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
     11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 31: "SIGSYS",
 }  # fmt: skip
-# The exit code of a command line that isn't understood.
-_USAGE = 2
-_NEWER_IMAGE = (
-    "name one of the operator's release in the runtime template, and let the job resume with runtimeRef.renewOnResume"
-)
 LAST_LINES = 5
 LAST_CHARACTERS = 600
 
@@ -65,8 +60,12 @@ def terminations(pod: Object) -> list[Termination]:
 def _termination(container: str, ended: Mapping[str, Any]) -> Termination:
     reason = Reason.OUT_OF_MEMORY if ended.get("reason") == "OOMKilled" else Reason.CONTAINER_EXITED
     text = f"container {container} {_how(ended)}{_last_lines(ended.get('message'))}"
-    if ended.get("exitCode") == _USAGE and "No such option" in (ended.get("message") or ""):
-        text += f"; the image is older than this operator can work with: {_NEWER_IMAGE}"
+    # A usage error of the command line: the image is of an earlier release.
+    if ended.get("exitCode") == 2 and "No such option" in (ended.get("message") or ""):
+        text += (
+            "; the image is too old for this operator: set spec.image of the runtime template to the operator's release, then "
+            "suspend the job and resume it with runtimeRef.renewOnResume: true"
+        )
     return Termination(container, reason, text, ended.get("finishedAt"))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from longboat_crds.base import Role
+from longboat_crds.base import FieldsModel, Role
+from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import millicores
 from longboat_crds.reasons import ConditionType
@@ -33,6 +34,8 @@ from longboat_operator.reading.times import moment
 
 _NOTHING: Mapping[str, Any] = {}
 
+Part = TypeVar("Part", bound=FieldsModel)
+
 
 class SpecUnreadable(ValueError):
     """This version can't read the job's spec; names the field."""
@@ -42,7 +45,7 @@ class SpecUnreadable(ValueError):
 class PodView:
     """A pod with its place in the job. `ready` is ready and not being deleted.
 
-    `labelled`: it has the labels that Services and policies find it by. `hidden`: the watch doesn't show it.
+    `labelled`: it has the labels that the operator gave it. `unwatched`: only a look-up shows it.
     """
 
     name: str
@@ -51,7 +54,7 @@ class PodView:
     attempt: int
     raw: Object
     labelled: bool = True
-    hidden: bool = False
+    unwatched: bool = False
     ready: bool = field(init=False)
     _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
 
@@ -104,6 +107,15 @@ class JobView:
     def finished(self) -> bool:
         """Whether the job has ended, as published."""
         return has_ended(self.status.conditions)
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Names of pods that were looked up, and that no pod of the job has."""
+        return frozenset(
+            name
+            for (kind, name), pod in self.observed.looked_up.items()
+            if kind == "Pod" and not (pod and belongs_to(pod, self.job.uid))
+        )
 
     @property
     def suspended(self) -> bool:
@@ -217,7 +229,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         min_replicas=least,
         suspend=bool(spec.get("suspend")),
         status=read_status(used),
-        pods=pods_of(observed, job_ref(job)).by_role[Role.ROLLOUT],
+        pods=pods_of(observed, job_ref(job))[0][Role.ROLLOUT],
         reward_cpu=total,
         reward_pools=pools,
     )
@@ -265,27 +277,38 @@ def read(observed: Observed, job: Object) -> JobView:
 def read_for_release(observed: Observed, job: Object) -> JobView:
     """Reads the snapshot of a job whose spec this version can't read, as far as the release of its pods needs it.
 
-    Rule: what can't be read of the spec is left out; if then nothing is left, only `suspend` counts.
+    Rule: the parts of the spec that can't be read are dropped. If nothing is left, only `suspend`, `rounds` and `checkpoint` count.
     """
+    stored = job["spec"]
     try:
-        spec = read_known(RLJobSpec, job["spec"])
+        spec = read_known(RLJobSpec, stored)
     except ValidationError:
-        rounds = RoundsSpec.model_construct(steps=0)  # type: ignore[call-arg]
-        spec = RLJobSpec.model_construct(suspend=job["spec"].get("suspend") is True, rounds=rounds)  # type: ignore[call-arg]
+        spec = RLJobSpec.model_construct(  # type: ignore[call-arg]
+            suspend=stored.get("suspend") is True,
+            rounds=_readable(RoundsSpec, stored.get("rounds"), steps=0),
+            checkpoint=_readable(CheckpointSpec, stored.get("checkpoint")),
+        )
     return _job_view(observed, job, spec)
+
+
+def _readable(model: type[Part], value: Any, **instead: Any) -> Part:
+    try:
+        return read_known(model, value or {})
+    except ValidationError:
+        return cast("Part", model.model_construct(**instead))
 
 
 def _job_view(observed: Observed, job: Object, spec: RLJobSpec) -> JobView:
     ref = job_ref(job)
-    pods = pods_of(observed, ref)
+    pods, unplaced = pods_of(observed, ref)
     return JobView(
         job=ref,
         generation=int(job["metadata"].get("generation", 0)),
         spec=spec,
         status=read_status(job.get("status") or {}),
-        pods=pods.by_role,
+        pods=pods,
         observed=observed,
-        unplaced=pods.unplaced,
+        unplaced=unplaced,
     )
 
 
@@ -295,36 +318,32 @@ def _spec(text: bytes) -> RLJobSpec:
     return RLJobSpec.model_validate(from_json(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Pods:
-    """A job's pods: by role, in the order of place and attempt, and those without a place, such as pods named by an earlier version."""
+def pods_of(observed: Observed, job: JobRef) -> tuple[Mapping[Role, tuple[PodView, ...]], tuple[PodView, ...]]:
+    """Returns the job's pods by role, in the order of place and attempt, and those whose name gives no place.
 
-    by_role: Mapping[Role, tuple[PodView, ...]]
-    unplaced: tuple[PodView, ...] = ()
-
-
-def pods_of(observed: Observed, job: JobRef) -> Pods:
-    """Reads the pods of a snapshot, and those that the watch doesn't show and a look-up has found, which are `hidden`.
-
-    The rule: a pod is the job's by its owner reference, and has the place that its name says, whatever became of its labels.
+    Rule: a pod is the job's by its owner reference, and its name gives its place; labels don't matter.
     """
     by_role: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     unplaced = []
-    objects = [(pod, False) for pod in observed.children.get("Pod", {}).values()]
-    objects += [
-        (pod, True)
+    watched = observed.children.get("Pod", {})
+    looked_up = {
+        name: pod
         for (kind, name), pod in observed.looked_up.items()
-        if kind == "Pod" and pod is not None and belongs_to(pod, job.uid) and name not in observed.children["Pod"]
-    ]
-    for pod, hidden in objects:
-        metadata = pod["metadata"]
-        identity = job.identity(metadata["name"])
+        if kind == "Pod" and pod is not None and belongs_to(pod, job.uid)
+    }
+    for name, pod in {**looked_up, **watched}.items():
+        uid, identity = pod["metadata"]["uid"], job.identity(name)
         if identity is None:
-            unplaced.append(PodView(metadata["name"], metadata["uid"], Place("", 0), 0, pod, True, hidden))
+            # Others may own pods that go with the job; its controller is the operator alone.
+            if any(
+                owner.get("uid") == job.uid and owner.get("controller")
+                for owner in pod["metadata"].get("ownerReferences") or ()
+            ):
+                unplaced.append(PodView(name, uid, Place("", 0), 0, pod))
             continue
-        labels = metadata.get("labels") or {}
+        labels = pod["metadata"].get("labels") or {}
         labelled = job.pod_labels(*identity).items() <= labels.items()
-        view = PodView(metadata["name"], metadata["uid"], identity.place, identity.attempt, pod, labelled, hidden)
+        view = PodView(name, uid, identity.place, identity.attempt, pod, labelled, name not in watched)
         by_role[identity.role].append(view)
     placed = {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in by_role.items()}
-    return Pods(placed, tuple(unplaced))
+    return placed, tuple(unplaced)

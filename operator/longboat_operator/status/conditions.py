@@ -78,7 +78,7 @@ def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
         reference = view.spec.runtime_ref
         message = f"{reference.kind} {reference.name}, kept in ControllerRevision {view.job.revision(template.number)}."
         if template.unread:
-            message += f" Of another version, and so left out: {', '.join(template.unread)}."
+            message += f" It ignores what it can't read: {template.unread}."
         yield Finding(ConditionType.RUNTIME_RESOLVED, True, Reason.RUNTIME_RESOLVED, message)
 
 
