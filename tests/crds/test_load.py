@@ -108,8 +108,8 @@ def test_a_job_that_is_stored_with_a_renamed_field_is_read_by_its_new_name() -> 
             {"spec.rewards": [{"name": "a", "kind": "ReasoningGym"}], "spec.dataset": TASK},
         ),
         (
-            {"spec.rewardPool": {"replicas": 3}, "spec.rewardPools": [{"name": "a"}, {"name": "default"}]},
-            {"spec.rewardPools": [{"name": "a"}, {"name": "default"}]},
+            {"spec.rewardPool": {"replicas": 3}, "spec.rewardPools": [{"name": "a"}], "spec.rewards.0.pool": "a"},
+            {"spec.rewardPools": [{"name": "a"}], "spec.rewards.0.pool": "a"},
         ),
         ({"spec.rewards.0.style": "Verl"}, {"spec.rewards.0.signature": "Verl"}),
         ({"spec.rewards.0.style": "Longboat"}, {}),
