@@ -65,7 +65,7 @@ class AlreadyExistsError(ConflictError):
 
 
 class GoneError(ApiError):
-    """410: that resourceVersion is compacted away; list again."""
+    """The server doesn't know that resourceVersion: it is compacted away (410), or not reached yet, as after a restore. List again."""
 
 
 class InvalidError(ApiError):
@@ -105,7 +105,8 @@ def error_from_status(status: dict[str, Any]) -> ApiError:
     causes = tuple(
         FieldCause(cause.get("field", ""), cause.get("message", "")) for cause in details.get("causes") or ()
     )
-    kind = _BY_CODE.get(code, ServerError if code >= 500 else ApiError)
+    unreached = any(cause.get("reason") == "ResourceVersionTooLarge" for cause in details.get("causes") or ())
+    kind = GoneError if unreached else _BY_CODE.get(code, ServerError if code >= 500 else ApiError)
     if kind is ConflictError and reason == "AlreadyExists":
         kind = AlreadyExistsError
     error = kind(code, reason, status.get("message") or reason or f"HTTP {code}", causes)

@@ -22,8 +22,12 @@ _LONGEST_WAIT_SECONDS = 30.0
 log = structlog.get_logger(__name__)
 
 
+class RestoredError(Exception):
+    """The API server's data were restored from a backup: what was read from it since has never happened. A new process reads all anew."""
+
+
 class Informer:
-    """Keeps a feed up to date. A broken watch resumes where it was; only 410 makes it list again."""
+    """Keeps a feed up to date. A broken watch resumes where it was; only a version that the server doesn't know makes it list again."""
 
     def __init__(
         self,
@@ -41,13 +45,16 @@ class Informer:
         self._feed = feed
         self._lists = lists
         self._version: str | None = None
+        self._newest = 0
         self.source = Source(resource.kind, namespace)
 
     async def run(self) -> None:
         """Lists and watches forever.
 
-        Failures of requests are logged and followed by a wait, which grows up to a limit. An expired version or a quiet watch
-        isn't such a failure.
+        Failures of requests are logged and followed by a wait, which grows up to a limit. A quiet watch isn't such a failure.
+
+        Raises:
+            RestoredError: versions went back.
         """
         failures = 0
         while True:
@@ -58,13 +65,12 @@ class Informer:
                 await self._watch()
                 failures = 0
                 await asyncio.sleep(_PAUSE_SECONDS)
-            except GoneError:
-                log.info("watch too old, listing again", kind=self._resource.kind)
-                self._version = None
             except QuietError:
                 failures = 0
                 log.debug("watch quiet, reconnecting", kind=self._resource.kind)
             except KubeError as error:
+                if isinstance(error, GoneError):
+                    self._version = None
                 failures += 1
                 log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
                 wait = min(_FIRST_WAIT_SECONDS * 2 ** (failures - 1), _LONGEST_WAIT_SECONDS)
@@ -82,6 +88,10 @@ class Informer:
                 self._feed.put(obj)
             version = page.resource_version
             await asyncio.sleep(0)
+        if int(version) < self._newest:
+            raise RestoredError(
+                f"the API server's versions of {self._resource.plural} went back from {self._newest} to {version}"
+            )
         self._feed.listed(self.source, present, int(version))
         self._version = version
 
@@ -89,6 +99,7 @@ class Informer:
         assert self._version is not None
         watch = self._client.watch(self._resource, self.source.namespace, self._selector, self._version)
         async with watch as events:
+            self._newest = int(self._version)
             # A server that continues from a version has sent everything before it; for a kind without events it may send no more.
             self._feed.heard(self.source, int(self._version))
             async for event in events:
@@ -97,4 +108,5 @@ class Informer:
                 elif event.type != "BOOKMARK":
                     self._feed.put(event.object)
                 self._version = event.object["metadata"]["resourceVersion"]
-                self._feed.heard(self.source, int(self._version))
+                self._newest = int(self._version)
+                self._feed.heard(self.source, self._newest)
