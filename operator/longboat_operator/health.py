@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-# A plan takes a few requests of a few seconds at most; the rate limit serves thousands of keys in this time.
-QUEUE_LATE_SECONDS = 120.0
-QUEUE_STUCK_SECONDS = 600.0
+# A plan takes a few requests of a few seconds at most.
+PLANS_LATE_SECONDS = 120.0
+PLANS_STUCK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,18 @@ class Health:
     not_alive: tuple[str, ...] = ()
 
 
-def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: float, leading: bool) -> Health:
+def judge(watch_problems: list[str], watch_dead: bool, stalled_seconds: float, leading: bool) -> Health:
     """Judges whether to trust the process, and whether to restart it. Pure.
 
-    A standby can be ready: readiness says that the cache is current and that plans aren't late, not who leads. A long silence of the
-    API server makes a process unready, but is no reason to restart it.
+    Rules: a standby can be ready: readiness says that the cache is current and that plans are completed, not who leads. A long silence of
+    the API server makes a process unready, but is no reason to restart it. Nor is a long line of jobs, as long as plans are completed.
     """
     not_ready = list(watch_problems)
     not_alive = ["a watch is dead and only a restart revives it"] if watch_dead else []
-    if leading and queue_oldest_seconds > QUEUE_LATE_SECONDS:
-        not_ready.append(f"a job has waited {queue_oldest_seconds:.0f} s to be planned")
-    if leading and queue_oldest_seconds > QUEUE_STUCK_SECONDS:
-        not_alive.append(f"workers are stuck: a job has waited {queue_oldest_seconds:.0f} s")
+    if leading and stalled_seconds > PLANS_LATE_SECONDS:
+        not_ready.append(f"no plan has been completed for {stalled_seconds:.0f} s")
+    if leading and stalled_seconds > PLANS_STUCK_SECONDS:
+        not_alive.append(f"workers are stuck: no plan has been completed for {stalled_seconds:.0f} s")
     return Health(tuple(not_ready), tuple(not_alive))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic
 
 from longboat_operator.schedule import K, Schedule, TokenBucket, backoff_seconds
@@ -16,13 +16,17 @@ BURST = 600
 
 
 class WorkQueue(Generic[K]):
-    """Takes keys from all that see a change, and hands them to workers."""
+    """Takes keys from all that see a change, and hands them to workers; those of one `group` share a line (`Schedule`)."""
 
     def __init__(
-        self, rate: float = RATE_PER_SECOND, burst: int = BURST, clock: Callable[[], float] = time.monotonic
+        self,
+        rate: float = RATE_PER_SECOND,
+        burst: int = BURST,
+        clock: Callable[[], float] = time.monotonic,
+        group: Callable[[K], Hashable] = lambda _: None,
     ) -> None:
         self._clock = clock
-        self._schedule: Schedule[K] = Schedule()
+        self._schedule = Schedule(group)
         self._bucket = TokenBucket(rate, burst)
         self._failures: dict[K, int] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -57,7 +61,7 @@ class WorkQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         """Notes that work on the key has ended."""
-        self._schedule.done(key)
+        self._schedule.done(key, self._clock())
         self._wake()
 
     def close(self) -> None:
@@ -83,6 +87,11 @@ class WorkQueue(Generic[K]):
                 timer = self._schedule.next_timer()
                 await self._sleep(None if timer is None else timer - now)
         return None
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Returns how long no work has ended although keys wait for it (`Schedule.stalled`)."""
+        return self._schedule.stalled(self._clock())
 
     @property
     def depth(self) -> int:

@@ -2,13 +2,13 @@
 
 Rules (those of client-go's work queue, in one place): a key is in work at most once; added while in work it comes again
 afterwards; added twice it comes once; first in line, first served; one timer per key; all keys together no faster than the
-bucket allows.
+bucket allows. Besides, groups of keys (namespaces) are served in turn, so that a long line in one doesn't hold up the others.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -23,11 +23,14 @@ def backoff_seconds(failures: int) -> float:
 
 
 class Schedule(Generic[K]):
-    """The keys that wait, are in work, or have a timer."""
+    """The keys that wait, are in work, or have a timer; `group` tells which keys share a line."""
 
-    def __init__(self) -> None:
-        self._ready: dict[K, float] = {}
+    def __init__(self, group: Callable[[K], Hashable] = lambda _: None) -> None:
+        self._group = group
+        # A line for each group, in the order in which they are served; none is empty.
+        self._lines: dict[Hashable, dict[K, float]] = {}
         self._in_work: dict[K, float] = {}
+        self._ended = float("-inf")
         self._added_meanwhile: dict[K, float] = {}
         self._again_by: dict[K, float] = {}
         # A timer's entry in the heap has both its time and its sequence number; other entries are stale.
@@ -40,7 +43,7 @@ class Schedule(Generic[K]):
         if key in self._in_work:
             self._added_meanwhile.setdefault(key, now)
         else:
-            self._ready.setdefault(key, now)
+            self._line_up(key, now)
 
     def add_by(self, key: K, when: float) -> None:
         """Asks for work by `when`: sets the timer as `add_at` does, unless the key waits already or has a timer that ends no later.
@@ -49,7 +52,7 @@ class Schedule(Generic[K]):
         """
         if key in self._in_work:
             self._again_by[key] = min(when, self._again_by.get(key, when))
-        elif key not in self._ready and (key not in self._timers or when < self._timers[key][0]):
+        elif not self._waits(key) and (key not in self._timers or when < self._timers[key][0]):
             self.add_at(key, when)
 
     def add_at(self, key: K, when: float) -> None:
@@ -69,25 +72,31 @@ class Schedule(Generic[K]):
         self._timers.pop(key, None)
 
     def take(self, now: float) -> K | None:
-        """Takes the first key of the line; it is in work until `done`. None if no key waits."""
+        """Takes the first key of the line that is next; it is in work until `done`. None if no key waits."""
         self._expire(now)
-        for key in self._ready:
-            del self._ready[key]
-            self._in_work[key] = now
-            return key
-        return None
+        if not self._lines:
+            return None
+        group = next(iter(self._lines))
+        line = self._lines.pop(group)
+        key = next(iter(line))
+        del line[key]
+        if line:
+            self._lines[group] = line
+        self._in_work[key] = now
+        return key
 
     def ready(self, now: float) -> bool:
         """Whether `take` would return a key."""
         self._expire(now)
-        return bool(self._ready)
+        return bool(self._lines)
 
-    def done(self, key: K) -> None:
+    def done(self, key: K, now: float) -> None:
         """Notes that work on the key has ended."""
         del self._in_work[key]
+        self._ended = now
         again_by = self._again_by.pop(key, None)
         if (since := self._added_meanwhile.pop(key, None)) is not None:
-            self._ready.setdefault(key, since)
+            self._line_up(key, since)
         elif again_by is not None:
             self.add_by(key, again_by)
 
@@ -99,19 +108,36 @@ class Schedule(Generic[K]):
 
     def depth(self) -> int:
         """Counts the keys that wait, without timers."""
-        return len(self._ready) + len(self._added_meanwhile)
+        return sum(map(len, self._lines.values())) + len(self._added_meanwhile)
 
     def idle(self, until: float) -> bool:
         """Whether no key waits or is in work, and no timer ends by then."""
         timer = self.next_timer()
-        return not (self._ready or self._in_work) and (timer is None or timer > until)
+        return not (self._lines or self._in_work) and (timer is None or timer > until)
 
     def oldest(self, now: float) -> float:
         """Returns the longest time in seconds that a key has been in line or in work; 0 if none is."""
-        return max(
-            (now - since for group in (self._ready, self._added_meanwhile, self._in_work) for since in group.values()),
-            default=0.0,
-        )
+        return max((now - since for since in (*self._in_work.values(), *self._waiting())), default=0.0)
+
+    def stalled(self, now: float) -> float:
+        """Returns the seconds since work on any key last ended, as far as keys have been in line for it; 0 if none is.
+
+        It is at least the time that a key has been in work. However long the line is, it is short while keys come and go.
+        """
+        since = min(self._in_work.values(), default=now)
+        if (oldest := min(self._waiting(), default=None)) is not None:
+            since = min(since, max(oldest, self._ended))
+        return now - since
+
+    def _line_up(self, key: K, since: float) -> None:
+        self._lines.setdefault(self._group(key), {}).setdefault(key, since)
+
+    def _waits(self, key: K) -> bool:
+        return key in self._lines.get(self._group(key), {})
+
+    def _waiting(self) -> Iterator[float]:
+        for line in (*self._lines.values(), self._added_meanwhile):
+            yield from line.values()
 
     def _expire(self, now: float) -> None:
         while (when := self.next_timer()) is not None and when <= now:

@@ -86,7 +86,7 @@ class Shell:
         self._children = [(resource, namespace, LABEL_JOB) for resource in CHILDREN for namespace in scopes]
         self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
-        self._queue: WorkQueue[Key] = WorkQueue()
+        self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
         applier = Applier(client, self._cache, EventRecorder(client, self._identity))
         self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
@@ -236,7 +236,7 @@ class Shell:
         problems = self._freshness.problems(now)
         if self._elected.is_set() and not self._leading:
             problems.append("the lease is won, but the caches have not yet caught up")
-        return judge(problems, self._freshness.dead(now), self._queue.oldest_seconds, self._leading)
+        return judge(problems, self._freshness.dead(now), self._queue.stalled_seconds, self._leading)
 
     def _gauges(self) -> Mapping[str, float]:
         now = time.monotonic()

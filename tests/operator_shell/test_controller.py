@@ -167,7 +167,7 @@ async def test_a_burst_of_changes_costs_a_job_one_plan_and_its_pool_none_of_the_
     assert schedule.take(bench.now) == X, "a change that follows doesn't put it off"
     bench.put(pod("p", 4, "Running"))
     bench.queue.add_after(X, None)
-    schedule.done(X)
+    schedule.done(X, bench.now)
     assert schedule.take(bench.now) is None
     bench.now = 2 * BURST_SECONDS
     assert schedule.take(bench.now) == X, "what changes meanwhile outlives the timer that the work sets"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longboat_operator.health import QUEUE_LATE_SECONDS, QUEUE_STUCK_SECONDS, judge
+from longboat_operator.health import PLANS_LATE_SECONDS, PLANS_STUCK_SECONDS, judge
 from longboat_operator.model import JobKey
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
 from longboat_operator.watch.feed import Feed
@@ -126,17 +126,17 @@ def test_a_job_that_is_replaced_takes_the_memory_of_its_secrets_along() -> None:
 
 
 def test_when_a_process_is_ready_and_when_alive() -> None:
-    well = judge([], watch_dead=False, queue_oldest_seconds=0.0, leading=True)
+    well = judge([], watch_dead=False, stalled_seconds=0.0, leading=True)
     assert not well.not_ready
     assert not well.not_alive
     # Without leadership nobody works the queue off, and that is right.
-    standby = judge([], watch_dead=False, queue_oldest_seconds=1e6, leading=False)
+    standby = judge([], watch_dead=False, stalled_seconds=1e6, leading=False)
     assert not standby.not_ready
-    late = judge([], watch_dead=False, queue_oldest_seconds=QUEUE_LATE_SECONDS + 1, leading=True)
+    late = judge([], watch_dead=False, stalled_seconds=PLANS_LATE_SECONDS + 1, leading=True)
     assert late.not_ready
     assert not late.not_alive
-    assert judge([], watch_dead=False, queue_oldest_seconds=QUEUE_STUCK_SECONDS + 1, leading=True).not_alive
-    silent = judge(["Pod watch silent for 300 s"], watch_dead=False, queue_oldest_seconds=0.0, leading=True)
+    assert judge([], watch_dead=False, stalled_seconds=PLANS_STUCK_SECONDS + 1, leading=True).not_alive
+    silent = judge(["Pod watch silent for 300 s"], watch_dead=False, stalled_seconds=0.0, leading=True)
     assert silent.not_ready == ("Pod watch silent for 300 s",)
     assert not silent.not_alive
-    assert judge(["dead"], watch_dead=True, queue_oldest_seconds=0.0, leading=False).not_alive
+    assert judge(["dead"], watch_dead=True, stalled_seconds=0.0, leading=False).not_alive

@@ -90,7 +90,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.in_work)))
         self._expire()
         self.schedule.ready(self.now)
-        self.schedule.done(key)
+        self.schedule.done(key, self.now)
         self.in_work.remove(key)
         by = self.again_by.pop(key, None)
         if key in self.again:
@@ -121,7 +121,7 @@ def test_a_timer_set_again_ends_once() -> None:
     schedule.add_at("a", 1.0)
     schedule.add_at("a", 1.0)
     assert schedule.take(1.0) == "a"
-    schedule.done("a")
+    schedule.done("a", 1.0)
     assert schedule.take(1.0) is None
     schedule.add_at("a", 2.0)
     schedule.cancel("a")
@@ -136,7 +136,7 @@ def test_a_key_added_while_in_work_keeps_its_age() -> None:
     assert schedule.take(1.0) == "a"
     schedule.add("a", 2.0)
     assert schedule.take(3.0) is None
-    schedule.done("a")
+    schedule.done("a", 3.0)
     assert schedule.depth() == 1
     assert schedule.oldest(10.0) == 8.0
     assert schedule.take(10.0) == "a"
@@ -148,6 +148,46 @@ def test_what_is_in_work_for_long_shows_as_old() -> None:
     schedule.take(5.0)
     assert schedule.depth() == 0
     assert schedule.oldest(65.0) == 60.0
+
+
+def test_a_long_line_is_no_stall_as_long_as_plans_end() -> None:
+    schedule: Schedule[int] = Schedule()
+    for key in range(10_000):
+        schedule.add(key, 0.0)
+    for second in range(1, 1001):
+        key = schedule.take(float(second))
+        assert key is not None
+        assert schedule.stalled(float(second)) <= 1.0
+        schedule.done(key, float(second))
+    assert schedule.oldest(1000.0) == 1000.0
+    assert schedule.stalled(1700.0) == 700.0
+
+
+def test_work_that_does_not_end_is_a_stall_and_nothing_to_do_is_none() -> None:
+    schedule: Schedule[str] = Schedule()
+    assert schedule.stalled(1e6) == 0.0
+    schedule.add("a", 1e6)
+    assert schedule.stalled(1e6 + 5.0) == 5.0
+    schedule.take(1e6 + 5.0)
+    schedule.add("b", 1e6 + 500.0)
+    schedule.take(1e6 + 500.0)
+    schedule.done("b", 1e6 + 600.0)
+    assert schedule.stalled(1e6 + 605.0) == 600.0
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(0, 2))
+def test_a_small_group_waits_for_no_more_keys_than_there_are_groups(groups: list[str], turns: int) -> None:
+    schedule: Schedule[tuple[str, int]] = Schedule(lambda key: key[0])
+    for number, group in enumerate(groups):
+        schedule.add((group, number), 0.0)
+    for _ in range(turns):
+        schedule.take(0.0)
+    schedule.add(("small", 0), 0.0)
+    taken = [schedule.take(0.0) for _ in range(4)]
+    assert ("small", 0) in taken
+    for group in "abc":
+        numbers = [key[1] for key in taken if key and key[0] == group]
+        assert numbers == sorted(numbers), "first in line, first served"
 
 
 def test_a_timer_that_is_set_anew_often_costs_no_memory() -> None:
