@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import structlog
 
 from longboat_operator.apply import Applied, Applier
-from longboat_operator.kube.errors import KubeError
+from longboat_operator.kube.errors import KubeError, TooManyRequestsError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.lookups import LookUps
@@ -143,7 +143,7 @@ class Controller:
             raise
         except KubeError as error:
             log.warning("look-up failed", key=str(key), error=str(error))
-            self._queue.add_after(key, max(self._queue.failed(key), error.retry_after_seconds or 0.0))
+            self._queue.add_after(key, self._wait_after(key, error))
             return "unanswered"
         except Exception:
             # One key's plan that can't be made or carried out must not stop the others'.
@@ -153,8 +153,7 @@ class Controller:
         self._expect(key, plan, applied)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.newer:
-            retry_after = (applied.unanswered.retry_after_seconds if applied.unanswered else None) or 0.0
-            again.append(max(self._queue.failed(key), retry_after))
+            again.append(self._wait_after(key, applied.unanswered))
         else:
             self._queue.succeeded(key)
         self._queue.add_after(key, min((seconds for seconds in again if seconds is not None), default=None))
@@ -162,6 +161,13 @@ class Controller:
         if applied.newer and self._newer.met(key):
             self._queue.add(key)
         return _word(plan, applied)
+
+    def _wait_after(self, key: Key, error: KubeError | None) -> float:
+        """Returns how long the key waits after another failure. A server that has too much to do gets no request for any key meanwhile."""
+        wait = (error.retry_after_seconds if error else None) or 0.0
+        if isinstance(error, TooManyRequestsError):
+            self._queue.hold_back(wait)
+        return max(self._queue.failed(key), wait)
 
     def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:
         """Notes what the cache is to show before the key is planned again.

@@ -55,6 +55,10 @@ class WorkQueue(Generic[K]):
         self._failures[key] = self._failures.get(key, 0) + 1
         return backoff_seconds(self._failures[key])
 
+    def hold_back(self, seconds: float) -> None:
+        """Hands out no key for so long."""
+        self._bucket.close_until(self._clock() + seconds)
+
     def succeeded(self, key: K) -> None:
         """Ends a series of failures."""
         self._failures.pop(key, None)

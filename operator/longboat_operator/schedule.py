@@ -147,18 +147,23 @@ class Schedule(Generic[K]):
 
 
 class TokenBucket:
-    """Lets through at most `burst` at once and `rate` a second in the long run."""
+    """Lets through at most `burst` at once and `rate` a second in the long run, and nothing while it is closed."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
         self._burst = float(burst)
         self._tokens = float(burst)
         self._filled: float | None = None
+        self._closed_until = float("-inf")
+
+    def close_until(self, when: float) -> None:
+        """Closes the bucket until then, unless it is closed for longer."""
+        self._closed_until = max(when, self._closed_until)
 
     def wait_seconds(self, now: float) -> float:
         """Returns the seconds until a token is available; 0: now."""
         self._fill(now)
-        return max(0.0, (1.0 - self._tokens) / self._rate)
+        return max(0.0, (1.0 - self._tokens) / self._rate, self._closed_until - now)
 
     def take(self, now: float) -> None:
         """Spends an available token."""

@@ -359,6 +359,9 @@ async def test_a_write_without_an_answer_is_tried_again_ever_more_rarely_and_not
     busy.retry_after_seconds = 100.0
     bench.outcome = Applied((), unanswered=busy)
     await bench.controller.reconcile(X)
+    bench.queue.add(Y)
+    assert bench.queue._bucket.wait_seconds(bench.now) == 100.0, "nor does any other key ask"
+    assert bench.due() == [Y]
     bench.now += 99.0
     assert bench.due() == []
     bench.now += 1.0
