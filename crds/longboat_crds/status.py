@@ -407,9 +407,9 @@ class PodRecord(FieldsModel):
     restarts: Count = Field(default=0, description="Restarts of its containers that have been counted.")
     losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(default=None, description="When its loss was noticed; it is to be replaced.")
-    gone: bool = Field(
-        default=False,
-        description="That nothing has its name any more: looked up once no watch showed it. Only then is it replaced.",
+    gone: bool | None = Field(
+        default=None,
+        description="True: nothing has its name any more, as was looked up once no watch showed it. Only then is it replaced.",
     )
     node: Line | None = Field(default=None, description="The node it was last seen on.")
     was_ready: bool = Field(default=False, description="Whether it has been ready.")

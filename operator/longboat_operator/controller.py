@@ -30,6 +30,7 @@ from longboat_operator.model import (
 )
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
+from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
 from longboat_operator.watch.wakes import (
@@ -163,10 +164,14 @@ class Controller:
         return _word(plan, applied)
 
     def _wait_after(self, key: Key, error: KubeError | None) -> float:
-        """Returns how long the key waits after another failure. A server that has too much to do gets no request for any key meanwhile."""
+        """Returns how long the key waits after another failure.
+
+        A server that has too much to do gets no request for any key meanwhile, for at most LONGEST_BACKOFF_SECONDS. The word of an
+        admission webhook is about this key alone.
+        """
         wait = (error.retry_after_seconds if error else None) or 0.0
-        if isinstance(error, TooManyRequestsError):
-            self._queue.hold_back(wait)
+        if isinstance(error, TooManyRequestsError) and not error.message.startswith("admission webhook"):
+            self._queue.hold_back(min(wait, LONGEST_BACKOFF_SECONDS))
         return max(self._queue.failed(key), wait)
 
     def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
+
+import structlog
 
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import AlreadyExistsError, ApiError, KubeError, NotFoundError, is_rejection
@@ -11,6 +14,11 @@ from longboat_operator.kube.resources import BY_KIND, EVENT, SECRET
 from longboat_operator.model import Object, Observed, Target
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.trim import trim
+
+# Look-ups of one plan that are under way at once.
+_AT_ONCE = 8
+
+log = structlog.get_logger(__name__)
 
 
 class LookUps:
@@ -33,15 +41,19 @@ class LookUps:
             LeadershipLostError: this process may not write any more; a Secret is looked up by the dry run of a write.
         """
         objects: dict[Target, Object | None] = {}
-        for target in targets:
-            if rejections.waits(target):
-                continue
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def answer(target: Target) -> None:
             try:
-                objects[target] = await self._look_up(*target, observed)
+                async with limit:
+                    objects[target] = await self._look_up(*target, observed)
             except KubeError as error:
                 if not is_rejection(error):
                     raise
+                log.warning("look-up refused", key=str(observed.key), kind=target[0], name=target[1], error=str(error))
                 rejections.note(target, str(error))
+
+        await asyncio.gather(*(answer(target) for target in targets if not rejections.waits(target)))
         return objects
 
     async def _look_up(self, kind: str, name: str, observed: Observed) -> Object | None:

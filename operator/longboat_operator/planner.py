@@ -77,7 +77,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
     facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status)
     if end := _end(view, facts, now):
-        return _ended(view, end, counts, now)
+        return _published(view.status, final_status(view, end, counts, now), counts)
     removal = _removal(view, memories, suspension, now, lost, places)
     status = status_of(view, facts, now)
     waits = [
@@ -130,8 +130,8 @@ def _counts(
         if suspension is Suspension.NONE and ended_before_last_step(view):
             text = f"rounds.steps was raised to {view.spec.rounds.steps} when {view.step} steps were trained"
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
-        return counts
-    return {role: _released(view, memories, role) for role in ROLES}
+        return _with_unwatched(view, published, counts)
+    return _released(view, memories)
 
 
 def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
@@ -142,9 +142,27 @@ def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple
     return missing if goes_on or not refused else ()
 
 
-def _released(view: JobView, memories: Memories, role: Role) -> RoleCount:
-    """Returns a role's memory without the pods that are being deleted, but for those that the watch doesn't show: they are looked up."""
-    return released(memories[role], view.pods[role], {pod.place for pod in view.pods[role] if pod.unwatched})
+def _released(view: JobView, memories: Memories) -> Memories:
+    """Returns the memories without the pods that are being deleted, but for those that the watch doesn't show: they are looked up."""
+    return {role: released(memories[role], view.pods[role], view.unwatched_places(role)) for role in ROLES}
+
+
+def _with_unwatched(view: JobView, published: Memories, counts: Memories) -> Memories:
+    """Returns the counts with the published records of pods that the watch doesn't show: their places aren't free until they are gone."""
+    return {
+        role: replace(
+            counts[role],
+            records={
+                **{
+                    place: record
+                    for place, record in published[role].records.items()
+                    if place in view.unwatched_places(role)
+                },
+                **counts[role].records,
+            },
+        )
+        for role in ROLES
+    }
 
 
 def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
@@ -171,12 +189,6 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
 
 
-def _ended(view: JobView, end: Finding, counts: Memories, now: datetime) -> Plan:
-    """Publishes the end. Plans for a job that has ended look up no pods, so those that the watch doesn't show are deleted now."""
-    removal = removal_of((pod for pod in view.all_pods if pod.unwatched), now)
-    return _published(view.status, final_status(view, end, counts, now), counts, removal.actions)
-
-
 def _removal(
     view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost, places: Places
 ) -> Removal:
@@ -197,17 +209,34 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
 
 
 def _finished(view: JobView, now: datetime) -> Plan:
-    """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set."""
+    """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set.
+
+    Of the pods' records, only those of pods that the watch doesn't show were kept. They are looked up until they are gone.
+    """
+    memories = {role: remembered(view.published(role)) for role in ROLES}
+    missing = missing_pods(view, memories)
+    if any(name not in view.observed.rejections for _, name in missing):
+        return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
     actions: list[Action] = [*removal.actions]
-    waits = [removal.wait]
+    waits = [removal.wait, lost_pods(view, now).wait]
     ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
     if ttl is not None and completed is not None:
         remaining = seconds_until(completed, ttl, now)
         waits.append(remaining if remaining > 0 else None)
         if remaining <= 0:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
-    return Plan(tuple(actions), _soonest(waits))
+    status = view.status
+    if status.roles and any(memory.records for memory in memories.values()):
+        remaining_records = _released(view, memories)
+        roles = {role: view.published(role) for role in ROLES}
+        changes = {
+            str(role): shown.model_copy(update={"pods": [*remaining_records[role].records.values()] or None})
+            for role, shown in roles.items()
+            if shown
+        }
+        status = status.model_copy(update={"roles": status.roles.model_copy(update=changes)})
+    return _published(view.status, status, memories, tuple(actions), _soonest(waits))
 
 
 def _unreadable(observed: Observed, job: Object, message: str, now: datetime) -> Plan:
@@ -218,13 +247,13 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
     view = read_for_release(observed, job)
     if view.finished:
         return _finished(view, now)
-    memories = {role: remembered(view.published(role)) for role in ROLES}
+    memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
     suspension, end = suspension_of(view, now), said_by_driver(view)
     releases = end is not None or suspension is not Suspension.NONE
     if releases and (missing := _unknown(view, memories, suspension)):
         return Plan(look_up=missing)
     if end:
-        return _ended(view, end, memories, now)
+        return _published(view.status, final_status(view, end, memories, now), memories)
     removal, waits = Removal(), list[float | None]()
     if suspension is Suspension.NONE:
         update = {"phase": view.status.phase or Phase.PENDING, "reason": str(Reason.SPEC_INVALID), "suspend_time": None}
@@ -232,7 +261,7 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
     else:
         places: Places = {role: tuple(dict.fromkeys(pod.place for pod in view.pods[role])) for role in ROLES}
         if suspension is not Suspension.SUSPENDING:
-            places, memories = NOWHERE, {role: _released(view, memories, role) for role in ROLES}
+            places, memories = NOWHERE, _released(view, memories)
         facts = Facts(suspension, survey(view, places, {}), memories, Creation(), reward_cpu=view.status.reward_cpu)
         status = status_of(view, facts, now)
         removal = _removal(view, memories, suspension, now, Lost(), NOWHERE)

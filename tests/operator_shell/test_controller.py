@@ -24,7 +24,7 @@ from longboat_operator.model import (
 )
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
-from longboat_operator.schedule import FIRST_BACKOFF_SECONDS
+from longboat_operator.schedule import FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.watch.feed import Feed
@@ -360,7 +360,7 @@ async def test_a_write_without_an_answer_is_tried_again_ever_more_rarely_and_not
     bench.outcome = Applied((), unanswered=busy)
     await bench.controller.reconcile(X)
     bench.queue.add(Y)
-    assert bench.queue._bucket.wait_seconds(bench.now) == 100.0, "nor does any other key ask"
+    assert bench.queue._bucket.wait_seconds(bench.now) == LONGEST_BACKOFF_SECONDS, "nor does any other key ask"
     assert bench.due() == [Y]
     bench.now += 99.0
     assert bench.due() == []

@@ -81,14 +81,14 @@ def test_an_object_that_is_gone_before_it_came_is_owed_no_more() -> None:
     feed.newer(JOB, 7)
     feed.newer(ObjectKey("Pod", "a", "p"), 8)
     feed.newer(ObjectKey("Pod", "a", "q"), 12)
-    feed.listed(PODS, set(), 10)
+    feed.listed(PODS, {}, 10)
     assert freshness.owes(PODS)  # q is newer than the list
-    feed.absent(PODS, set(), 12)
+    feed.absent(PODS, {}, 12)
     assert not freshness.owes(PODS)
     assert freshness.owes(JOBS)
-    feed.absent(JOBS, {JOB}, 12)
+    feed.absent(JOBS, {JOB: 11}, 12)
     assert freshness.owes(JOBS)
-    feed.absent(JOBS, set(), 13)
+    feed.absent(JOBS, {}, 13)
     assert not freshness.owing
     assert not freshness.dead(10_000.0)
 
@@ -104,7 +104,7 @@ def test_a_full_list_removes_what_it_lacks_but_nothing_newer() -> None:
             "labels": {"longboat.dev/job": "x"},
         }
         feed.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
-    feed.listed(PODS, {ObjectKey("Pod", "a", "p")}, 10)
+    feed.listed(PODS, {ObjectKey("Pod", "a", "p"): 10}, 10)
     assert {key.name for key in cache.versions(PODS)} == {"p", "r"}
 
 

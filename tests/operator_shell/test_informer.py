@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from longboat_operator.kube.client import Page
-from longboat_operator.kube.errors import error_from_status
+from longboat_operator.kube.errors import TransportError, error_from_status
 from longboat_operator.kube.resources import POD
 from longboat_operator.watch.cache import Cache, Source
-from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.feed import Feed, RestoredError
 from longboat_operator.watch.freshness import Freshness
-from longboat_operator.watch.informer import Informer, RestoredError
+from longboat_operator.watch.informer import Informer
+from tests.support.waiting import eventually_async
 
 EXPIRED = {"code": 410, "reason": "Expired", "message": "too old resource version"}
 TOO_LARGE = {
@@ -28,16 +29,22 @@ WATCHES = 12
 
 
 class Server:
-    """Refuses every watch in the same words; lists show these versions in turn, and the last one from then on."""
+    """Refuses every watch in the same words; lists show one object, in these versions in turn, and the last one from then on."""
 
-    def __init__(self, refusal: dict[str, Any], *versions: str) -> None:
+    def __init__(self, refusal: Exception, *versions: int) -> None:
         self.refusal, self.versions = refusal, [*versions]
         self.lists = self.watches = 0
+        self.newest: int | None = None
         self.tired = asyncio.Event()
 
     async def list_pages(self, *arguments: Any) -> AsyncIterator[Page]:
         self.lists += 1
-        yield Page([], self.versions.pop(0) if len(self.versions) > 1 else self.versions[0])
+        version = self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]
+        metadata = {"name": "p", "namespace": "a", "uid": "u", "resourceVersion": str(version)}
+        yield Page([{"metadata": metadata}], str(max(version, 100)))
+
+    async def version(self, *arguments: Any) -> int:
+        return self.newest or 100
 
     @asynccontextmanager
     async def watch(self, *arguments: Any) -> AsyncIterator[Any]:
@@ -47,7 +54,7 @@ class Server:
             await asyncio.Event().wait()
 
         async def events() -> AsyncIterator[Any]:
-            raise error_from_status(self.refusal)
+            raise self.refusal
             yield
 
         yield events()
@@ -65,7 +72,7 @@ async def test_each_list_that_a_refused_version_calls_for_waits_longer(
         await pause(0)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    server = Server(refusal, "100")
+    server = Server(error_from_status(refusal), 100)
     task = asyncio.create_task(informer(server).run())
     await server.tired.wait()
     task.cancel()
@@ -76,10 +83,19 @@ async def test_each_list_that_a_refused_version_calls_for_waits_longer(
     assert max(pauses) <= 30.0
 
 
-async def test_versions_that_went_back_end_the_process() -> None:
-    """What the cache holds of the time after the backup would never be replaced."""
-    server = Server(TOO_LARGE, "100", "50")
+async def test_a_restored_server_that_takes_the_watch_is_found_out_once_it_is_back() -> None:
+    """It would send nothing until its versions have passed those that the operator has seen."""
+    server = Server(TransportError("connection reset"), 100)
+    task = asyncio.create_task(informer(server).run())
+    await eventually_async(lambda: server.watches >= 1)
+    server.newest = 50
     with pytest.raises(RestoredError, match="from 100 to 50"):
+        await task
+
+
+async def test_an_object_that_went_back_tells_of_a_restore_with_newer_versions() -> None:
+    server = Server(error_from_status(EXPIRED), 90, 80)
+    with pytest.raises(RestoredError, match="from version 90 to 80"):
         await informer(server).run()
 
 

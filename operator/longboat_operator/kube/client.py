@@ -65,6 +65,14 @@ class KubeClient:
             return set()
         return {resource["name"] for resource in answer["resources"]}
 
+    async def version(self, resource: Resource, namespace: str | None) -> int:
+        """Returns the newest resourceVersion that the server has given to anything."""
+        request = Request(
+            "GET", resource.path(namespace), "list", resource.plural, {"limit": "1"}, accept=_METADATA_LIST
+        )
+        answer = await self._transport.send(request)
+        return int(answer["metadata"]["resourceVersion"])
+
     async def list_pages(
         self,
         resource: Resource,

@@ -266,7 +266,7 @@ def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: b
         )
     if old and old.lost_time and newest and newest.attempt == old.attempt and not lost:
         # Mistaken for lost, since the snapshot had missed it; or it was stuck and no longer is.
-        return old.model_copy(update={"lost_time": None})
+        return old.model_copy(update={"lost_time": None, "gone": None})
     return old
 
 

@@ -67,7 +67,7 @@ def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss], 
 
     Rules, judged by the published status (`memories`), so that a pod's failure is recorded before the pod goes:
     * pods whose loss is recorded go, and pods of attempts that were given up (released, or older than the newest);
-    * so do pods with another Ray token than the job's, and pods that the watch doesn't show;
+    * so do pods with another Ray token than the job's;
     * pods without a place go once every place has a pod.
     """
     if all({pod.place for pod in view.pods[role]}.issuperset(places[role]) for role in ROLES):
@@ -76,7 +76,7 @@ def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss], 
     for role in ROLES:
         memory = memories[role]
         for pod in view.pods[role]:
-            given_up = pod.unwatched or is_past(memory, pod) or (token is not None and pod.ray_token != token)
+            given_up = is_past(memory, pod) or (token is not None and pod.ray_token != token)
             if given_up or (pod.uid in lost and _is_recorded(memory, pod)):
                 yield pod
 

@@ -108,6 +108,10 @@ class JobView:
         """Whether the job has ended, as published."""
         return has_ended(self.status.conditions)
 
+    def unwatched_places(self, role: Role) -> set[Place]:
+        """Returns the places of pods that only a look-up shows."""
+        return {pod.place for pod in self.pods[role] if pod.unwatched}
+
     @property
     def gone(self) -> frozenset[str]:
         """Names of pods that were looked up, and that no pod of the job has."""

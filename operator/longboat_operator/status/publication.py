@@ -76,7 +76,9 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
             "reason": end.reason,
             "completion_time": stamp(now),
             "suspend_time": None,
-            "roles": roles_status(roles, {role: released(counts[role], view.pods[role]) for role in ROLES}),
+            "roles": roles_status(
+                roles, {role: released(counts[role], view.pods[role], view.unwatched_places(role)) for role in ROLES}
+            ),
             "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
             "reported": reported_of(view),
             "conditions": conditions,

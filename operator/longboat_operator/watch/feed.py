@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from longboat_operator.kube.resources import RL_JOB, SECRET
@@ -11,6 +11,10 @@ from longboat_operator.model import JobKey, Object
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source, key_of, version_of
 from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.trim import trim
+
+
+class RestoredError(Exception):
+    """The API server's data were restored from a backup: what was read from it since has never happened. A new process reads all anew."""
 
 
 class Feed:
@@ -49,18 +53,26 @@ class Feed:
         self._freshness.note_reached(key, version)
         self._tell(self._cache.remove(key, version))
 
-    def listed(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
-        """Records that a source was listed in full as of `version`; its objects have been put already."""
+    def listed(self, source: Source, present: Mapping[ObjectKey, int], version: int) -> None:
+        """Records that a source was listed in full as of `version`; its objects, `present` in these versions, have been put already."""
         self.absent(source, present, version)
         self.heard(source, version)
         self._freshness.note_listed(source, self._clock())
         self._on_listed()
 
-    def absent(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
-        """Removes what a list as of `version` no longer shows of a source: only `present` is left of what was held or owed up to then."""
+    def absent(self, source: Source, present: Mapping[ObjectKey, int], version: int) -> None:
+        """Removes what a list as of `version` no longer shows of a source: only `present` is left of what was held or owed up to then.
+
+        Raises:
+            RestoredError: the list shows an object in an older version than the cache, although it is newer than both.
+        """
         for key, cached_version in self._cache.versions(source).items():
-            if key not in present and cached_version <= version:
+            if cached_version > version:
+                continue
+            if key not in present:
                 self.vanish(key, version)
+            elif present[key] < cached_version:
+                raise RestoredError(f"{key.kind} {key.name} went back from version {cached_version} to {present[key]}")
         self._freshness.note_gone(source, present, version)
 
     def heard(self, source: Source, version: int) -> None:

@@ -11,8 +11,8 @@ from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import GoneError, KubeError, QuietError
 from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import RELISTS
-from longboat_operator.watch.cache import ObjectKey, Source, key_of
-from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.cache import ObjectKey, Source, key_of, version_of
+from longboat_operator.watch.feed import Feed, RestoredError
 
 # A server that ends every watch at once must not be asked without pause.
 _PAUSE_SECONDS = 0.2
@@ -20,10 +20,6 @@ _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
 log = structlog.get_logger(__name__)
-
-
-class RestoredError(Exception):
-    """The API server's data were restored from a backup: what was read from it since has never happened. A new process reads all anew."""
 
 
 class Informer:
@@ -45,7 +41,7 @@ class Informer:
         self._feed = feed
         self._lists = lists
         self._version: str | None = None
-        self._newest = 0
+        self._newest = self._failures = self._refusals = 0
         self.source = Source(resource.kind, namespace)
 
     async def run(self) -> None:
@@ -54,45 +50,56 @@ class Informer:
         Failures of requests are logged and followed by a wait, which grows up to a limit. A quiet watch isn't such a failure.
 
         Raises:
-            RestoredError: versions went back.
+            RestoredError: see there.
         """
-        failures = 0
         while True:
             try:
                 if self._version is None:
                     async with self._lists:
                         await self._list()
+                elif self._failures:
+                    await self._check_history()
                 await self._watch()
-                failures = 0
+                self._failures = self._refusals = 0
                 await asyncio.sleep(_PAUSE_SECONDS)
+            except GoneError as error:
+                self._version = None
+                self._refusals += 1
+                await self._pause(error, self._refusals)
             except QuietError:
-                failures = 0
+                self._failures = 0
                 log.debug("watch quiet, reconnecting", kind=self._resource.kind)
             except KubeError as error:
-                if isinstance(error, GoneError):
-                    self._version = None
-                failures += 1
-                log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
-                wait = min(_FIRST_WAIT_SECONDS * 2 ** (failures - 1), _LONGEST_WAIT_SECONDS)
-                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                self._failures += 1
+                await self._pause(error, self._failures)
+
+    async def _pause(self, error: KubeError, failures: int) -> None:
+        log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
+        wait = min(_FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 32), _LONGEST_WAIT_SECONDS)
+        await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+
+    async def _check_history(self) -> None:
+        """Raises RestoredError if the server's newest version is older than one that was seen: it would take a watch from there without a word.
+
+        Asked after a broken connection, since a server is restarted to be restored.
+        """
+        version = await self._client.version(self._resource, self.source.namespace)
+        if version < self._newest:
+            raise RestoredError(f"the API server's versions went back from {self._newest} to {version}")
 
     async def _list(self) -> None:
         RELISTS.labels(self._resource.kind).inc()
-        present: set[ObjectKey] = set()
+        versions: dict[ObjectKey, int] = {}
         version = "0"
         async for page in self._client.list_pages(self._resource, self.source.namespace, self._selector):
             for item in page.items:
                 # Items of a list carry no kind of their own.
                 obj = {"apiVersion": self._resource.api_version, "kind": self._resource.kind, **item}
-                present.add(key_of(obj))
+                versions[key_of(obj)] = version_of(obj)
                 self._feed.put(obj)
             version = page.resource_version
             await asyncio.sleep(0)
-        if int(version) < self._newest:
-            raise RestoredError(
-                f"the API server's versions of {self._resource.plural} went back from {self._newest} to {version}"
-            )
-        self._feed.listed(self.source, present, int(version))
+        self._feed.listed(self.source, versions, int(version))
         self._version = version
 
     async def _watch(self) -> None:
@@ -109,4 +116,5 @@ class Informer:
                     self._feed.put(event.object)
                 self._version = event.object["metadata"]["resourceVersion"]
                 self._newest = int(self._version)
+                self._failures = self._refusals = 0
                 self._feed.heard(self.source, self._newest)
