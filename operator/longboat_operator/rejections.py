@@ -11,6 +11,7 @@ from longboat_operator.schedule import backoff_seconds
 # Ends of messages that say who owns an object whose name the job needs.
 OF_SOMETHING_ELSE = "exists and is not this job's: delete it, or create the job under another name (metadata.name)"
 OF_AN_EARLIER_JOB = "belongs to a deleted job of this name; it is created again once that one is gone"
+WITHOUT_ITS_LABEL = "is the job's, and lacks its label"
 
 
 @dataclass(frozen=True, slots=True)

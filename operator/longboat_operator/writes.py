@@ -30,7 +30,7 @@ from longboat_operator.model import (
     belongs_to_earlier,
     content_digest,
 )
-from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
 from longboat_operator.watch.cache import Cache, key_of, version_of
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.watch.trim import trim
@@ -193,9 +193,7 @@ class Writes:
                 existing["kind"] == POD.kind
                 and (existing["metadata"].get("labels") or {}).get(LABEL_JOB) != job["name"]
             ):
-                raise NotOursError(
-                    f"Pod {existing['metadata']['name']} lacks the label {LABEL_JOB}: restore it, or delete the pod"
-                )
+                raise NotOursError(f"Pod {existing['metadata']['name']} {WITHOUT_ITS_LABEL} {LABEL_JOB}")
             return
         whose = OF_SOMETHING_ELSE
         if belongs_to_earlier(existing, self._observed.key.name, job.get("uid", "")):

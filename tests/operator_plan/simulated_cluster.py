@@ -40,7 +40,7 @@ from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
-from longboat_operator.rejections import OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
 
@@ -329,7 +329,7 @@ class SimulatedCluster:
         if kind == "Pod":
             if existing:
                 if existing["metadata"]["labels"].get(LABEL_JOB) != KEY.name:
-                    raise Rejected(f"Pod {name} lacks the label {LABEL_JOB}")
+                    raise Rejected(f"{WITHOUT_ITS_LABEL} {LABEL_JOB}")
                 return
             images = {c["image"] for c in body["spec"]["containers"]}
             if self.invalid_image in images:

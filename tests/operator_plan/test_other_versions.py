@@ -252,6 +252,19 @@ def test_a_pod_without_its_label_that_waits_for_its_network_is_replaced() -> Non
     assert "deletionTimestamp" in pod["metadata"]
 
 
+def test_a_pod_that_loses_its_label_before_the_status_has_a_record_of_it_is_replaced() -> None:
+    cluster = SimulatedCluster()
+    while "sums-trainer-1-a0" not in cluster.children["Pod"]:
+        cluster.reconcile()
+    del cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["labels"][LABEL_JOB]
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.advance(30)
+    cluster.settle()
+    names = [pod["metadata"]["name"] for pod in cluster.pods(Role.TRAINER)]
+    assert sorted(names) == ["sums-trainer-0-a0", "sums-trainer-1-a1"]
+
+
 def test_what_somebody_else_has_made_for_the_job_stays() -> None:
     cluster = trained(SimulatedCluster())
     other = copy.deepcopy(cluster.children["Pod"]["sums-driver-0-a0"])

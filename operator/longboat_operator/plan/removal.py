@@ -13,6 +13,7 @@ from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories, RoleCount, is_past
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import JobView, PodView
+from longboat_operator.rejections import WITHOUT_ITS_LABEL
 
 # A kubelet that responds has ended a pod's containers by its deletionTimestamp, and needs little longer to clean up.
 STUCK_SECONDS = 60.0
@@ -52,14 +53,15 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
 
 
 def missing_pods(view: JobView, memories: Memories) -> tuple[Target, ...]:
-    """Lists the recorded pods to look up: the watch doesn't show them, and they aren't known to be gone."""
-    pods = (
-        ("Pod", view.job.pod(role, place, record.attempt))
+    """Lists the pods to look up, which the watch doesn't show: recorded ones that aren't known to be gone, and those whose name was found taken."""
+    names = [
+        view.job.pod(role, place, record.attempt)
         for role in ROLES
         for place, record in memories[role].records.items()
         if not record.gone
-    )
-    return tuple(pod for pod in pods if not view.is_known(*pod))
+    ]
+    names += [name for name, answer in view.observed.rejections.items() if WITHOUT_ITS_LABEL in answer]
+    return tuple(("Pod", name) for name in dict.fromkeys(names) if not view.is_known("Pod", name))
 
 
 def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss], places: Places) -> Iterator[PodView]:
