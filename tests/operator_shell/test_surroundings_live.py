@@ -367,6 +367,17 @@ def unmanaged(obj: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in obj.items() if key != "status"}, "metadata": metadata}
 
 
+async def with_recorded_pods(bench: Bench) -> None:
+    """Submits a job; returns once its status has records of its pods, by which those are found without their labels."""
+    await bench.submit("x")
+
+    async def recorded() -> bool:
+        roles = (await bench.get(RL_JOB, "x")).get("status", {}).get("roles", {})
+        return sum(len(role.get("pods", ())) for role in roles.values()) == 4
+
+    await eventually_async(recorded)
+
+
 def without_label(name: str) -> dict[str, Any]:
     return {"metadata": {"labels": {name: None}}}
 
@@ -374,8 +385,7 @@ def without_label(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("label", [LABEL_JOB, LABEL_INDEX])
 @served
 async def test_a_pod_whose_label_is_removed_is_replaced(bench: Bench, label: str) -> None:
-    await bench.submit("x")
-    await eventually_async(bench.has_pods("x", 4))
+    await with_recorded_pods(bench)
     uid = (await bench.get(POD, "x-trainer-0-a0"))["metadata"]["uid"]
     await bench.admin.patch(POD, bench.namespace, "x-trainer-0-a0", without_label(label), MERGE_PATCH)
 
@@ -389,10 +399,9 @@ async def test_a_pod_whose_label_is_removed_is_replaced(bench: Bench, label: str
 
 @served
 async def test_a_pod_without_the_job_label_goes_when_the_job_is_suspended(bench: Bench) -> None:
-    await bench.submit("x")
-    await eventually_async(bench.has_pods("x", 4))
-    await bench.edit("x", suspend=True)
+    await with_recorded_pods(bench)
     await bench.admin.patch(POD, bench.namespace, "x-trainer-0-a0", without_label(LABEL_JOB), MERGE_PATCH)
+    await bench.edit("x", suspend=True)
 
     async def gone() -> bool:
         return not await bench.all(POD)
