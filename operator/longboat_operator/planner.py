@@ -109,7 +109,7 @@ def _counts(
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
         # A driver that loses a pod it works with can't continue: it restarts, and that is no failure of its own.
-        excuses = disruptions(view, lost)
+        excuses, gone = disruptions(view, lost), view.gone
         counts = {
             role: count(
                 view.job,
@@ -123,7 +123,7 @@ def _counts(
                 inside if role is Role.DRIVER else None,
                 excuses if role is Role.DRIVER else (),
                 leaving.draining if role is Role.ROLLOUT else (),
-                view.gone,
+                gone,
             )
             for role in ROLES
         }
@@ -149,18 +149,14 @@ def _released(view: JobView, memories: Memories) -> Memories:
 
 def _with_unwatched(view: JobView, published: Memories, counts: Memories) -> Memories:
     """Returns the counts with the published records of pods that the watch doesn't show: their places aren't free until they are gone."""
+    unwatched = {role: view.unwatched_places(role) & published[role].records.keys() for role in ROLES}
     return {
         role: replace(
             counts[role],
-            records={
-                **{
-                    place: record
-                    for place, record in published[role].records.items()
-                    if place in view.unwatched_places(role)
-                },
-                **counts[role].records,
-            },
+            records={**{place: published[role].records[place] for place in unwatched[role]}, **counts[role].records},
         )
+        if unwatched[role]
+        else counts[role]
         for role in ROLES
     }
 

@@ -51,6 +51,14 @@ def newer(value: Any, draw: random.Random, name: str = "") -> Any:
     return "NewWord" if name in WORDS and draw.random() < 0.2 else value
 
 
+def end_or_suspend(cluster: SimulatedCluster, *, ends: bool) -> None:
+    if ends:
+        cluster.train(93, "Succeeded")
+    else:
+        cluster.edit(suspend=True)
+        cluster.train(0, "Suspended")
+
+
 def assert_released(cluster: SimulatedCluster) -> None:
     for _ in range(3):
         cluster.settle()
@@ -171,11 +179,7 @@ def test_a_pod_that_loses_a_label_is_replaced_and_never_runs_beside_its_successo
 def test_a_pod_without_labels_goes_with_its_job(label: str, *, ends: bool) -> None:
     cluster = trained(SimulatedCluster())
     del cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["labels"][label]
-    if ends:
-        cluster.train(93, "Succeeded")
-    else:
-        cluster.edit(suspend=True)
-        cluster.train(0, "Suspended")
+    end_or_suspend(cluster, ends=ends)
     assert_released(cluster)
 
 
@@ -314,11 +318,7 @@ def test_an_unreadable_job_has_its_own_time_for_a_checkpoint_and_its_own_steps()
 def test_a_pod_without_labels_goes_with_its_unreadable_job(*, ends: bool) -> None:
     cluster = unreadable()
     del cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["labels"][LABEL_JOB]
-    if ends:
-        cluster.train(93, "Succeeded")
-    else:
-        cluster.edit(suspend=True)
-        cluster.train(0, "Suspended")
+    end_or_suspend(cluster, ends=ends)
     assert_released(cluster)
 
 
