@@ -61,9 +61,8 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     cache = Cache()
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
     client: Any = api
-    controller = Controller(
-        cache, queue, observe, plan, LookUps(client), Applier(client, cache, EventRecorder(client, "bench"))
-    )
+    applier = Applier(client, cache, EventRecorder(client, "bench"))
+    controller = Controller(cache, queue, observe, plan, LookUps(client), applier, Freshness([], []))
     freshness = Freshness([Source(kind.kind, None) for kind in kinds], bookmarked=[])
     api.feed = Feed(cache, freshness, controller.changed, controller.listed)
     api.submit({"apiVersion": "longboat.dev/v1alpha1", **runtime_of()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -31,8 +32,9 @@ from longboat_operator.model import (
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS
-from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of, version_of
+from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, Source, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
+from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.wakes import (
     tells_of_resize,
     wakes_capacity,
@@ -66,8 +68,10 @@ class Controller:
         plan: MakePlan,
         look_ups: LookUps,
         applier: Applier,
+        freshness: Freshness,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`freshness` tells which namespaces are served: of no other is anything planned."""
         self.expectations = Expectations(cache)
         # The newer versions because of which a key's last writes failed: they seldom call for a plan by themselves.
         self._newer = Expectations(cache)
@@ -77,9 +81,12 @@ class Controller:
         self._plan = plan
         self._look_ups = look_ups
         self._applier = applier
+        self._freshness = freshness
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
+        # The keys of each namespace that isn't served.
+        self._unserved: defaultdict[str, set[Key]] = defaultdict(set)
         # The version of each job after the last plan, its own or its capacity's, that only published and reported.
         self._published_versions: dict[Key, int] = {}
         self._leading = False
@@ -103,8 +110,15 @@ class Controller:
                     else:
                         self._queue.add(key)
 
-    def listed(self) -> None:
-        """Wakes the keys that wait to see a write: a stream started over, so an object that a plan created may be gone unseen."""
+    def listed(self, source: Source) -> None:
+        """Wakes the keys of a namespace that is served from now on, and those that wait to see a write.
+
+        A stream started over, so an object that a plan created may be gone unseen.
+        """
+        for namespace in [*self._unserved] if source.namespace is None else [source.namespace]:
+            if self._freshness.serves(namespace):
+                for key in self._unserved.pop(namespace, ()):
+                    self._queue.add(key)
         for key in self.expectations.waiting():
             self._queue.add(key)
 
@@ -127,6 +141,9 @@ class Controller:
 
     async def reconcile(self, key: Key) -> str:
         """Makes one pass for one key; returns a word for the outcome, for the metric. Raises LeadershipLostError."""
+        if not self._freshness.serves(key.namespace):
+            self._unserved[key.namespace].add(key)
+            return "unserved"
         if not self.expectations.met(key):
             self._held.add(key)
             self._queue.add_after(key, HELD_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -15,13 +15,19 @@ PLANS_STUCK_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Says why the process should not be trusted (`not_ready`) and why it should be restarted (`not_alive`)."""
+    """Says why the process should not be trusted (`not_ready`) and why it should be restarted (`not_alive`).
+
+    `notes` are for people: what isn't served by a process that is ready.
+    """
 
     not_ready: tuple[str, ...] = ()
     not_alive: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def judge(watch_problems: list[str], watch_dead: bool, stalled_seconds: float, leading: bool) -> Health:
+def judge(
+    watch_problems: list[str], watch_dead: bool, stalled_seconds: float, leading: bool, notes: Iterable[str] = ()
+) -> Health:
     """Judges whether to trust the process, and whether to restart it. Pure.
 
     Rules: a standby can be ready: readiness says that the cache is current and that plans are completed, not who leads. A long silence of
@@ -33,17 +39,21 @@ def judge(watch_problems: list[str], watch_dead: bool, stalled_seconds: float, l
         not_ready.append(f"no plan has been completed for {stalled_seconds:.0f} s")
     if leading and stalled_seconds > PLANS_STUCK_SECONDS:
         not_alive.append(f"workers are stuck: no plan has been completed for {stalled_seconds:.0f} s")
-    return Health(tuple(not_ready), tuple(not_alive))
+    return Health(tuple(not_ready), tuple(not_alive), tuple(notes))
 
 
 async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner:
-    """Starts to serve `/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line. The runner's `cleanup` ends it."""
+    """Starts to serve `/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line; `/readyz` adds the notes.
+
+    The runner's `cleanup` ends it.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health().not_alive)
 
     async def readyz(_: web.Request) -> web.Response:
-        return _answer(health().not_ready)
+        judged = health()
+        return _answer(judged.not_ready, judged.notes)
 
     return await _serve(port, {"/healthz": healthz, "/readyz": readyz})
 
@@ -58,8 +68,8 @@ async def serve_metrics(port: int, registries: tuple[CollectorRegistry, ...]) ->
     return await _serve(port, {"/metrics": metrics})
 
 
-def _answer(reasons: tuple[str, ...]) -> web.Response:
-    return web.Response(status=503 if reasons else 200, text="\n".join(reasons or ("ok",)) + "\n")
+def _answer(reasons: tuple[str, ...], notes: tuple[str, ...] = ()) -> web.Response:
+    return web.Response(status=503 if reasons else 200, text="\n".join([*(reasons or ("ok",)), *notes]) + "\n")
 
 
 async def _serve(port: int, routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]]) -> web.AppRunner:

@@ -50,11 +50,19 @@ _GAUGES = {
 class ProcessMetrics(Collector):
     """Gauges of this process's state, read when asked."""
 
-    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """`read` gives a value for each of the gauges' names."""
+    def __init__(
+        self, read: Callable[[], Mapping[str, float]], failing: Callable[[], Iterable[tuple[str, str]]]
+    ) -> None:
+        """`read` gives a value for each of the gauges' names; `failing` gives kind and namespace of what can't be listed."""
         self._read = read
+        self._failing = failing
 
     def collect(self) -> Iterable[Metric]:
         """Yields the gauges as they are now, for Prometheus' client."""
+        text = "1 for each kind, in a namespace or in all, that can't be listed: nothing is planned there."
+        family = GaugeMetricFamily("longboat_watch_failing", text, labels=["kind", "namespace"])
+        for labels in self._failing():
+            family.add_metric(labels, 1.0)
+        yield family
         for name, value in self._read().items():
             yield GaugeMetricFamily(name, _GAUGES[name], value=value)

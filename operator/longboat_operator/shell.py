@@ -20,7 +20,6 @@ from longboat_operator.controller import Controller, MakePlan, Observe
 from longboat_operator.health import Health, judge, serve_health, serve_metrics
 from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
@@ -33,14 +32,13 @@ from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.informer import Informer
-from longboat_operator.watch.jobs import await_served, run_kopf, watched
+from longboat_operator.watch.jobs import JobWatch, watched
 from longboat_operator.watch.repair import Repair
 
 # How long kopf and the rest may take to end after the lease is given up.
 _END_SECONDS = 10.0
 # An operator of hundreds of namespaces has thousands of sources: they must not all be listed at the same moment.
 _LISTS_AT_ONCE = 8
-_LIST_AGAIN_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -88,9 +86,10 @@ class Shell:
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
         applier = Applier(client, self._cache, EventRecorder(client, self._identity))
-        self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
+        look_ups = LookUps(client)
+        self._controller = Controller(self._cache, self._queue, observe, plan, look_ups, applier, self._freshness)
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
-        self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)
+        self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children, self._lists)
 
     async def run(self) -> None:
         """Serves until told to stop.
@@ -102,31 +101,30 @@ class Shell:
         log.info("starting", identity=self._identity, namespaces=options.namespaces or "all", workers=options.workers)
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._cache))
-        registry.register(ProcessMetrics(self._gauges))
+        registry.register(ProcessMetrics(self._gauges, self._failing))
         servers = [
             await serve_health(options.health_port, self._health),
             await serve_metrics(options.metrics_port, (REGISTRY, registry)),
         ]
-        # kopf, when it ends, cancels every task made after it was started: so it is started last.
+        self._handle_signals()
         lead = asyncio.Event()
         workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.workers)]
-        kopf_stop, kopf_started = asyncio.Event(), asyncio.Event()
+        jobs = JobWatch(self._ungated, self._transport, options.namespaces, self._feed, self._repair)
         others: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._become_leader(lead, kopf_started), name="leadership"),
+            asyncio.create_task(self._become_leader(lead), name="leadership"),
             asyncio.create_task(self._renew(), name="renewal"),
             asyncio.create_task(self._repair.run(), name="repair"),
+            asyncio.create_task(jobs.run(), name="kopf"),
             *(
                 asyncio.create_task(
                     Informer(self._ungated, *child, self._feed, self._lists).run(), name=f"informer {child[0].kind}"
                 )
                 for child in self._children
             ),
-            asyncio.create_task(self._stop_on_signal(kopf_started), name="signals"),
             asyncio.create_task(self._stop.wait(), name="stop"),
         ]
-        kopf = asyncio.create_task(self._kopf(kopf_stop, kopf_started), name="kopf")
         try:
-            done, _ = await asyncio.wait([*workers, *others, kopf], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*workers, *others], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
@@ -136,10 +134,9 @@ class Shell:
                 await asyncio.wait(workers, timeout=self._transport.timeout_seconds)
             if self._elector is not None:
                 await self._elector.release()
-            kopf_stop.set()
-            for task in (*workers, *others, *([] if kopf_started.is_set() else [kopf])):
+            for task in (*workers, *others):
                 task.cancel()
-            _, pending = await asyncio.wait([*workers, *others, kopf], timeout=_END_SECONDS)
+            _, pending = await asyncio.wait([*workers, *others], timeout=_END_SECONDS)
             if pending:
                 log.error("tasks don't end", tasks=[task.get_name() for task in pending])
             for server in servers:
@@ -150,32 +147,28 @@ class Shell:
         """Ends `run`."""
         self._stop.set()
 
-    async def _kopf(self, stop: asyncio.Event, started: asyncio.Event) -> None:
-        await await_served(self._ungated, watched(self._options.namespaces))
-        await run_kopf(self._transport, self._options.namespaces, self._feed, stop, started)
-
-    async def _stop_on_signal(self, kopf_started: asyncio.Event) -> None:
-        """Sets our signal handlers before kopf sets its own, and again after that; then waits until the operator is to stop."""
-        self._handle_signals()
-        await kopf_started.wait()
-        self._handle_signals()
-        await self._stop.wait()
-
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
-    async def _become_leader(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
-        """Waits for warm caches and, if there is a lease, wins it and catches up with the API server; then starts the workers."""
-        await kopf_started.wait()
-        await self._warm()
+    async def _become_leader(self, lead: asyncio.Event) -> None:
+        """Waits until every source has been listed, or refuses, and wins the lease if there is one; then starts the workers.
+
+        A standby may have waited for days. What its streams missed meanwhile is found by listing every source again, before its
+        namespace is planned. The previous leader wrote nothing after it lost the lease, so one list is enough.
+        """
+        await _until(lambda: self._freshness.settled)
+        log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
+        sources = self._jobs + self._children if self._elector else []
         if self._elector is not None:
             await self._elector.acquire()
             self._elected.set()
-            await self._catch_up()
+            for resource, namespace, _ in sources:
+                self._freshness.note_unlisted(Source(resource.kind, namespace))
         self._leading = True
         self._controller.lead()
         lead.set()
+        await asyncio.gather(*(self._repair.confirm(*source) for source in sources))
         await self._stop.wait()
 
     async def _renew(self) -> None:
@@ -183,43 +176,6 @@ class Shell:
         await self._elected.wait()
         if self._elector is not None:
             await self._elector.keep()
-
-    async def _catch_up(self) -> None:
-        """Returns once the caches show everything of the watched kinds that the previous leader may have written.
-
-        A standby may have waited for days. What its streams missed meanwhile is found by listing every source again; what
-        they owe must then arrive. The previous leader wrote nothing after it lost the lease, so one list is enough.
-        """
-        started = time.monotonic()
-        await asyncio.gather(*(self._list_again(*listed) for listed in self._jobs + self._children))
-        await _until(lambda: not self._freshness.owing)
-        log.info("caught up", seconds=round(time.monotonic() - started, 3))
-
-    async def _warm(self) -> None:
-        """Returns once every source has been listed."""
-        for resource, namespace, selector in self._jobs:
-            await self._warm_kopf(resource, namespace, selector)
-        await _until(lambda: self._freshness.listed)
-        log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
-
-    async def _warm_kopf(self, resource: Resource, namespace: str | None, selector: str) -> None:
-        """Waits until kopf has delivered what a list of our own shows: kopf doesn't announce that it has listed."""
-        source = Source(resource.kind, namespace)
-        await self._list_again(resource, namespace, selector)
-        await _until(lambda: not self._freshness.owes(source))
-        self._freshness.note_listed(source, time.monotonic())
-
-    async def _list_again(self, resource: Resource, namespace: str | None, selector: str) -> None:
-        """Lists a source for repair, until it succeeds."""
-        while True:
-            try:
-                async with self._lists:
-                    await self._repair.once(resource, namespace, selector)
-            except KubeError as error:
-                log.warning("list failed", kind=resource.kind, namespace=namespace, error=str(error))
-                await asyncio.sleep(_LIST_AGAIN_SECONDS)
-            else:
-                return
 
     async def _work(self, lead: asyncio.Event) -> None:
         await lead.wait()
@@ -233,10 +189,12 @@ class Shell:
 
     def _health(self) -> Health:
         now = time.monotonic()
-        problems = self._freshness.problems(now)
-        if self._elected.is_set() and not self._leading:
-            problems.append("the lease is won, but the caches have not yet caught up")
-        return judge(problems, self._freshness.dead(now), self._queue.stalled_seconds, self._leading)
+        freshness = self._freshness
+        stalled = self._queue.stalled_seconds
+        return judge(freshness.problems(now), freshness.dead(now), stalled, self._leading, freshness.notes)
+
+    def _failing(self) -> list[tuple[str, str]]:
+        return [(source.kind, source.namespace or "") for source in self._freshness.failing]
 
     def _gauges(self) -> Mapping[str, float]:
         now = time.monotonic()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from longboat_operator.kube.errors import AlreadyExistsError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
 from longboat_operator.shell import LeaseOptions, Options, Shell
+from tests.operator_shell.gateway import Gateway, open_gateway
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 CRD = Resource("CustomResourceDefinition", "customresourcedefinitions", "apiextensions.k8s.io", namespaced=False)
@@ -85,3 +88,21 @@ async def namespace(admin: KubeClient) -> AsyncIterator[str]:
 
 async def _served(client: KubeClient, wanted: set[str]) -> bool:
     return wanted <= await client.served(RL_JOB.group, RL_JOB.version)
+
+
+@asynccontextmanager
+async def running(shell: Shell) -> AsyncIterator[Shell]:
+    """Runs a shell for the block."""
+    task = asyncio.create_task(shell.run())
+    try:
+        yield shell
+    finally:
+        shell.stop()
+        await task
+
+
+@pytest.fixture
+async def gateway(transport: Transport) -> AsyncIterator[tuple[Gateway, Configuration]]:
+    """A gateway to the API server, and the way to it."""
+    async with open_gateway(transport) as opened:
+        yield opened

@@ -10,6 +10,7 @@ from longboat_operator.model import (
     LABEL_JOB,
     LABEL_ROLE,
     ApplyObject,
+    CapacityKey,
     CreateObject,
     DeleteObject,
     EmitEvent,
@@ -58,10 +59,10 @@ def observe(cache: Cache, key: JobKey) -> Observed:
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """Makes what is missing, removes pods that are too many, and says in `phase` whether all is there."""
+    """Makes what is missing, removes pods that are too many, and says in `phase` whether all is there. Capacities have nothing to do."""
     del now
     job = observed.job
-    if job is None or job["metadata"].get("deletionTimestamp"):
+    if isinstance(observed.key, CapacityKey) or job is None or job["metadata"].get("deletionTimestamp"):
         return Plan()
     name = observed.key.name
     wanted = int(job["metadata"].get("annotations", {}).get(PODS, "0"))

@@ -31,6 +31,7 @@ from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import Freshness
 
 X, Y = JobKey("a", "x"), JobKey("a", "y")
+PODS = Source("Pod", "a")
 SOMETHING = Plan((EmitEvent("Normal", "Reason", "message"),))
 
 
@@ -48,8 +49,10 @@ class Bench:
         self.asked: list[Target] = []
         self.answer: Any = None
         itself: Any = self
+        self.freshness = Freshness([PODS], [])
+        self.freshness.note_listed(PODS, 0.0)
         self.controller = Controller(
-            self.cache, self.queue, self.observe, self.make_plan, itself, itself, lambda: self.now
+            self.cache, self.queue, self.observe, self.make_plan, itself, itself, self.freshness, lambda: self.now
         )
         self.controller.lead()
 
@@ -314,6 +317,18 @@ async def test_a_pod_that_came_and_went_before_a_new_list_wakes_its_job(bench: B
     feed = Feed(bench.cache, Freshness([pods], [pods]), bench.controller.changed, bench.controller.listed)
     feed.listed(pods, {}, 20)  # the watch was too old, and the pod is gone already
     assert bench.due() == [X]
+    assert await bench.controller.reconcile(X) == "applied"
+
+
+async def test_a_namespace_is_planned_once_all_its_kinds_have_been_listed(bench: Bench) -> None:
+    bench.due()
+    feed = Feed(bench.cache, bench.freshness, bench.controller.changed, bench.controller.listed)
+    feed.refused(PODS, "forbidden")
+    assert await bench.controller.reconcile(X) == "unserved"
+    assert bench.due() == []
+    feed.listed(PODS, {}, 20)
+    assert bench.due() == [X]
+    bench.plan = SOMETHING
     assert await bench.controller.reconcile(X) == "applied"
 
 

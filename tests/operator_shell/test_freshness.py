@@ -24,8 +24,31 @@ def test_what_is_not_listed_is_named() -> None:
     assert freshness.unlisted == [PODS, JOBS]
     assert freshness.problems(0.0) == ["Pod not yet listed", "RLJob not yet listed"]
     freshness.note_listed(JOBS, 0.0)
+    assert not freshness.settled
+    assert not freshness.serves("a")
     freshness.note_listed(PODS, 0.0)
-    assert freshness.listed
+    assert freshness.settled
+    assert freshness.serves("a")
+    assert freshness.problems(0.0) == []
+
+
+def test_a_namespace_is_served_while_all_its_kinds_have_been_listed_whatever_others_do() -> None:
+    sources = {name: [Source("RLJob", name), Source("Pod", name)] for name in ("a", "b")}
+    freshness = Freshness([*sources["a"], *sources["b"]], bookmarked=[])
+    for source in sources["a"]:
+        freshness.note_listed(source, 0.0)
+    assert not freshness.settled
+    freshness.note_unlisted(sources["b"][1], "pods is forbidden")
+    freshness.note_unlisted(sources["b"][1], "pods is still forbidden")
+    assert freshness.settled
+    assert (freshness.serves("a"), freshness.serves("b")) == (True, False)
+    assert freshness.problems(0.0) == []
+    assert freshness.notes == ["Pod in namespace b can't be listed: pods is still forbidden"]
+    freshness.note_unlisted(sources["a"][0], "gone")
+    assert freshness.problems(0.0) == ["no namespace is served"]
+    freshness.note_listed(sources["b"][1], 0.0)
+    freshness.note_listed(sources["b"][0], 0.0)
+    assert (freshness.serves("a"), freshness.serves("b")) == (False, True)
     assert freshness.problems(0.0) == []
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
 from longboat_operator.controller import MakePlan
@@ -21,11 +22,12 @@ from longboat_operator.kube.resources import EVENT, LEASE, POD, RL_JOB, SECRET, 
 from longboat_operator.kube.transport import Request
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.metrics import API_REQUESTS
-from longboat_operator.model import LABEL_JOB, CapacityKey, JobKey, Observed, Plan
+from longboat_operator.model import LABEL_JOB, JobKey, Observed, Plan
 from longboat_operator.shell import Options, Shell
 from longboat_operator.watch.cache import ObjectKey, Source
 from tests.operator_shell import small_plan
-from tests.operator_shell.conftest import lease, open_shell
+from tests.operator_shell.conftest import lease, open_shell, running
+from tests.operator_shell.gateway import Gateway
 from tests.support.loop_time import pass_time
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
@@ -46,12 +48,7 @@ class Bench:
 
     async def shell(self, plan: MakePlan = small_plan.plan) -> Shell:
         configuration = await load_configuration(self.cluster.kubeconfig)
-
-        def of_jobs(observed: Observed, now: datetime) -> Plan:
-            """Capacities have nothing to do here."""
-            return Plan() if isinstance(observed.key, CapacityKey) else plan(observed, now)
-
-        return open_shell(configuration, self.options, small_plan.observe, of_jobs)
+        return open_shell(configuration, self.options, small_plan.observe, plan)
 
     @asynccontextmanager
     async def running(self, plan: MakePlan = small_plan.plan) -> AsyncIterator[Shell]:
@@ -186,7 +183,7 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
     versions = {name: pod["metadata"]["resourceVersion"] for name, pod in (await bench.all(POD)).items()}
     before = requests()
     async with bench.running() as shell:
-        await eventually_async(lambda: shell._freshness.listed)
+        await eventually_async(lambda: shell._freshness.settled and not shell._freshness.failing)
         await eventually_async(lambda: shell._leading and is_idle(shell))
     written = {key: count for key, count in requests().items() if key[0] not in ("get", "list", "watch")}
     assert written == {key: count for key, count in before.items() if key[0] not in ("get", "list", "watch")}
@@ -366,18 +363,13 @@ async def test_the_lease_is_given_up_at_the_end(bench: Bench) -> None:
 
 
 async def test_it_ends_also_while_it_waits_for_its_crds(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, gateway: tuple[Gateway, Configuration], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def never(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr("longboat_operator.shell.await_served", never)
-    async with bench.running() as shell:
-        await eventually_async(
-            lambda: (
-                shell._freshness.unlisted == [Source("RLJob", bench.namespace), Source("RLRuntime", bench.namespace)]
-            )
-        )
+    way, configuration = gateway
+    way.refuse(lambda request: 404 if "/longboat.dev/" in request.path else None)
+    async with running(open_shell(configuration, bench.options, small_plan.observe, small_plan.plan)) as shell:
+        kinds = [Source(kind, bench.namespace) for kind in ("RLJob", "RLRuntime")]
+        await eventually_async(lambda: shell._leading and [*shell._freshness.failing] == kinds)
         status, reasons = await probe(bench.options.health_port, "/readyz")
-        assert (status, reasons) == (503, "RLJob not yet listed\nRLRuntime not yet listed\n")
+        assert (status, reasons.splitlines()[0]) == (503, "no namespace is served")
     assert "tasks don't end" not in capsys.readouterr().out

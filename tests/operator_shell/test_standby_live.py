@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, ClientTimeout, web
-from aiohttp.test_utils import TestServer
+from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
@@ -21,13 +19,13 @@ from longboat_operator import observe, planner
 from longboat_operator.kube import client as kube_client
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.resources import LEASE, POD, RL_JOB, RL_RUNTIME
-from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import boot_clock
 from longboat_operator.model import LABEL_ROLE, JobKey
 from longboat_operator.shell import LeaseOptions, Options, Shell
 from tests.crds.manifests import changed
 from tests.operator_shell import small_plan
-from tests.operator_shell.conftest import lease, open_shell
+from tests.operator_shell.conftest import lease, open_shell, running
+from tests.operator_shell.gateway import Gateway
 from tests.operator_shell.test_process_live import BootClock, Process
 from tests.operator_shell.test_shell_live import probe
 from tests.support.ports import free_port
@@ -39,66 +37,12 @@ pytestmark = pytest.mark.cluster
 NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
 
 
-class Gateway:
-    """An API server of which answers can be late: `before` is awaited before a request is passed on, `after` before
-    each part of an answer."""
-
-    def __init__(self, session: ClientSession, host: str) -> None:
-        self._session, self._host = session, host
-        self.before: Callable[[web.Request], Awaitable[None]] = _at_once
-        self.after: Callable[[web.Request], Awaitable[None]] = _at_once
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        await self.before(request)
-        body = await request.read()
-        headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
-        asked = self._session.request(
-            request.method,
-            f"{self._host}{request.path_qs}",
-            headers=headers,
-            data=body or None,
-            timeout=ClientTimeout(total=None),
-        )
-        async with asked as given:
-            response = web.StreamResponse(status=given.status, headers={"Content-Type": given.content_type})
-            await response.prepare(request)
-            async for part in given.content.iter_any():
-                await self.after(request)
-                await response.write(part)
-            return response
-
-
-async def _at_once(_: web.Request) -> None:
-    pass
-
-
 def lists_metadata(request: web.Request) -> bool:
     return "PartialObjectMetadataList" in request.headers.get("Accept", "")
 
 
 def watches(request: web.Request, plural: str) -> bool:
     return "watch" in request.query and request.path.endswith(f"/{plural}")
-
-
-@pytest.fixture
-async def gateway(transport: Transport) -> AsyncIterator[tuple[Gateway, Configuration]]:
-    """A gateway, and the way to it."""
-    async with transport.session() as session:
-        gateway = Gateway(session, transport.configuration.host)
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", gateway.answer)
-        async with TestServer(app) as server:
-            yield gateway, Configuration(host=str(server.make_url("/")).rstrip("/"))
-
-
-@asynccontextmanager
-async def running(shell: Shell) -> AsyncIterator[Shell]:
-    task = asyncio.create_task(shell.run())
-    try:
-        yield shell
-    finally:
-        shell.stop()
-        await task
 
 
 @pytest.fixture
@@ -143,7 +87,7 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
 
     async def page(request: web.Request) -> None:
         nonlocal now, pages
-        if not lists_metadata(request) or leadership._renewed is None or shell._leading:
+        if not lists_metadata(request) or leadership._renewed is None or plans(shell, namespace):
             return
         async with one_at_a_time:
             pages += 1
@@ -154,7 +98,7 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
 
     slow.before = page
     async with running(shell):
-        await eventually_async(lambda: shell._leading)
+        await eventually_async(lambda: plans(shell, namespace))
         assert pages > len(shell._jobs + shell._children)  # the jobs took two
         assert leadership.may_write
         assert seen == {503}  # it leads, and doesn't plan yet
@@ -218,12 +162,18 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
         leader.send(signal.SIGTERM)
         assert (await leader.end())[0] == 0
         await eventually_async(lambda: standby._elector is not None and standby._elector.leadership.may_write)
-        await eventually_async(lambda: standby._leading or name not in standby._cache.children(key)["Pod"])
+        await eventually_async(lambda: plans(standby, namespace) or name not in standby._cache.children(key)["Pod"])
         thawed.set()
-        await eventually_async(lambda: standby._leading and set(standby._cache.children(key)["Pod"]) >= set(after))
+        await eventually_async(
+            lambda: plans(standby, namespace) and set(standby._cache.children(key)["Pod"]) >= set(after)
+        )
         await eventually_async(lambda: standby._queue.depth == 0 and not standby._controller.expectations.waiting())
         assert await reported_losses() == 1
         assert await named(admin, namespace, "reward") == after
+
+
+def plans(shell: Shell, namespace: str) -> bool:
+    return shell._leading and shell._freshness.serves(namespace)
 
 
 async def _equals(read: Callable[[], Awaitable[int]], wanted: int) -> bool:

@@ -262,7 +262,7 @@ async def test_informers_list_no_more_sources_at_once_than_they_share(serve: Ser
     client, lists = ungated(await serve(answer)), asyncio.Semaphore(2)
     informers = [Informer(client, resources.POD, source.namespace, "", feed, lists) for source in sources]
     tasks = [asyncio.create_task(informer.run()) for informer in informers]
-    await eventually_async(lambda: freshness.listed)
+    await eventually_async(lambda: not freshness.unlisted)
     for task in tasks:
         task.cancel()
     assert most == 2

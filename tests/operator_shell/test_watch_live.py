@@ -63,7 +63,7 @@ async def watched(
     resource = getattr(request, "param", SERVICE)
     watched = Watched(KubeClient(transport, lambda: None), resource, namespace, link)
     task = asyncio.create_task(watched.informer.run())
-    await eventually_async(lambda: watched.freshness.listed)
+    await eventually_async(lambda: not watched.freshness.unlisted)
     yield watched
     task.cancel()
     await link.stop()
@@ -155,7 +155,7 @@ async def test_a_re_list_repairs_a_lost_deletion_and_finds_out_a_dead_watch(
     watched.link.cut()  # from now on the watch reports nothing
     await delete(admin, first)
     second = await create(admin, namespace, "second")
-    repair = Repair(admin, watched.cache, watched.feed, [])
+    repair = Repair(admin, watched.cache, watched.feed, [], asyncio.Semaphore())
     difference = await repair.once(SERVICE, namespace, LABEL_JOB)
     assert {key.name for key in difference.vanished} == {"first"}
     assert watched.names() == set()

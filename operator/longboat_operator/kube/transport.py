@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,8 +103,11 @@ class Transport:
             except aiohttp.SocketTimeoutError as error:
                 raise QuietError(f"{request.verb} {request.resource}: silent") from error
 
-    def session(self) -> aiohttp.ClientSession:
-        """Opens a session with the same credentials and proxy, for a library that sets its own time limits. Answers are counted."""
+    def session(self, answered: Callable[[int], None] = lambda _: None) -> aiohttp.ClientSession:
+        """Opens a session with the same credentials and proxy, for a library that sets its own time limits. Answers are counted.
+
+        `answered` is told the HTTP status of each answer.
+        """
 
         async def authenticate(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -112,6 +115,7 @@ class Transport:
             request.headers.update(await self._authorization())
             response = await handler(request)
             API_REQUESTS.labels(*_verb_and_resource(request.url), str(response.status)).inc()
+            answered(response.status)
             return response
 
         return self._open(authenticate)

@@ -28,6 +28,9 @@ class Source:
     kind: str
     namespace: str | None
 
+    def __str__(self) -> str:
+        return self.kind if self.namespace is None else f"{self.kind} in namespace {self.namespace}"
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -25,7 +25,7 @@ class Feed:
         cache: Cache,
         freshness: Freshness,
         on_change: Callable[[Change], None],
-        on_listed: Callable[[], None] = lambda: None,
+        on_listed: Callable[[Source], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_change` is told every change of a watched object; `on_listed` is called once a source has been listed in full.
@@ -57,8 +57,20 @@ class Feed:
         """Records that a source was listed in full as of `version`; its objects, `present` in these versions, have been put already."""
         self.absent(source, present, version)
         self.heard(source, version)
+        self.caught_up(source)
+
+    def caught_up(self, source: Source) -> None:
+        """Records that the cache shows all that a list of the source has shown."""
         self._freshness.note_listed(source, self._clock())
-        self._on_listed()
+        self._on_listed(source)
+
+    def refused(self, source: Source, reason: str) -> None:
+        """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served."""
+        self._freshness.note_unlisted(source, reason)
+
+    def owes(self, source: Source) -> bool:
+        """Whether an object that a list has shown hasn't come through the source's stream yet."""
+        return self._freshness.owes(source)
 
     def absent(self, source: Source, present: Mapping[ObjectKey, int], version: int) -> None:
         """Removes what a list as of `version` no longer shows of a source: only `present` is left of what was held or owed up to then.

@@ -3,10 +3,13 @@
 A stream can be dead while its process looks alive (kopf hides its bookmarks; a hung connection says nothing). Two signs: an
 ordered stream of ours is silent for longer than its bookmarks take, or a re-list shows an object newer than the cache's
 that the stream doesn't deliver in time.
+
+A namespace is served only while each of its sources has been listed: without its pods, a job would seem to have none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 
 from longboat_operator.watch.cache import ObjectKey, Source
@@ -23,25 +26,55 @@ class Freshness:
     """All times are seconds of one monotonic clock, given by the caller."""
 
     def __init__(self, sources: Iterable[Source], bookmarked: Iterable[Source]) -> None:
-        """`sources`: all that must be listed once; `bookmarked`: those of them that speak at least every minute."""
-        self._unlisted = set(sources)
+        """`sources`: all that must be listed; `bookmarked`: those of them that speak at least every minute."""
+        self._sources = frozenset(sources)
+        # What must still be listed, and why the last try failed (None: none has yet).
+        self._unlisted: dict[Source, str | None] = dict.fromkeys(self._sources)
+        self._unlisted_in: dict[str | None, int] = dict(Counter(source.namespace for source in self._sources))
         self._bookmarked = frozenset(bookmarked)
         self._heard: dict[Source, float] = {}
         self._awaited: dict[ObjectKey, tuple[int, float]] = {}
 
     @property
-    def listed(self) -> bool:
-        """Whether every source has been listed once."""
-        return not self._unlisted
+    def settled(self) -> bool:
+        """Whether each namespace is served, or is known why it isn't."""
+        return not self._awaited_lists()
 
     @property
     def unlisted(self) -> list[Source]:
-        """Sources not yet listed."""
+        """Sources to be listed."""
         return sorted(self._unlisted, key=str)
+
+    @property
+    def failing(self) -> dict[Source, str]:
+        """Sources that couldn't be listed so far, and the server's words."""
+        return {source: reason for source in self.unlisted if (reason := self._unlisted[source]) is not None}
+
+    @property
+    def notes(self) -> list[str]:
+        """Says which sources can't be listed, and why."""
+        return [f"{source} can't be listed: {reason}" for source, reason in self.failing.items()]
+
+    def serves(self, namespace: str) -> bool:
+        """Whether the cache shows all kinds in the namespace."""
+        return not self._unlisted_in.get(None) and not self._unlisted_in.get(namespace)
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether any namespace is served."""
+        return not self._unlisted_in.get(None) and not all(self._unlisted_in.values())
+
+    def note_unlisted(self, source: Source, reason: str | None = None) -> None:
+        """Notes that a source must be listed (again), and if that was just tried, why it failed."""
+        if source not in self._unlisted:
+            self._unlisted_in[source.namespace] += 1
+        self._unlisted[source] = reason
 
     def note_listed(self, source: Source, now: float) -> None:
         """Notes that a source's first list, or a later one, is complete."""
-        self._unlisted.discard(source)
+        if source in self._unlisted:
+            del self._unlisted[source]
+            self._unlisted_in[source.namespace] -= 1
         self._heard[source] = now
 
     def note_heard(self, source: Source, now: float) -> None:
@@ -65,8 +98,8 @@ class Freshness:
                 self.note_reached(key, version)
 
     def silence(self, now: float) -> dict[Source, float]:
-        """Returns the seconds since each bookmarked source was last heard; those never heard are left out."""
-        return {source: now - self._heard[source] for source in self._bookmarked if source in self._heard}
+        """Returns the seconds since each bookmarked source was last heard; those that must be listed are left out."""
+        return {source: now - self._heard[source] for source in self._bookmarked if source not in self._unlisted}
 
     def lag(self, now: float) -> float:
         """Returns the seconds that the most overdue object has been owed; 0 if none is."""
@@ -82,8 +115,13 @@ class Freshness:
         return bool(self._awaited)
 
     def problems(self, now: float) -> list[str]:
-        """Says why plans may be made from a stale view; empty when all is well."""
-        problems = [f"{source.kind} not yet listed" for source in self.unlisted]
+        """Says why plans may be made from a stale view, or none can be made; empty when all is well.
+
+        A namespace that isn't served is no problem while others are.
+        """
+        problems = [f"{source.kind} not yet listed" for source in self._awaited_lists()]
+        if not self.serves_any and not problems:
+            problems.append("no namespace is served")
         problems += [
             f"{source.kind} watch silent for {silence:.0f} s"
             for source, silence in self.silence(now).items()
@@ -101,6 +139,11 @@ class Freshness:
         An absent API server adds nothing to what is owed, since no list succeeds. What was owed before still counts.
         """
         return self.lag(now) > DEAD_SECONDS
+
+    def _awaited_lists(self) -> list[Source]:
+        """Returns the sources to be listed in namespaces in which none fails."""
+        failing = {source.namespace for source in self.failing}
+        return [source for source in self.unlisted if source.namespace not in failing]
 
     def _awaited_keys(self, source: Source) -> list[ObjectKey]:
         return [key for key in self._awaited if key.kind == source.kind and source.namespace in (None, key.namespace)]

@@ -8,7 +8,7 @@ import random
 import structlog
 
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import GoneError, KubeError, QuietError
+from longboat_operator.kube.errors import GoneError, KubeError, QuietError, is_rejection
 from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import RELISTS
 from longboat_operator.watch.cache import ObjectKey, Source, key_of, version_of
@@ -22,8 +22,14 @@ _LONGEST_WAIT_SECONDS = 30.0
 log = structlog.get_logger(__name__)
 
 
+def wait_seconds(failures: int) -> float:
+    """Returns how long to wait after so many failures of a source in a row (from 1): doubled each time, up to half a minute, and random."""
+    longest = min(_FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 32), _LONGEST_WAIT_SECONDS)
+    return longest * random.uniform(0.5, 1.0)
+
+
 class Informer:
-    """Keeps a feed up to date. A broken watch resumes where it was; only a version that the server doesn't know makes it list again."""
+    """Keeps a feed up to date. A broken watch resumes where it was; it lists again if the server refuses it or doesn't know its version."""
 
     def __init__(
         self,
@@ -70,13 +76,15 @@ class Informer:
                 self._failures = 0
                 log.debug("watch quiet, reconnecting", kind=self._resource.kind)
             except KubeError as error:
+                if is_rejection(error) or self._version is None:
+                    self._version = None
+                    self._feed.refused(self.source, str(error))
                 self._failures += 1
                 await self._pause(error, self._failures)
 
     async def _pause(self, error: KubeError, failures: int) -> None:
-        log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
-        wait = min(_FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 32), _LONGEST_WAIT_SECONDS)
-        await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+        log.warning("watch failed", source=str(self.source), error=str(error), failures=failures)
+        await asyncio.sleep(wait_seconds(failures))
 
     async def _check_history(self) -> None:
         """Raises RestoredError if the server's newest version is older than one that was seen: it would take a watch from there without a word.

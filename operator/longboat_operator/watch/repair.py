@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 
 import structlog
 
@@ -15,8 +16,11 @@ from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import REPAIRS
 from longboat_operator.watch.cache import Cache, ObjectKey, Source
 from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.informer import wait_seconds
 
 REPAIR_SECONDS = 300.0
+# How often `confirm` looks whether what the list shows has come.
+_OWED_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -50,13 +54,15 @@ class Repair:
         cache: Cache,
         feed: Feed,
         sources: list[tuple[Resource, str | None, str]],
+        lists: asyncio.Semaphore,
         period_seconds: float = REPAIR_SECONDS,
     ) -> None:
-        """`sources`: resource, namespace (None: all) and label selector."""
+        """`sources`: resource, namespace (None: all) and label selector. `lists` is held while `confirm` lists, as by an Informer."""
         self._client = client
         self._cache = cache
         self._feed = feed
         self._sources = sources
+        self._lists = lists
         self._period_seconds = period_seconds
         self._previous: dict[Source, int] = {}
 
@@ -69,6 +75,26 @@ class Repair:
                     await self.once(resource, namespace, selector)
                 except KubeError as error:
                     log.warning("re-list failed", kind=resource.kind, error=str(error))
+
+    async def confirm(self, resource: Resource, namespace: str | None, selector: str) -> None:
+        """Returns once the cache shows all that a list of the source shows: it counts as listed from then on.
+
+        Needed for what kopf watches, which doesn't announce that it has listed, and for a process that has waited for the lease.
+        """
+        source = Source(resource.kind, namespace)
+        for failures in count(1):
+            try:
+                async with self._lists:
+                    await self.once(resource, namespace, selector)
+            except KubeError as error:
+                log.warning("list failed", source=str(source), error=str(error))
+                self._feed.refused(source, str(error))
+                await asyncio.sleep(wait_seconds(failures))
+            else:
+                break
+        while self._feed.owes(source):  # noqa: ASYNC110
+            await asyncio.sleep(_OWED_SECONDS)
+        self._feed.caught_up(source)
 
     async def once(self, resource: Resource, namespace: str | None, selector: str) -> Difference:
         """Lists a source once more, removes what is gone, notes what the watch owes, and returns the difference. Raises KubeError."""
