@@ -618,6 +618,12 @@ class RLJobStatus(ApiModel):
     observed_generation: Count | None = Field(
         default=None, description="Generation of the spec that the operator has acted on."
     )
+    operator: str | None = Field(
+        default=None,
+        pattern="^[^/]+/[^/]+$",
+        max_length=317,
+        description="The release that serves the job, by namespace and name of its Lease. Others leave the job alone while that is held.",
+    )
     phase: Phase | None = None
     reason: Line | None = Field(default=None, description="Reason of the condition that explains the phase.")
     start_time: Timestamp | None = Field(

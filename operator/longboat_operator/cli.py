@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(kubeconfig: Path | None, options: Options) -> None:
     configuration = await load_configuration(kubeconfig)
-    await Shell(configuration, options, partial(observe, dns_peers=options.dns_peers), plan).run()
+    look = partial(observe, dns_peers=options.dns_peers, release=options.release)
+    await Shell(configuration, options, look, plan).run()
 
 
 def _options(parsed: argparse.Namespace) -> Options:
@@ -67,6 +68,8 @@ def _options(parsed: argparse.Namespace) -> Options:
         lease=LeaseOptions(lease_namespace, parsed.lease_name, parsed.lease_duration)
         if parsed.leader_election
         else None,
+        release=f"{lease_namespace}/{parsed.lease_name}",
+        adopt=parsed.adopt,
         health_port=parsed.health_port,
         metrics_port=parsed.metrics_port,
         workers=parsed.workers,
@@ -103,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
         default=DURATION_SECONDS,
         metavar="SECONDS",
         help="how long a standby waits after the leader's last renewal before it takes over; default: %(default)g",
+    )
+    run.add_argument(
+        "--adopt",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="take over the jobs of other releases (status.operator), also of those whose Lease is held",
     )
     run.add_argument(
         "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"

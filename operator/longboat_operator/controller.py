@@ -31,6 +31,7 @@ from longboat_operator.model import (
 )
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
+from longboat_operator.releases import Releases
 from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, Source, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
@@ -45,6 +46,8 @@ from longboat_operator.watch.wakes import (
 
 # A held key is woken by what it waits for or, if that is missed, after this time.
 HELD_SECONDS = 10.0
+# How often a job of another release is looked at again: that release may be gone.
+OTHER_RELEASE_SECONDS = 30.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
 # Plans of capacities are cheap and drivers wait for them, so they aren't delayed. Nor is what nodes say about moving CPUs.
 BURST_SECONDS = 0.05
@@ -69,9 +72,10 @@ class Controller:
         look_ups: LookUps,
         applier: Applier,
         freshness: Freshness,
+        releases: Releases | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`freshness` tells which namespaces are served: of no other is anything planned."""
+        """`freshness` tells which namespaces are served, and `releases` which jobs are another release's: those aren't planned."""
         self.expectations = Expectations(cache)
         # The newer versions because of which a key's last writes failed: they seldom call for a plan by themselves.
         self._newer = Expectations(cache)
@@ -82,6 +86,7 @@ class Controller:
         self._look_ups = look_ups
         self._applier = applier
         self._freshness = freshness
+        self._releases = releases
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
@@ -152,6 +157,9 @@ class Controller:
         self._newer.forget(key)
         rejections = self._rejections.setdefault(key, Rejections(self._clock))
         try:
+            if await self._is_of_another_release(key):
+                self._queue.add_after(key, OTHER_RELEASE_SECONDS)
+                return "another release's"
             observed, plan = await self._plan_with_answers(self._observe(self._cache, key), rejections)
             if plan.empty and observed.job is None:
                 self._forget(key)
@@ -179,6 +187,10 @@ class Controller:
         if applied.newer and self._newer.met(key):
             self._queue.add(key)
         return _word(plan, applied)
+
+    async def _is_of_another_release(self, key: Key) -> bool:
+        job = key.job if isinstance(key, CapacityKey) else key
+        return self._releases is not None and await self._releases.leave(job, self._cache.job(job))
 
     def _wait_after(self, key: Key, error: KubeError | None) -> float:
         """Returns how long the key waits after another failure.

@@ -41,6 +41,7 @@ _GAUGES = {
     "rljob_queue_depth": "Jobs that wait to be planned.",
     "rljob_queue_oldest_seconds": "Longest time that a job has been waiting to be planned.",
     "longboat_jobs": "RLJobs known.",
+    "longboat_jobs_of_other_releases": "RLJobs that are left alone, since another release serves them.",
     "longboat_leader": "1 if this process writes.",
     "longboat_watch_lag_seconds": "How long a watch has failed to deliver an object that a re-list has shown.",
     "longboat_watch_silence_seconds": "Longest time since one of the watches was last heard.",

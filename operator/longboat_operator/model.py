@@ -120,8 +120,8 @@ class Observed:
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
     `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator. A capacity's snapshot has
-    only rollout pods, no template, and defaults in place of the last two.
+    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator, and `release` names its Lease.
+    A capacity's snapshot has only rollout pods, no template, and defaults in place of the last three.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
@@ -135,6 +135,7 @@ class Observed:
     rejections: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True
     dns_peers: tuple[Object, ...] = DNS_PEERS
+    release: str | None = None
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
     random: str = "00000000"
 

@@ -26,7 +26,7 @@ class Cache(Protocol):
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
 
 
-def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
+def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS, release: str | None = None) -> Observed:
     """Takes the snapshot of a job or of a capacity, for an operator with these options.
 
     A child counts only if it belongs to this job's uid, so leftovers of an earlier job of the same name are not seen.
@@ -50,6 +50,7 @@ def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -
         cache.runtime(kind, key.namespace, name),
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
+        release=release,
     )
 
 

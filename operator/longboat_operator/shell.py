@@ -28,6 +28,7 @@ from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
 from longboat_operator.model import DNS_PEERS, LABEL_JOB, Key, Object
 from longboat_operator.queue import WorkQueue
+from longboat_operator.releases import Releases
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import Freshness
@@ -54,7 +55,10 @@ class LeaseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone."""
+    """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
+
+    `release` is the name that its jobs bear (`status.operator`): namespace and name of its Lease. None: whatever they bear is ignored.
+    """
 
     namespaces: tuple[str, ...] = ()
     lease: LeaseOptions | None = None
@@ -62,6 +66,8 @@ class Options:
     metrics_port: int = 8080
     workers: int = 4
     dns_peers: tuple[Object, ...] = DNS_PEERS
+    release: str | None = None
+    adopt: bool = False
 
 
 class Shell:
@@ -85,9 +91,15 @@ class Shell:
         self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
-        applier = Applier(client, self._cache, EventRecorder(client, self._identity))
+        recorder = EventRecorder(client, self._identity)
+        self._releases = None
+        if options.release and not options.adopt:
+            self._releases = Releases(self._ungated, recorder, options.release)
+        applier = Applier(client, self._cache, recorder)
         look_ups = LookUps(client)
-        self._controller = Controller(self._cache, self._queue, observe, plan, look_ups, applier, self._freshness)
+        self._controller = Controller(
+            self._cache, self._queue, observe, plan, look_ups, applier, self._freshness, self._releases
+        )
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children, self._lists)
 
@@ -203,6 +215,7 @@ class Shell:
             "rljob_queue_depth": self._queue.depth,
             "rljob_queue_oldest_seconds": self._queue.oldest_seconds,
             "longboat_jobs": sum(1 for _ in self._cache.jobs()),
+            "longboat_jobs_of_other_releases": len(self._releases.jobs) if self._releases else 0,
             "longboat_leader": float(writes),
             "longboat_watch_lag_seconds": self._freshness.lag(now),
             "longboat_watch_silence_seconds": max(self._freshness.silence(now).values(), default=0.0),

@@ -52,7 +52,7 @@ class Bench:
         self.freshness = Freshness([PODS], [])
         self.freshness.note_listed(PODS, 0.0)
         self.controller = Controller(
-            self.cache, self.queue, self.observe, self.make_plan, itself, itself, self.freshness, lambda: self.now
+            self.cache, self.queue, self.observe, self.make_plan, itself, itself, self.freshness, clock=lambda: self.now
         )
         self.controller.lead()
 

@@ -47,6 +47,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
     return old.model_copy(
         update={
             "observed_generation": view.generation,
+            "operator": view.observed.release or old.operator,
             "phase": phase,
             "reason": reason_of(conditions, phase),
             "start_time": old.start_time or (stamp(now) if started else None),

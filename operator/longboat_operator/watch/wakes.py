@@ -15,7 +15,7 @@ from longboat_operator.reading.status import RESHAPE_IDENTITY
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
 # What a job's plan publishes and doesn't read, or which tells the next plan no more than what it was made from.
-_SHOWN = ("phase", "reason", "observedGeneration", "selector", "reported")
+_SHOWN = ("operator", "phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
 _SEEN_OF_A_POD = ("node", "wasReady")
 _IDENTITY_OF_A_RECORD = ("pool", "index", "attempt")
