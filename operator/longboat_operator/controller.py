@@ -6,11 +6,12 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
 from longboat_operator.apply import Applied, Applier
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import KubeError, TooManyRequestsError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
 from longboat_operator.lease import LeadershipLostError
@@ -66,6 +67,7 @@ class Controller:
         plan: MakePlan,
         look_ups: LookUps,
         applier: Applier,
+        server_clock: ServerClock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.expectations = Expectations(cache)
@@ -77,6 +79,7 @@ class Controller:
         self._plan = plan
         self._look_ups = look_ups
         self._applier = applier
+        self._server_clock = server_clock
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
@@ -201,7 +204,7 @@ class Controller:
         requested: set[Target] = set()
         while True:
             observed = dataclasses.replace(observed, random=random, rejections=rejections.by_name())
-            plan = self._plan(observed, datetime.now(UTC))
+            plan = self._plan(observed, self._server_clock.now())
             unknown = tuple(target for target in plan.look_up if target not in requested)
             if not unknown:
                 return observed, plan

@@ -87,9 +87,10 @@ class Shell:
         self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
-        applier = Applier(client, self._cache, EventRecorder(client, self._identity))
-        self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
-        self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
+        clock = self._transport.server_clock
+        applier = Applier(client, self._cache, EventRecorder(client, clock, self._identity))
+        self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client, clock), applier, clock)
+        self._feed = Feed(self._cache, self._freshness, clock, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)
 
     async def run(self) -> None:
