@@ -7,11 +7,12 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
 from longboat_operator.apply import Applied, Applier
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import KubeError, TooManyRequestsError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
 from longboat_operator.lease import LeadershipLostError
@@ -72,6 +73,7 @@ class Controller:
         look_ups: LookUps,
         applier: Applier,
         freshness: Freshness,
+        server_clock: ServerClock,
         releases: Releases | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,6 +89,7 @@ class Controller:
         self._applier = applier
         self._freshness = freshness
         self._releases = releases
+        self._server_clock = server_clock
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
@@ -230,7 +233,7 @@ class Controller:
         requested: set[Target] = set()
         while True:
             observed = dataclasses.replace(observed, random=random, rejections=rejections.by_name())
-            plan = self._plan(observed, datetime.now(UTC))
+            plan = self._plan(observed, self._server_clock.now())
             unknown = tuple(target for target in plan.look_up if target not in requested)
             if not unknown:
                 return observed, plan

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import structlog
 
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.clock import boot_clock
 from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError
 from longboat_operator.kube.resources import LEASE
@@ -30,11 +30,6 @@ RETRY_SECONDS = 2.0
 _MARGIN_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
-
-
-def boot_clock() -> float:
-    """Returns the seconds since boot, including those in which the machine was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeadershipLostError(Exception):

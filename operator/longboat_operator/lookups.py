@@ -9,10 +9,12 @@ from typing import Any
 import structlog
 
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import AlreadyExistsError, ApiError, KubeError, NotFoundError, is_rejection
-from longboat_operator.kube.resources import BY_KIND, EVENT, SECRET
+from longboat_operator.kube.resources import BY_KIND, EVENT, POD, SECRET
 from longboat_operator.model import Object, Observed, Target
 from longboat_operator.rejections import Rejections
+from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 
 # Look-ups of one plan that are under way at once.
@@ -24,8 +26,9 @@ log = structlog.get_logger(__name__)
 class LookUps:
     """Looks things up for any job."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, server_clock: ServerClock) -> None:
         self._client = client
+        self._server_clock = server_clock
 
     async def answers(
         self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections
@@ -64,9 +67,10 @@ class LookUps:
             uid = observed.children["Pod"][name]["metadata"]["uid"]
             return await self._warning(namespace, uid)
         try:
-            return trim({"kind": kind, **await self._client.get(BY_KIND[kind], namespace, name)})
+            live = {"kind": kind, **await self._client.get(BY_KIND[kind], namespace, name)}
         except NotFoundError:
             return None
+        return trim(with_server_times(live, None, self._server_clock.now()) if kind == POD.kind else live)
 
     async def _secret(self, namespace: str, name: str) -> Object | None:
         """Finds out by a dry run whether the name is free, which takes only the right to create. Returns None if so, else the name alone.

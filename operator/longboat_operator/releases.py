@@ -9,10 +9,11 @@ from collections.abc import Callable
 import structlog
 
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.clock import boot_clock
 from longboat_operator.kube.errors import KubeError, NotFoundError
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import LEASE
-from longboat_operator.lease import Seen, boot_clock, may_take, see
+from longboat_operator.lease import Seen, may_take, see
 from longboat_operator.model import EmitEvent, JobKey, Object
 
 # How often the Lease of another release is read, while there are jobs of that release.

@@ -91,16 +91,17 @@ class Shell:
         self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
-        recorder = EventRecorder(client, self._identity)
+        clock = self._transport.server_clock
+        recorder = EventRecorder(client, clock, self._identity)
         self._releases = None
         if options.release and not options.adopt:
             self._releases = Releases(self._ungated, recorder, options.release)
         applier = Applier(client, self._cache, recorder)
-        look_ups = LookUps(client)
+        look_ups = LookUps(client, clock)
         self._controller = Controller(
-            self._cache, self._queue, observe, plan, look_ups, applier, self._freshness, self._releases
+            self._cache, self._queue, observe, plan, look_ups, applier, self._freshness, clock, self._releases
         )
-        self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
+        self._feed = Feed(self._cache, self._freshness, clock, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children, self._lists)
 
     async def run(self) -> None:

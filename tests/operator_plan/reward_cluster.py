@@ -10,7 +10,6 @@ from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.status import RewardCpuStatus
 from longboat_operator.model import Key, Object, Observed, Plan, ResizePod
 from longboat_operator.reading.status import reward_grant
-from longboat_operator.reading.times import stamp
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 
 POOLS = [
@@ -122,7 +121,7 @@ class RewardCluster(SimulatedCluster):
             "Error": {"type": "PodResizeInProgress", "reason": "Error", "message": "cgroup"},
             "allocated": {"type": "PodResizeInProgress"},
         }
-        began = stamp(self.now)
+        began = self.node_time(name)
         for held in status["conditions"]:
             if answer in more and (held["type"], held.get("reason")) == (
                 more[answer]["type"],

@@ -41,6 +41,7 @@ from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
+from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
 
@@ -84,6 +85,8 @@ class SimulatedCluster:
     spec: dict[str, Any] = field(default_factory=spec_of)
     runtime: dict[str, Any] | None = field(default_factory=runtime_of)
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    # By node: how far its clock is ahead.
+    nodes_ahead: dict[str, timedelta] = field(default_factory=dict)
     pod_quota: int | None = None
     invalid_image: str | None = None
 
@@ -91,6 +94,7 @@ class SimulatedCluster:
         self._uids = 0
         self._version = 0
         self._snapshots = 0
+        self._cached: dict[str, dict[str, Any]] = {}
         self.look_ups: list[Target] = []
         self.warnings: dict[str, Object] = {}
         self.secrets_made: set[str] = set()
@@ -121,6 +125,11 @@ class SimulatedCluster:
         known = {
             kind: {name: trim(child) for name, child in found.items() if kind != "Secret" or name in self.secrets_made}
             for kind, found in copy.deepcopy(self.children).items()
+            if kind != "Pod"
+        }
+        known["Pod"] = self._cached = {
+            name: trim(with_server_times(pod, self._cached.get(name), self.now))
+            for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
         seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key)
         self._snapshots += 1
@@ -141,10 +150,13 @@ class SimulatedCluster:
             assert self.children["Pod"][name]["metadata"]["labels"].get(LABEL_JOB) == KEY.name, "looked up by its uid"
             return self.warnings.get(name)
         found = self.children[kind].get(name)
+        if found and kind == "Pod":
+            found = with_server_times(found, None, self.now)
         return found and trim(found)
 
     def forget(self) -> None:
-        """The operator starts anew: what it has made and can't read is forgotten."""
+        """The operator starts anew: what it has made and can't read is forgotten, and when it first saw what."""
+        self._cached.clear()
         self.secrets_made.clear()
         self.rejections.clear()
 
@@ -373,6 +385,12 @@ class SimulatedCluster:
 
     # Kubelets and the scheduler.
 
+    def node_time(self, name: str) -> str:
+        """Returns what the pod's node takes for the time, and dates the status that it is about to write."""
+        pod = self.children["Pod"][name]
+        pod["metadata"]["managedFields"] = [{"subresource": "status", "time": stamp(self.now)}]
+        return stamp(self.now + self.nodes_ahead.get(pod["spec"].get("nodeName", ""), timedelta()))
+
     def delete_pod(self, name: str, grace: int = 30, reason: str | None = None) -> None:
         """A pod with a node ends gracefully; one without, or by force, is gone at once."""
         pod = self.children["Pod"][name]
@@ -410,9 +428,9 @@ class SimulatedCluster:
         pod["status"]["phase"] = "Running"
         ready = next((c for c in pod["status"]["conditions"] if c["type"] == "Ready"), {})
         if ready.get("status") != "True":
-            _set_condition(pod, "Ready", "True", lastTransitionTime=stamp(self.now))
+            _set_condition(pod, "Ready", "True", lastTransitionTime=self.node_time(name))
         for status in pod["status"].get("containerStatuses", ()):
-            status |= {"state": {"running": {"startedAt": stamp(self.now)}}, "ready": True}
+            status |= {"state": {"running": {"startedAt": self.node_time(name)}}, "ready": True}
 
     def crash(self, name: str, container: int = 0, code: int = 1, reason: str = "Error", message: str = "boom") -> None:
         """A container ends and is started again in its place."""
@@ -423,7 +441,7 @@ class SimulatedCluster:
         statuses = pod["status"].setdefault(
             "containerStatuses", [{"name": c["name"], "restartCount": 0} for c in pod["spec"]["containers"]]
         )
-        ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": stamp(self.now)}
+        ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": self.node_time(name)}
         statuses[container]["restartCount"] += 1
         statuses[container]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
         statuses[container]["lastState"] = {"terminated": ended}
@@ -432,14 +450,14 @@ class SimulatedCluster:
         """A process of the pod survives SIGKILL: its container (the first) is unhealthy, runs on, and can't be ended."""
         pod = self.children["Pod"][name]
         pod["lost"] = True
-        started = {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}
+        started = {"running": {"startedAt": self.node_time(name)}}
         names = [c["name"] for c in pod["spec"]["containers"]]
         pod["status"].setdefault(
             "containerStatuses", [{"name": n, "restartCount": 0, "state": started, "ready": True} for n in names]
         )
         for status in pod["status"]["containerStatuses"]:
             status["ready"] = status["name"] != (container or names[0])
-        _set_condition(pod, "Ready", "False", lastTransitionTime=stamp(self.now))
+        _set_condition(pod, "Ready", "False", lastTransitionTime=self.node_time(name))
 
     def evict(self, name: str) -> None:
         """The kubelet gives the pod up."""

@@ -36,7 +36,7 @@ def test_a_pod_whose_container_is_unhealthy_and_does_not_end_is_replaced_by_forc
     assert ready.reason == Reason.POD_STUCK
     cluster.settle()
     assert len([pod for pod in cluster.pods(Role.TRAINER) if "deletionTimestamp" in pod["metadata"]]) == 2
-    cluster.advance(30 + 60)
+    cluster.advance(30 + 60 + 2)
     assert [a.grace_seconds for a in cluster.reconcile().actions if isinstance(a, DeleteObject)] == [0, 0]
     cluster.settle()
     assert names(cluster, Role.TRAINER) == ["sums-trainer-0-a1", "sums-trainer-1-a1"]

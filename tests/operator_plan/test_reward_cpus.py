@@ -375,6 +375,7 @@ def test_what_takes_a_change_back_is_never_taken_back_and_the_failure_is_remembe
     cluster = two_pools()
     asks_for_two(cluster)
     cluster.node(CODE, "Error")
+    cluster.settle()
     cluster.advance(5)
     cluster.settle()
     assert cluster.asks()["code-0-a0"] == 1000

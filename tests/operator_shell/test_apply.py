@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_operator.apply import Applied, Applier
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -120,7 +121,7 @@ class Bench:
         self.rejections = Rejections(self.clock)
         self.cache = Cache()
         client: Any = self.server
-        self.applier = Applier(client, self.cache, EventRecorder(client, "me"))
+        self.applier = Applier(client, self.cache, EventRecorder(client, ServerClock(), "me"))
 
     async def apply(self, *actions: Any) -> Applied:
         self.server.writes.clear()

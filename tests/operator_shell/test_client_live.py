@@ -9,6 +9,7 @@ import pytest
 from longboat_operator.kube import client as client_module
 from longboat_operator.kube import errors
 from longboat_operator.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import (
     EVENT,
@@ -158,7 +159,7 @@ async def test_lists_come_in_pages_of_one_version_and_as_metadata(
 async def test_the_same_event_counts_up_also_for_the_next_process(admin: KubeClient, namespace: str) -> None:
     job = await admin.create(RL_JOB, small_plan.manifest(namespace, "x"))
     told = EmitEvent("Warning", "RolloutLost", "pod x-rollout-0 is gone")
-    first, second = EventRecorder(admin, "first"), EventRecorder(admin, "second")
+    first, second = EventRecorder(admin, ServerClock(), "first"), EventRecorder(admin, ServerClock(), "second")
     for recorder in (first, first, second, second):
         await recorder.record(job, told)
     await second.record(job, EmitEvent("Normal", "Started", "all roles are ready"))

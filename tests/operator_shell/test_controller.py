@@ -9,6 +9,7 @@ import pytest
 
 from longboat_operator.apply import Applied
 from longboat_operator.controller import BURST_SECONDS, HELD_SECONDS, Controller
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.model import (
@@ -52,7 +53,15 @@ class Bench:
         self.freshness = Freshness([PODS], [])
         self.freshness.note_listed(PODS, 0.0)
         self.controller = Controller(
-            self.cache, self.queue, self.observe, self.make_plan, itself, itself, self.freshness, clock=lambda: self.now
+            self.cache,
+            self.queue,
+            self.observe,
+            self.make_plan,
+            itself,
+            itself,
+            self.freshness,
+            ServerClock(),
+            clock=lambda: self.now,
         )
         self.controller.lead()
 
@@ -314,7 +323,9 @@ async def test_a_pod_that_came_and_went_before_a_new_list_wakes_its_job(bench: B
     bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 10),))
     assert await bench.controller.reconcile(X) == "applied"
     pods = Source("Pod", None)
-    feed = Feed(bench.cache, Freshness([pods], [pods]), bench.controller.changed, bench.controller.listed)
+    feed = Feed(
+        bench.cache, Freshness([pods], [pods]), ServerClock(), bench.controller.changed, bench.controller.listed
+    )
     feed.listed(pods, {}, 20)  # the watch was too old, and the pod is gone already
     assert bench.due() == [X]
     assert await bench.controller.reconcile(X) == "applied"

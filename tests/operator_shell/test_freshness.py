@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from longboat_operator.health import PLANS_LATE_SECONDS, PLANS_STUCK_SECONDS, judge
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.model import JobKey
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
 from longboat_operator.watch.feed import Feed
@@ -83,7 +84,7 @@ def test_an_object_owed_for_too_long_shows_that_the_watch_is_dead() -> None:
 def test_the_feed_settles_debts_by_events_and_deletions() -> None:
     changes: list[Change] = []
     freshness = fresh()
-    feed = Feed(Cache(), freshness, changes.append, clock=lambda: 5.0)
+    feed = Feed(Cache(), freshness, ServerClock(), changes.append, clock=lambda: 5.0)
     job = {
         "apiVersion": "g/v1",
         "kind": "RLJob",
@@ -100,7 +101,7 @@ def test_the_feed_settles_debts_by_events_and_deletions() -> None:
 
 def test_an_object_that_is_gone_before_it_came_is_owed_no_more() -> None:
     freshness = fresh()
-    feed = Feed(Cache(), freshness, lambda _: None, clock=lambda: 5.0)
+    feed = Feed(Cache(), freshness, ServerClock(), lambda _: None, clock=lambda: 5.0)
     feed.newer(JOB, 7)
     feed.newer(ObjectKey("Pod", "a", "p"), 8)
     feed.newer(ObjectKey("Pod", "a", "q"), 12)
@@ -118,7 +119,7 @@ def test_an_object_that_is_gone_before_it_came_is_owed_no_more() -> None:
 
 def test_a_full_list_removes_what_it_lacks_but_nothing_newer() -> None:
     cache = Cache()
-    feed = Feed(cache, fresh(), lambda _: None, clock=lambda: 5.0)
+    feed = Feed(cache, fresh(), ServerClock(), lambda _: None, clock=lambda: 5.0)
     for name, version in (("p", 3), ("q", 4), ("r", 12)):
         metadata = {
             "namespace": "a",
@@ -133,7 +134,7 @@ def test_a_full_list_removes_what_it_lacks_but_nothing_newer() -> None:
 
 def test_a_job_that_is_replaced_takes_the_memory_of_its_secrets_along() -> None:
     cache = Cache()
-    feed = Feed(cache, fresh(), lambda _: None, clock=lambda: 5.0)
+    feed = Feed(cache, fresh(), ServerClock(), lambda _: None, clock=lambda: 5.0)
 
     def tell(uid: str, version: int) -> None:
         metadata = {"namespace": "a", "name": "x", "uid": uid, "resourceVersion": str(version)}

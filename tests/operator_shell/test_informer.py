@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from longboat_operator.kube.client import Page
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import TransportError, error_from_status
 from longboat_operator.kube.resources import POD
 from longboat_operator.watch.cache import Cache, Source
@@ -101,5 +102,5 @@ async def test_an_object_that_went_back_tells_of_a_restore_with_newer_versions()
 
 def informer(server: Server) -> Informer:
     cache, source = Cache(), Source(POD.kind, None)
-    feed = Feed(cache, Freshness([source], [source]), lambda _: None)
+    feed = Feed(cache, Freshness([source], [source]), ServerClock(), lambda _: None)
     return Informer(server, POD, None, "", feed, asyncio.Semaphore())  # type: ignore[arg-type]

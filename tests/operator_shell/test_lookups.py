@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from longboat_operator.kube.client import Page
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
@@ -65,7 +66,8 @@ class Bench:
         self.server = Server()
         self.rejections = Rejections(lambda: self.now)
         client: Any = self.server
-        self.look_ups = LookUps(client)
+        self.clock = ServerClock(lambda: 0.0)
+        self.look_ups = LookUps(client, self.clock)
 
     async def ask(self, *targets: Target) -> Any:
         return await self.look_ups.answers(targets, OBSERVED, self.rejections)
@@ -83,6 +85,14 @@ async def test_an_object_is_read_and_kept_as_the_cache_keeps_it(bench: Bench) ->
     assert bench.server.asked == ["get ServiceAccount a/x-driver"]
     assert found["metadata"] == {"namespace": "a", "name": "x-driver", "uid": "u"}
     assert found["digest"] == content_digest({"kind": "ServiceAccount", **account})
+
+
+async def test_what_the_node_of_a_pod_takes_for_the_time_does_not_count(bench: Bench) -> None:
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    bench.server.objects["p"] = {"apiVersion": "v1", **POD, "status": {"conditions": [ready]}}
+    bench.clock.note("Thu, 01 Jan 2026 01:00:00 GMT")
+    [found] = (await bench.ask(("Pod", "p"))).values()
+    assert found["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T01:00:00.000Z"
 
 
 async def test_nothing_there_is_an_answer(bench: Bench) -> None:

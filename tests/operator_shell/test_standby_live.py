@@ -18,8 +18,8 @@ from e2e.cluster import Cluster
 from longboat_operator import observe, planner
 from longboat_operator.kube import client as kube_client
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.clock import boot_clock
 from longboat_operator.kube.resources import LEASE, POD, RL_JOB, RL_RUNTIME
-from longboat_operator.lease import boot_clock
 from longboat_operator.model import LABEL_ROLE, JobKey
 from longboat_operator.shell import LeaseOptions, Options, Shell
 from tests.crds.manifests import changed

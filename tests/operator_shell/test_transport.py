@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from structlog.testing import capture_logs
 
 from longboat_operator.kube import errors, resources, transport
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.resources import RL_JOB
 from longboat_operator.lease import Leadership, LeadershipLostError
 from longboat_operator.metrics import API_REQUESTS
@@ -118,6 +122,23 @@ async def test_credentials_are_read_for_every_request(serve: Serve) -> None:
     assert seen == ["Bearer first", "Bearer second", "Bearer second"]
 
 
+@pytest.mark.parametrize("status", [200, 404, 503])
+async def test_every_answer_tells_the_servers_time(serve: Serve, status: int) -> None:
+    """Those to a session for a library too. The server's clock is hours ahead of this machine's, more with each answer."""
+    dates = [datetime.now(UTC).replace(microsecond=0) + timedelta(hours=hours) for hours in (1, 2)]
+    coming = iter(dates)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({}, status=status, headers={"Date": format_datetime(next(coming), usegmt=True)})
+
+    made = await serve(answer)
+    with suppress(errors.ApiError):
+        await ungated(made).get(RL_JOB, "a", "x")
+    assert dates[0] <= made.server_clock.now() < dates[1]
+    async with made.session() as session, session.get(made.configuration.host):
+        assert dates[1] <= made.server_clock.now()
+
+
 @pytest.mark.parametrize("exempt", ["", "api.invalid", "api.invalid:80"])
 async def test_a_proxy_in_the_environment_is_used_for_all_but_exempt_servers(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, exempt: str
@@ -216,7 +237,7 @@ async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: p
         return response
 
     freshness = Freshness([pods], bookmarked=[pods])
-    feed = Feed(Cache(), freshness, lambda _: None, clock=lambda: now)
+    feed = Feed(Cache(), freshness, ServerClock(), lambda _: None, clock=lambda: now)
     hear = feed.heard
 
     def noted(source: Source, version: int) -> None:
@@ -258,7 +279,7 @@ async def test_informers_list_no_more_sources_at_once_than_they_share(serve: Ser
 
     sources = [Source("Pod", f"namespace-{number}") for number in range(9)]
     freshness = Freshness(sources, bookmarked=sources)
-    feed = Feed(Cache(), freshness, lambda _: None)
+    feed = Feed(Cache(), freshness, ServerClock(), lambda _: None)
     client, lists = ungated(await serve(answer)), asyncio.Semaphore(2)
     informers = [Informer(client, resources.POD, source.namespace, "", feed, lists) for source in sources]
     tasks = [asyncio.create_task(informer.run()) for informer in informers]

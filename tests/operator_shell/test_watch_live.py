@@ -14,6 +14,7 @@ import pytest
 from e2e.cluster import Cluster
 from e2e.cluster.components import ETCD_URL
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.config import load_configuration
 from longboat_operator.kube.resources import BY_KIND, EVENT, SERVICE, Resource
 from longboat_operator.kube.transport import Transport
@@ -39,7 +40,7 @@ class Watched:
         self.cache = Cache()
         self.changes: list[Change] = []
         self.freshness = Freshness([self.source], bookmarked=[self.source])
-        self.feed = Feed(self.cache, self.freshness, self.changes.append)
+        self.feed = Feed(self.cache, self.freshness, ServerClock(), self.changes.append)
         self.informer = Informer(client, resource, namespace, LABEL_JOB, self.feed, asyncio.Semaphore())
 
     def names(self) -> set[str]:

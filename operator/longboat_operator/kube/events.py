@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import Any
 
 from longboat_operator.kube.client import MERGE_PATCH, KubeClient
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import AlreadyExistsError, NotFoundError
 from longboat_operator.kube.resources import EVENT
 from longboat_operator.model import FIELD_MANAGER, EmitEvent, Object
+from longboat_operator.reading.times import stamp
 
 _REMEMBERED = 4096
 _LONGEST_MESSAGE = 1024
@@ -19,9 +20,10 @@ _LONGEST_MESSAGE = 1024
 class EventRecorder:
     """Writes Events. Their names derive from what they say, so counting continues after a restart."""
 
-    def __init__(self, client: KubeClient, instance: str) -> None:
+    def __init__(self, client: KubeClient, server_clock: ServerClock, instance: str) -> None:
         """`instance` names this process (reportingInstance)."""
         self._client = client
+        self._server_clock = server_clock
         self._instance = instance
         self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
 
@@ -56,7 +58,7 @@ class EventRecorder:
 
     def _body(self, job: Object, event: EmitEvent) -> dict[str, Any]:
         metadata = job["metadata"]
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        now = stamp(self._server_clock.now())
         words = "\n".join((metadata["uid"], event.type, event.reason, event.message))
         digest = hashlib.sha256(words.encode()).hexdigest()[:16]
         return {

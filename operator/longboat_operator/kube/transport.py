@@ -16,6 +16,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from pydantic_core import from_json
 from yarl import URL
 
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import QuietError, TransportError, error_from_response
 from longboat_operator.kube.resources import BY_KIND
@@ -52,7 +53,10 @@ class Request:
 
 
 class Transport:
-    """Sends requests with the credentials of a `Configuration`. One per process; `close` it at the end."""
+    """Sends requests with the credentials of a `Configuration`. One per process; `close` it at the end.
+
+    `server_clock` follows all answers, those to sessions too.
+    """
 
     def __init__(self, configuration: Configuration, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None:
         """Reads the certificates; nothing is sent yet.
@@ -63,6 +67,7 @@ class Transport:
         configuration.proxy = configuration.proxy or _proxy(configuration.host)
         self.configuration = configuration
         self.timeout_seconds = timeout_seconds
+        self.server_clock = ServerClock()
         self._session: aiohttp.ClientSession | None = None
         try:
             self._ssl = RESTClientObject(configuration).ssl_context
@@ -114,6 +119,7 @@ class Transport:
         ) -> aiohttp.ClientResponse:
             request.headers.update(await self._authorization())
             response = await handler(request)
+            self.server_clock.note(response.headers.get("Date"))
             API_REQUESTS.labels(*_verb_and_resource(request.url), str(response.status)).inc()
             answered(response.status)
             return response
@@ -168,6 +174,7 @@ class Transport:
         except _SILENCE as error:
             API_REQUESTS.labels(request.verb, request.resource, "<error>").inc()
             raise _no_answer(request, error) from error
+        self.server_clock.note(response.headers.get("Date"))
         API_REQUESTS.labels(request.verb, request.resource, str(response.status)).inc()
         try:
             async with response:

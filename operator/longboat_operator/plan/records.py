@@ -143,8 +143,8 @@ def count(
       each start of the driver after a failure that its container outlived;
     * a record whose pod is not there counts as a loss too: somebody deleted it between two looks;
     * a container that is restarted in a pod that is being drained is no failure, even if the pod stays after all;
-    * what counts is incidents, which are failures that lie close together (`Incidents`), by the times that nodes and the
-      API server give, where they give any, so it hardly matters when the operator looks, or which operator;
+    * what counts is incidents, which are failures that lie close together (`Incidents`), by the API server's time of each (`pod_times`),
+      where it has any, so it hardly matters when the operator looks, or which operator;
     * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
       is repeated after a rollback is not new, so a job that always fails at the same place reaches its limit.
     """
@@ -271,8 +271,8 @@ def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: b
 
 
 def _time_of(end: Termination, now: datetime) -> datetime:
-    """Returns when a container ended, at most `now`, since a node's clock may be ahead of ours; `now` if that isn't known."""
-    return min(moment(end.time), now) if end.time else now
+    """Returns when a container ended; `now` if that isn't known."""
+    return moment(end.time) if end.time else now
 
 
 def _restart_record(role: Role, record: PodRecord, failure: Failure, now: datetime) -> RestartRecord:

@@ -19,6 +19,8 @@ from longboat_operator.rejections import WITHOUT_ITS_LABEL
 STUCK_SECONDS = 60.0
 # One whose node is tainted as gone has been silent for much longer than that already.
 LOST_NODE_SECONDS = 10.0
+# A deletionTimestamp and the `Date` headers that `now` comes from are cut to whole seconds, and several API servers' clocks differ a little.
+INEXACT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
 
     Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
     the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
-    still run there is fenced off by its incarnation and by Ray's new head.
+    still run there is fenced off by its incarnation and by Ray's new head. `INEXACT_SECONDS` more make sure that none goes too early.
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []
@@ -44,7 +46,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
             continue
         loss = loss_of(pod)
         patience = LOST_NODE_SECONDS if loss and loss.reason is Reason.NODE_LOST else STUCK_SECONDS
-        remaining = patience - (now - pod.deleted_at).total_seconds()
+        remaining = patience + INEXACT_SECONDS - (now - pod.deleted_at).total_seconds()
         if remaining > 0:
             waits.append(remaining)
         else:

@@ -20,7 +20,7 @@ LAST_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """One end of a container. `time` is its node's, None when it isn't known."""
+    """One end of a container. `time` is the API server's (`pod_times`), None when it isn't known."""
 
     container: str
     reason: Reason

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from longboat_operator.kube.resources import RL_JOB, SECRET
+from longboat_operator.kube.clock import ServerClock
+from longboat_operator.kube.resources import POD, RL_JOB, SECRET
 from longboat_operator.model import JobKey, Object
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source, key_of, version_of
 from longboat_operator.watch.freshness import Freshness
+from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 
 
@@ -24,6 +26,7 @@ class Feed:
         self,
         cache: Cache,
         freshness: Freshness,
+        server_clock: ServerClock,
         on_change: Callable[[Change], None],
         on_listed: Callable[[Source], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -34,14 +37,18 @@ class Feed:
         """
         self._cache = cache
         self._freshness = freshness
+        self._server_clock = server_clock
         self._on_change = on_change
         self._on_listed = on_listed
         self._clock = clock
 
     def put(self, obj: Mapping[str, Any]) -> None:
         """Takes in an object that was listed, added or changed."""
+        key = key_of(obj)
+        if key.kind == POD.kind:
+            obj = with_server_times(obj, self._cache.get(key), self._server_clock.now())
         trimmed = trim(obj)
-        self._freshness.note_reached(key_of(trimmed), version_of(trimmed))
+        self._freshness.note_reached(key, version_of(trimmed))
         self._tell(self._cache.put(trimmed))
 
     def remove(self, obj: Mapping[str, Any]) -> None:

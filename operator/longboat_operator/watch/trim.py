@@ -32,7 +32,6 @@ _POD_STATUS = (
     "message",
     "podIP",
     "hostIP",
-    "startTime",
     "qosClass",
     "nominatedNodeName",
     "observedGeneration",
@@ -89,7 +88,7 @@ def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("initContainerStatuses", "containerStatuses"):
         if statuses := status.get(name):
             kept_status[name] = [_container_status(container) for container in statuses]
-    return {"spec": kept_spec, "status": kept_status}
+    return {"spec": kept_spec, "status": kept_status} | _pick(pod, ("serverTimes",))
 
 
 def _container_status(status: Mapping[str, Any]) -> dict[str, Any]:

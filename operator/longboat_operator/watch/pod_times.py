@@ -1,0 +1,102 @@
+"""Times in the status of a pod. Kubelets and the scheduler wrote them, whose clocks may be wrong by any amount. Pure.
+
+In what is kept of a pod the API server's time stands in their place, so that all rules compare times of one clock. What a status says
+of the present counts from when this process first saw it. How long ago a container ended is told from when the status was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from longboat_operator.model import Object
+from longboat_operator.reading.times import fine_stamp, moment
+
+_TIMES = frozenset({"lastTransitionTime", "startedAt", "finishedAt"})
+_CONTAINERS = ("initContainerStatuses", "containerStatuses")
+_STATES = ("state", "lastState")
+# The conditions of whose times rules make use; memory matters with 10^5 pods, so the others' are dropped.
+_DATED = frozenset({"Ready", "PodScheduled", "PodResizePending", "PodResizeInProgress"})
+# The only condition about readiness that nobody but the kubelet writes.
+_OF_THE_KUBELET = "ContainersReady"
+
+Translate = Callable[[str, str, bool], str]
+
+
+def with_server_times(pod: Object, cached: Object | None, now: datetime) -> dict[str, Any]:
+    """Returns a pod as the API server gave it at `now`, with the times in its status translated; `cached` is what is kept of it so far.
+
+    `serverTimes` says what each time was translated to, by its condition or container, so that the same one is never translated anew.
+
+    Rules:
+    * a condition changed, and a container that runs was started, when this was first seen, which is `now` if it is new;
+    * a container ended as long before the status was last written as its node's times say. They are compared with the newest
+      one of the same node only, so that what ended together, or in a certain order, still did. The API server dates the write.
+    """
+    status = pod.get("status") or {}
+    translated: Mapping[str, str] = {}
+    if cached is not None and cached["metadata"].get("uid") == pod["metadata"].get("uid"):
+        translated = cached.get("serverTimes") or {}
+    times: dict[str, str] = {}
+    first_seen = fine_stamp(now)
+
+    def translate(owner: str, text: str, ended: bool) -> str:
+        key = f"{owner} {text}"
+        if key not in times:
+            times[key] = translated.get(key) or (
+                fine_stamp(moment(text) + _correction(pod, now)) if ended else first_seen
+            )
+        return times[key]
+
+    changed: dict[str, Any] = {}
+    if conditions := status.get("conditions"):
+        changed["conditions"] = [_condition(each, translate) for each in conditions]
+    for name in _CONTAINERS:
+        if statuses := status.get(name):
+            changed[name] = [_container(each, translate) for each in statuses]
+    return {**pod, "status": {**status, **changed}, "serverTimes": times}
+
+
+def _condition(condition: Mapping[str, Any], translate: Translate) -> dict[str, Any]:
+    if condition["type"] in _DATED:
+        return _translated(condition, condition["type"], translate)
+    return {key: value for key, value in condition.items() if key not in _TIMES}
+
+
+def _container(status: Mapping[str, Any], translate: Translate) -> dict[str, Any]:
+    states = {
+        state: {
+            kind: _translated(each or {}, status["name"], translate, ended=kind == "terminated")
+            for kind, each in status[state].items()
+        }
+        for state in _STATES
+        if status.get(state)
+    }
+    return {**status, **states}
+
+
+def _translated(fields: Mapping[str, Any], owner: str, translate: Translate, *, ended: bool = False) -> dict[str, Any]:
+    return {key: translate(owner, value, ended) if key in _TIMES and value else value for key, value in fields.items()}
+
+
+def _correction(pod: Object, now: datetime) -> timedelta:
+    """Returns what to add to times of the pod's node: the newest of them is as old as the last write of the status."""
+    writes = [
+        moment(entry["time"])
+        for entry in pod["metadata"].get("managedFields") or ()
+        if entry.get("subresource") == "status" and entry.get("time")
+    ]
+    return min(max(writes, default=now), now) - max(map(moment, _node_times(pod["status"])))
+
+
+def _node_times(status: Mapping[str, Any]) -> Iterator[str]:
+    details: list[Mapping[str, Any]] = [
+        each for each in status.get("conditions") or () if each["type"] == _OF_THE_KUBELET
+    ]
+    for name in _CONTAINERS:
+        for container in status.get(name) or ():
+            for state in _STATES:
+                details += [each or {} for each in (container.get(state) or {}).values()]
+    for fields in details:
+        yield from (value for key, value in fields.items() if key in _TIMES and value)
