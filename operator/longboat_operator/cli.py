@@ -69,7 +69,7 @@ def _options(parsed: argparse.Namespace) -> Options:
         else None,
         health_port=parsed.health_port,
         metrics_port=parsed.metrics_port,
-        workers=parsed.workers,
+        requests_in_flight=parsed.requests_in_flight,
         dns_peers=parsed.dns_peers,
     )
 
@@ -110,7 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--metrics-port", type=int, default=8080, metavar="PORT", help="/metrics; default: %(default)s")
     run.add_argument("--log-format", choices=("json", "text"), default="json", help="default: %(default)s")
     run.add_argument(
-        "--workers", type=_positive, default=4, metavar="N", help="jobs planned at once; default: %(default)s"
+        "--requests-in-flight",
+        type=_positive,
+        default=32,
+        metavar="N",
+        help="requests to the API server for jobs that may be under way at once, but for watches; default: %(default)s",
     )
     run.add_argument(
         "--dns-peers",

@@ -15,7 +15,7 @@ from longboat_operator.model import Object, Observed, Target
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.trim import trim
 
-# Look-ups of one plan that are under way at once.
+# Look-ups of one plan that are under way at once: those of a big job leave room for other jobs' requests.
 _AT_ONCE = 8
 
 log = structlog.get_logger(__name__)

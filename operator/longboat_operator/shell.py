@@ -62,7 +62,7 @@ class Options:
     lease: LeaseOptions | None = None
     health_port: int = 8081
     metrics_port: int = 8080
-    workers: int = 4
+    requests_in_flight: int = 32
     dns_peers: tuple[Object, ...] = DNS_PEERS
 
 
@@ -76,7 +76,8 @@ class Shell:
         self._transport = Transport(configuration)
         self._ungated = KubeClient(self._transport, lambda: None)
         self._elector = self._make_elector(options.lease)
-        client = KubeClient(self._transport, self._elector.leadership.check) if self._elector else self._ungated
+        gate = self._elector.leadership.check if self._elector else lambda: None
+        client = KubeClient(self._transport, gate, options.requests_in_flight)
         self._elected = asyncio.Event()
         self._leading = False
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE)
@@ -99,7 +100,7 @@ class Shell:
             LeadershipLostError: another process leads now, or the lease couldn't be renewed.
         """
         options = self._options
-        log.info("starting", identity=self._identity, namespaces=options.namespaces or "all", workers=options.workers)
+        log.info("starting", identity=self._identity, namespaces=options.namespaces or "all")
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._cache))
         registry.register(ProcessMetrics(self._gauges))
@@ -109,7 +110,8 @@ class Shell:
         ]
         # kopf, when it ends, cancels every task made after it was started: so it is started last.
         lead = asyncio.Event()
-        workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.workers)]
+        # A plan mostly waits for one request at a time.
+        workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.requests_in_flight)]
         kopf_stop, kopf_started = asyncio.Event(), asyncio.Event()
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._become_leader(lead, kopf_started), name="leadership"),

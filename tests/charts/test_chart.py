@@ -104,6 +104,16 @@ def test_the_operator_is_told_who_answers_dns(peers: list[dict[str, Any]] | None
     assert [rule["to"] for rule in egress if rule["ports"][0]["port"] == 53] == [list(told)]
 
 
+@pytest.mark.parametrize(
+    ("values", "in_flight"),
+    [({}, 32), ({"requests": None, "workers": 4}, 32), ({"requests": {"inFlight": 7}}, 7)],
+    ids=["its values", "an older chart's", "given"],
+)
+def test_requests_in_flight_are_bounded(values: dict[str, Any], in_flight: int) -> None:
+    [container] = render(values).one("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert _parser().parse_args(container["args"]).requests_in_flight == in_flight
+
+
 def _rules(rendered: Rendered, name: str = NAME) -> list[dict[str, Any]]:
     roles = [*rendered.of_kind("ClusterRole"), *rendered.of_kind("Role")]
     return next(role["rules"] for role in roles if role["metadata"]["name"] == name)

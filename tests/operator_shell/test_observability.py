@@ -97,11 +97,13 @@ def test_options() -> None:
     whole = options()
     assert whole.namespaces == ()
     assert whole.lease is not None
-    assert (whole.health_port, whole.metrics_port, whole.workers) == (8081, 8080, 4)
-    some = options("--namespace", "a", "--namespace", "b", "--namespace", "a", "--no-leader-election", "--workers", "2")
+    assert (whole.health_port, whole.metrics_port, whole.requests_in_flight) == (8081, 8080, 32)
+    some = options(
+        "--namespace", "a", "--namespace", "b", "--namespace", "a", "--no-leader-election", "--requests-in-flight", "2"
+    )
     assert some.namespaces == ("a", "b")
     assert some.lease is None
-    assert some.workers == 2
+    assert some.requests_in_flight == 2
     assert whole.dns_peers == DNS_PEERS
     peers = '[{"ipBlock": {"cidr": "169.254.20.10/32"}}]'
     assert options("--dns-peers", peers).dns_peers == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
@@ -113,7 +115,7 @@ def test_options() -> None:
 
 
 def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["run", "--workers", "0"], ["run", "--log-format", "xml"], ["walk"]):
+    for arguments in (["run", "--requests-in-flight", "0"], ["run", "--log-format", "xml"], ["walk"]):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2

@@ -58,7 +58,7 @@ class Bench:
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[None]:
         """The real operator, serving the namespace."""
-        options = Options((self.namespace,), None, free_port(), free_port(), workers=2)
+        options = Options((self.namespace,), None, free_port(), free_port())
         shell = open_shell(await load_configuration(self.cluster.kubeconfig), options, observe, plan)
         running = asyncio.create_task(shell.run())
         try:
