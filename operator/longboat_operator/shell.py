@@ -23,7 +23,7 @@ from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
-from longboat_operator.kube.transport import Transport
+from longboat_operator.kube.transport import REQUEST_TIMEOUT_SECONDS, Transport
 from longboat_operator.lease import DURATION_SECONDS, Elector
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
@@ -63,6 +63,7 @@ class Options:
     health_port: int = 8081
     metrics_port: int = 8080
     requests_in_flight: int = 32
+    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     dns_peers: tuple[Object, ...] = DNS_PEERS
 
 
@@ -73,7 +74,7 @@ class Shell:
         self._options = options
         self._stop = asyncio.Event()
         self._identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        self._transport = Transport(configuration)
+        self._transport = Transport(configuration, options.request_timeout_seconds)
         self._ungated = KubeClient(self._transport, lambda: None)
         self._elector = self._make_elector(options.lease)
         gate = self._elector.leadership.check if self._elector else lambda: None

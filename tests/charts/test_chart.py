@@ -105,13 +105,21 @@ def test_the_operator_is_told_who_answers_dns(peers: list[dict[str, Any]] | None
 
 
 @pytest.mark.parametrize(
-    ("values", "in_flight"),
-    [({}, 32), ({"requests": None, "workers": 4}, 32), ({"requests": {"inFlight": 7}}, 7)],
-    ids=["its values", "an older chart's", "given"],
+    ("values", "in_flight", "timeout"),
+    [
+        ({}, 32, 10.0),
+        ({"requests": None, "workers": 4}, 32, 10.0),
+        ({"requests": {"inFlight": 7, "timeoutSeconds": None}}, 7, 10.0),
+        ({"requests": {"timeoutSeconds": 30}}, 32, 30.0),
+    ],
+    ids=["its values", "an older chart's", "in flight", "time-out"],
 )
-def test_requests_in_flight_are_bounded(values: dict[str, Any], in_flight: int) -> None:
+def test_the_operator_is_told_the_bounds_of_its_requests(
+    values: dict[str, Any], in_flight: int, timeout: float
+) -> None:
     [container] = render(values).one("Deployment")["spec"]["template"]["spec"]["containers"]
-    assert _parser().parse_args(container["args"]).requests_in_flight == in_flight
+    told = _parser().parse_args(container["args"])
+    assert (told.requests_in_flight, told.request_timeout) == (in_flight, timeout)
 
 
 def _rules(rendered: Rendered, name: str = NAME) -> list[dict[str, Any]]:

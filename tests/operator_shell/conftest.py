@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,7 @@ def lease(namespace: str) -> LeaseOptions:
 
 def open_shell(configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> Shell:
     """Makes a shell that waits for the API server's answers however long they take."""
-    made = Shell(configuration, options, observe, plan)
-    made._transport.timeout_seconds = DEADLINE_SECONDS
-    return made
+    return Shell(configuration, replace(options, request_timeout_seconds=DEADLINE_SECONDS), observe, plan)
 
 
 @pytest.fixture

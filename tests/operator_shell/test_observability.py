@@ -112,15 +112,24 @@ def test_options() -> None:
     assert options("--lease-namespace", "c", "--lease-name", "n", "--lease-duration", "60").lease == LeaseOptions(
         "c", "n", 60.0
     )
+    slow = options("--request-timeout", "30")
+    assert (whole.request_timeout_seconds, slow.request_timeout_seconds) == (10.0, 30.0)
+    assert (whole.lease.duration_seconds, slow.lease.duration_seconds) == (20.0, 40.0)
 
 
 def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["run", "--requests-in-flight", "0"], ["run", "--log-format", "xml"], ["walk"]):
+    for arguments in (
+        ["run", "--requests-in-flight", "0"],
+        ["run", "--request-timeout", "nan"],
+        ["run", "--log-format", "xml"],
+        ["walk"],
+    ):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
     errors = capsys.readouterr().err
     assert "must be at least 1, not 0" in errors
+    assert "must be a finite number of seconds above 0, not nan" in errors
     assert "xml" in errors
 
 
