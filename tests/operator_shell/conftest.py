@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,9 @@ def lease(namespace: str) -> LeaseOptions:
 
 def open_shell(configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> Shell:
     """Makes a shell that waits for the API server's answers however long they take."""
-    return Shell(configuration, replace(options, request_timeout_seconds=DEADLINE_SECONDS), observe, plan)
+    made = Shell(configuration, options, observe, plan)
+    made._transport.timeout_seconds = DEADLINE_SECONDS
+    return made
 
 
 @pytest.fixture
