@@ -16,9 +16,8 @@ import structlog
 from longboat_crds.load import ApiError
 from longboat_operator import logs
 from longboat_operator.kube.config import ConfigurationError, load_configuration, own_namespace
-from longboat_operator.kube.transport import REQUEST_TIMEOUT_SECONDS
 from longboat_operator.lease import DURATION_SECONDS, LeadershipLostError
-from longboat_operator.model import DNS_PEERS, Object
+from longboat_operator.model import DNS_PEERS, REQUEST_TIMEOUT_SECONDS, Object
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.pods.network import read_dns_peers
@@ -61,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(kubeconfig: Path | None, options: Options) -> None:
     configuration = await load_configuration(kubeconfig)
-    await Shell(configuration, options, partial(observe, dns_peers=options.dns_peers), plan).run()
+    seen_by_plans = partial(observe, dns_peers=options.dns_peers, request_seconds=options.request_timeout_seconds)
+    await Shell(configuration, options, seen_by_plans, plan).run()
 
 
 def _options(parsed: argparse.Namespace) -> Options:

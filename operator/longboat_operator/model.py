@@ -30,6 +30,9 @@ ANNOTATION_LIVE_HASH = "longboat.dev/live-hash"
 ANNOTATION_RAY_TOKEN = "longboat.dev/ray-token-secret"
 ANNOTATION_REVISION = "longboat.dev/revision"
 
+# How long a request that isn't a list may take, unless the operator is configured otherwise; an admission webhook may take some seconds.
+REQUEST_TIMEOUT_SECONDS = 10.0
+
 
 # Who answers DNS unless the operator is configured otherwise: NetworkPolicyPeers.
 DNS_PEERS: tuple[Object, ...] = (
@@ -120,8 +123,8 @@ class Observed:
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
     `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator. A capacity's snapshot has
-    only rollout pods, no template, and defaults in place of the last two.
+    for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a write may be under way, are options
+    of the operator. A capacity's snapshot has only rollout pods, no template, and defaults in place of the last three.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
@@ -135,6 +138,7 @@ class Observed:
     rejections: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True
     dns_peers: tuple[Object, ...] = DNS_PEERS
+    request_seconds: float = REQUEST_TIMEOUT_SECONDS
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
     random: str = "00000000"
 

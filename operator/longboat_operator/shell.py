@@ -23,11 +23,11 @@ from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
-from longboat_operator.kube.transport import REQUEST_TIMEOUT_SECONDS, Transport
+from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import DURATION_SECONDS, Elector
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
-from longboat_operator.model import DNS_PEERS, LABEL_JOB, Key, Object
+from longboat_operator.model import DNS_PEERS, LABEL_JOB, REQUEST_TIMEOUT_SECONDS, Key, Object
 from longboat_operator.queue import WorkQueue
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed

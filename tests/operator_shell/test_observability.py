@@ -169,8 +169,9 @@ async def test_a_plan_sees_the_options_that_it_reads(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cli, "Shell", Recorded)
     monkeypatch.setattr(cli, "load_configuration", configuration)
     peer = {"ipBlock": {"cidr": "169.254.20.10/32"}}
-    await cli._run(None, options("--dns-peers", json.dumps([peer])))
+    await cli._run(None, options("--dns-peers", json.dumps([peer]), "--request-timeout", "30"))
     cache = Cache()
     cache.put(job("x", 1))
     _, _, observe, _ = given
-    assert observe(cache, JobKey("a", "x")).dns_peers == (peer,)
+    observed = observe(cache, JobKey("a", "x"))
+    assert (observed.dns_peers, observed.request_seconds) == ((peer,), 30.0)
