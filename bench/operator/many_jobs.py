@@ -13,6 +13,7 @@ from bench.operator.api_double import ApiDouble
 from bench.record import loop_seconds
 from longboat_operator.apply import Applier
 from longboat_operator.controller import Controller
+from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME
 from longboat_operator.lookups import LookUps
@@ -61,9 +62,8 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     cache = Cache()
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
     client: Any = api
-    controller = Controller(
-        cache, queue, observe, plan, LookUps(client), Applier(client, cache, EventRecorder(client, "bench"))
-    )
+    applier = Applier(client, cache, EventRecorder(client, "bench"), AcceptedDryRuns(time.monotonic))
+    controller = Controller(cache, queue, observe, plan, LookUps(client), applier)
     freshness = Freshness([Source(kind.kind, None) for kind in kinds], bookmarked=[])
     api.feed = Feed(cache, freshness, controller.changed, controller.listed)
     api.submit({"apiVersion": "longboat.dev/v1alpha1", **runtime_of()})

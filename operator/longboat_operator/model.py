@@ -145,14 +145,15 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject:
-    """POST; with `dry_run`, a dry run first.
+    """POST; with `dry_run`, a dry run first, unless one was lately accepted in the namespace for an object of the same shape.
 
+    `dry_run` names the shape: the digest of what isn't the job's own, such as its name.
     "Already exists" is success only if the existing object is the job's, and never for a Secret, which can't be read.
     `random_key` names a key of `stringData` that apply fills with 64 random hexadecimal digits.
     """
 
     body: Object
-    dry_run: bool = False
+    dry_run: str | None = None
     random_key: str | None = None
 
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from longboat_operator.apply import Applier
 from longboat_operator.controller import Controller, MakePlan, Observe
+from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.health import Health, judge, serve_health, serve_metrics
 from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.kube.client import KubeClient
@@ -89,7 +90,8 @@ class Shell:
         self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
-        applier = Applier(client, self._cache, EventRecorder(client, self._identity))
+        events = EventRecorder(client, self._identity)
+        applier = Applier(client, self._cache, events, AcceptedDryRuns(time.monotonic))
         self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)

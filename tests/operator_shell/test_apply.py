@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_operator.apply import Applied, Applier
+from longboat_operator.dry_runs import KEPT_SECONDS, AcceptedDryRuns
 from longboat_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -120,7 +121,7 @@ class Bench:
         self.rejections = Rejections(self.clock)
         self.cache = Cache()
         client: Any = self.server
-        self.applier = Applier(client, self.cache, EventRecorder(client, "me"))
+        self.applier = Applier(client, self.cache, EventRecorder(client, "me"), AcceptedDryRuns(self.clock))
 
     async def apply(self, *actions: Any) -> Applied:
         self.server.writes.clear()
@@ -139,7 +140,7 @@ def of(kind: str, name: str) -> dict[str, Any]:
 SERVICE = ApplyObject(of("Service", "x"))
 ACCOUNT = CreateObject(of("ServiceAccount", "x"))
 PODS = [CreateObject(of("Pod", f"p{n}")) for n in range(3)]
-DRY = [CreateObject(of("Pod", f"p{n}"), dry_run=True) for n in range(2)]
+DRY = [CreateObject(of("Pod", f"p{n}"), dry_run=f"shape {n}") for n in range(2)]
 DELETE = DeleteObject("Pod", "old", "u1")
 STATUS = PublishStatus({"phase": "Running"})
 EVENT = EmitEvent("Normal", "Started", "it started")
@@ -281,6 +282,43 @@ async def test_one_rejected_dry_run_creates_nothing(bench: Bench) -> None:
     assert bench.rejections.by_name() == {"p1": "Pod p1: spec.containers: Required value"}
     await bench.apply(*DRY, PODS[2], STATUS)  # and again nothing while it waits, but the status
     assert bench.server.writes == ["dry Pod p0", "apply RLJob x/status"]
+
+
+async def test_a_dry_run_of_an_accepted_shape_isnt_made_again_for_an_hour(bench: Bench) -> None:
+    again = [CreateObject(of("Pod", "q0"), dry_run="shape 0"), CreateObject(of("Pod", "q1"), dry_run="shape 2")]
+    await bench.apply(*DRY)
+    await bench.apply(*again)
+    assert bench.server.writes == ["dry Pod q1", "create Pod q0", "create Pod q1"]
+    bench.clock.now += KEPT_SECONDS
+    await bench.apply(*again)
+    assert bench.server.writes == ["dry Pod q0", "dry Pod q1", "create Pod q0", "create Pod q1"]
+
+
+@pytest.mark.parametrize("refused", ["dry Pod p9", "create Pod p9"])
+async def test_a_refused_create_makes_dry_runs_necessary_again_in_its_namespace_alone(
+    bench: Bench, refused: str
+) -> None:
+    other = Observed(JobKey("b", "x"), JOB)
+    accepted = Plan((DRY[0],))
+    await bench.apply(*DRY)
+    await bench.applier.apply(accepted, other, bench.rejections)
+    bench.server.errors[refused] = REJECTED
+    await bench.apply(CreateObject(of("Pod", "p9"), dry_run="shape 9"))
+    await bench.apply(DRY[0])
+    assert bench.server.writes == ["dry Pod p0", "create Pod p0"]
+    bench.server.writes.clear()
+    await bench.applier.apply(accepted, other, bench.rejections)
+    assert bench.server.writes == ["create Pod p0"]
+
+
+async def test_a_dry_run_without_an_answer_ends_the_plan(bench: Bench) -> None:
+    bench.server.errors["dry Pod p0"] = error = TransportError("no answer")
+    applied = await bench.apply(*DRY, STATUS)
+    assert applied.unanswered is error
+    assert bench.server.writes == ["dry Pod p0", "dry Pod p1"]
+    bench.server.errors.clear()
+    await bench.apply(*DRY)
+    assert bench.server.writes == ["dry Pod p0", "create Pod p0", "create Pod p1"]
 
 
 async def test_a_dry_run_doesnt_mind_that_the_name_is_taken(bench: Bench) -> None:
