@@ -49,14 +49,18 @@ def digest(body: Object) -> str:
 def content_digest(obj: Object) -> str:
     """Digests an object without apiVersion, kind, metadata and status; for a ServiceAccount only of whether pods get its token.
 
-    Others may rightly add Secrets and image pull Secrets to a ServiceAccount: those are left out.
+    Others may rightly add Secrets and image pull Secrets to a ServiceAccount, and the cluster gives a Service its addresses: those are
+    left out.
     """
     if obj["kind"] == "ServiceAccount":
         return digest({"automountServiceAccountToken": obj.get("automountServiceAccountToken")})
+    if obj["kind"] == "Service":
+        return digest({key: value for key, value in (obj.get("spec") or {}).items() if key not in _ADDRESSES})
     return digest({key: value for key, value in obj.items() if key not in _NOT_CONTENT})
 
 
 _NOT_CONTENT = frozenset({"apiVersion", "kind", "metadata", "status"})
+_ADDRESSES = frozenset({"clusterIPs", "ipFamilies", "ipFamilyPolicy"})
 
 
 def belongs_to(obj: Object, uid: str) -> bool:

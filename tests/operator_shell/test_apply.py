@@ -413,6 +413,43 @@ async def test_what_the_server_makes_of_an_object_is_noted_on_it(bench: Bench) -
     assert len(applied.expectations) == 1
 
 
+TAKEN = ConflictError(409, "Conflict", "the object has been modified")
+
+
+def held(kind: str, name: str, *, uid: str, **metadata: Any) -> dict[str, Any]:
+    owner = {"kind": "RLJob", "name": "x", "uid": uid}
+    obj = of(kind, name)
+    return {**obj, "metadata": {**obj["metadata"], "uid": "u9", "ownerReferences": [owner], **metadata}}
+
+
+async def test_a_first_apply_to_what_is_the_jobs_already_is_forced_onto_it(bench: Bench) -> None:
+    bench.server.errors["make Service x"] = TAKEN
+    bench.server.objects["x"] = held("Service", "x", uid="u")
+    await bench.apply(SERVICE, PODS[0])
+    assert bench.server.writes == ["make Service x", "apply Service x", "create Pod p0"]
+    assert bench.server.bodies[1]["metadata"]["uid"] == "u9"
+    assert bench.rejections.by_name() == {}
+
+
+async def test_a_first_apply_to_what_is_not_the_jobs_is_rejected(bench: Bench) -> None:
+    bench.server.errors["make Service x"] = TAKEN
+    bench.server.objects["x"] = held("Service", "x", uid="another", ownerReferences=[])
+    await bench.apply(SERVICE, PODS[0])
+    assert bench.server.writes == ["make Service x"]
+    assert bench.rejections.by_name()["x"] == f"Service x: Service x {OF_SOMETHING_ELSE}"
+
+
+async def test_a_claim_of_the_job_that_lacks_its_labels_gets_them_back(bench: Bench) -> None:
+    claim = of("PersistentVolumeClaim", "c")
+    claim["metadata"]["labels"] = {"longboat.dev/job": "x"}
+    bench.server.errors["create PersistentVolumeClaim c"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
+    bench.server.objects["c"] = held("PersistentVolumeClaim", "c", uid="u", labels={"theirs": "too"})
+    applied = await bench.apply(CreateObject(claim))
+    assert bench.server.writes == ["create PersistentVolumeClaim c", "patch c"]
+    assert bench.server.patches == [{"metadata": {"uid": "u9", "labels": {"longboat.dev/job": "x"}}}]
+    assert [expected.version for expected in applied.expectations] == [9]
+
+
 async def test_metadata_is_patched_on_the_object_of_the_uid_alone(bench: Bench) -> None:
     await bench.apply(PatchMetadata("PersistentVolumeClaim", "c", "u9", {"labels": {"a": "b"}}))
     assert bench.server.writes == ["patch c"]
