@@ -20,6 +20,7 @@ from longboat_operator.lookups import LookUps
 from longboat_operator.model import JobKey, Key
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
+from longboat_operator.pod_warnings import PodWarnings
 from longboat_operator.queue import WorkQueue
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
@@ -63,7 +64,7 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
     client: Any = api
     applier = Applier(client, cache, EventRecorder(client, "bench"), AcceptedDryRuns(time.monotonic))
-    controller = Controller(cache, queue, observe, plan, LookUps(client), applier)
+    controller = Controller(cache, queue, observe, plan, LookUps(client, PodWarnings(client, time.monotonic)), applier)
     freshness = Freshness([Source(kind.kind, None) for kind in kinds], bookmarked=[])
     api.feed = Feed(cache, freshness, controller.changed, controller.listed)
     api.submit({"apiVersion": "longboat.dev/v1alpha1", **runtime_of()})

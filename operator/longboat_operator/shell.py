@@ -29,6 +29,7 @@ from longboat_operator.lease import DURATION_SECONDS, Elector
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
 from longboat_operator.model import DNS_PEERS, LABEL_JOB, REQUEST_TIMEOUT_SECONDS, Key, Object
+from longboat_operator.pod_warnings import PodWarnings
 from longboat_operator.queue import WorkQueue
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
@@ -92,7 +93,8 @@ class Shell:
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
         events = EventRecorder(client, self._identity)
         applier = Applier(client, self._cache, events, AcceptedDryRuns(time.monotonic))
-        self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
+        look_ups = LookUps(client, PodWarnings(client, time.monotonic))
+        self._controller = Controller(self._cache, self._queue, observe, plan, look_ups, applier)
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)
 
