@@ -13,6 +13,7 @@ from bench.operator.api_double import ApiDouble
 from bench.record import loop_seconds
 from longboat_operator.apply import Applier
 from longboat_operator.controller import Controller
+from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME
@@ -20,6 +21,7 @@ from longboat_operator.lookups import LookUps
 from longboat_operator.model import JobKey, Key
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
+from longboat_operator.pod_warnings import PodWarnings
 from longboat_operator.queue import WorkQueue
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
@@ -63,8 +65,8 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
     client: Any = api
     clock = ServerClock()
-    applier = Applier(client, cache, EventRecorder(client, clock, "bench"))
-    look_ups = LookUps(client, clock)
+    applier = Applier(client, cache, EventRecorder(client, clock, "bench"), AcceptedDryRuns(time.monotonic))
+    look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock)
     controller = Controller(cache, queue, observe, plan, look_ups, applier, Freshness([], []), clock)
     freshness = Freshness([Source(kind.kind, None) for kind in kinds], bookmarked=[])
     api.feed = Feed(cache, freshness, clock, controller.changed, controller.listed)

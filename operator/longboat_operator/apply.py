@@ -3,8 +3,9 @@
 * A rejection (the server understood and said no) of anything but an event or the status is kept for the next plan. A rejected
   prerequisite, that is a create or apply of anything but a Pod, ends the plan's creates and applies, since later ones may depend
   on it; pods don't depend on each other. Everything else is still carried out.
-* The dry runs a plan asks for are made together, right before its first create that asks for one. If one is rejected, the
-  plan creates and applies nothing more.
+* The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
+  plan creates and applies nothing more. What was accepted isn't asked again for an hour, for whichever job, unless a create is rejected
+  in the namespace (`AcceptedDryRuns`).
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
@@ -22,6 +23,7 @@ from itertools import groupby
 
 import structlog
 
+from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.events import EventRecorder
@@ -65,25 +67,30 @@ class Applied:
 class Applier:
     """Carries out plans of any job or capacity."""
 
-    def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder) -> None:
+    def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder, accepted: AcceptedDryRuns) -> None:
         self._client = client
         self._cache = cache
         self._events = events
+        self._accepted = accepted
 
     async def apply(self, plan: Plan, observed: Observed, rejections: Rejections) -> Applied:
         """Executes the actions in order; rejections go into `rejections`."""
         writes = Writes(self._client, self._cache, self._events, observed)
-        return await _Run(writes, plan, observed, rejections).execute()
+        return await _Run(writes, plan, observed, rejections, self._accepted).execute()
 
 
 class _Run:
     """One plan's execution."""
 
-    def __init__(self, writes: Writes, plan: Plan, observed: Observed, rejections: Rejections) -> None:
+    def __init__(
+        self, writes: Writes, plan: Plan, observed: Observed, rejections: Rejections, accepted: AcceptedDryRuns
+    ) -> None:
         self._writes = writes
         self._plan = plan
         self._observed = observed
         self._rejections = rejections
+        self._accepted = accepted
+        self._namespace = observed.key.namespace
         self._building = True
         self._dry_runs_made = False
         self._stale = False
@@ -148,19 +155,27 @@ class _Run:
 
     async def _make_dry_runs(self) -> None:
         self._dry_runs_made = True
-        for action in self._plan.actions:
-            if not (isinstance(action, CreateObject) and action.dry_run):
-                continue
-            if self._rejections.waits(target_of(action)):
-                self._building = False
-                continue
-            try:
-                await self._writes.dry_run(action)
-            except KubeError as error:
-                if not is_rejection(error):
-                    raise
-                self._rejected(action, error)
-                self._building = False
+        creates = [action for action in self._plan.actions if isinstance(action, CreateObject) and action.dry_run]
+        due = [action for action in creates if not self._rejections.waits(target_of(action))]
+        self._building = self._building and len(due) == len(creates)
+        if error := next(filter(None, await asyncio.gather(*map(self._dry_run, due))), None):
+            raise error
+
+    async def _dry_run(self, action: CreateObject) -> KubeError | None:
+        """Makes a dry run, unless its like was accepted; returns the error of one without an answer."""
+        shape = action.dry_run or ""
+        if self._accepted.has(self._namespace, shape):
+            return None
+        try:
+            await self._writes.dry_run(action)
+        except KubeError as error:
+            if not is_rejection(error):
+                return error
+            self._rejected(action, error)
+            self._building = False
+        else:
+            self._accepted.note(self._namespace, shape)
+        return None
 
     def _rejected(self, action: Action, error: KubeError) -> None:
         self._count(action, "rejected")
@@ -172,6 +187,8 @@ class _Run:
             self._expect_newer(RL_JOB.kind, self._observed.key.name, version_of(self._observed.job))
             return
         log.warning("rejected", **self._words(action), error=str(error))
+        if isinstance(action, CreateObject):
+            self._accepted.forget(self._namespace)
         if not isinstance(action, EmitEvent):
             self._rejections.note(target_of(action), str(error))
             self._end_building(action)

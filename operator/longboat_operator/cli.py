@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from longboat_crds.load import ApiError
 from longboat_operator import logs
 from longboat_operator.kube.config import ConfigurationError, load_configuration, own_namespace
 from longboat_operator.lease import DURATION_SECONDS, LeadershipLostError
-from longboat_operator.model import DNS_PEERS, Object
+from longboat_operator.model import DNS_PEERS, REQUEST_TIMEOUT_SECONDS, Object
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.pods.network import read_dns_peers
@@ -25,6 +26,9 @@ from longboat_operator.shell import LeaseOptions, Options, Shell
 # Thresholds of the garbage collector (`gc.set_threshold`), far above its defaults. The snapshots and plans that an operator makes and
 # drops have no cycles, and with a thousand jobs a full collection takes half a second.
 COLLECTED_AFTER = (20_000, 20, 20)
+
+# The leader may write for as long after a renewal, less a second, however long a request may take.
+LEASE_BEYOND_REQUEST_SECONDS = DURATION_SECONDS - REQUEST_TIMEOUT_SECONDS
 
 log = structlog.get_logger(__name__)
 
@@ -56,23 +60,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(kubeconfig: Path | None, options: Options) -> None:
     configuration = await load_configuration(kubeconfig)
-    look = partial(observe, dns_peers=options.dns_peers, release=options.release)
+    look = partial(
+        observe,
+        dns_peers=options.dns_peers,
+        release=options.release,
+        request_seconds=options.request_timeout_seconds,
+    )
     await Shell(configuration, options, look, plan).run()
 
 
 def _options(parsed: argparse.Namespace) -> Options:
     namespaces = tuple(dict.fromkeys(parsed.namespace))
     lease_namespace = parsed.lease_namespace or own_namespace() or (namespaces[0] if namespaces else "default")
+    duration = parsed.lease_duration
+    if duration is None:
+        duration = parsed.request_timeout + LEASE_BEYOND_REQUEST_SECONDS
     return Options(
         namespaces=namespaces,
-        lease=LeaseOptions(lease_namespace, parsed.lease_name, parsed.lease_duration)
-        if parsed.leader_election
-        else None,
+        lease=LeaseOptions(lease_namespace, parsed.lease_name, duration) if parsed.leader_election else None,
         release=f"{lease_namespace}/{parsed.lease_name}",
         adopt=parsed.adopt,
         health_port=parsed.health_port,
         metrics_port=parsed.metrics_port,
-        workers=parsed.workers,
+        requests_in_flight=parsed.requests_in_flight,
+        request_timeout_seconds=parsed.request_timeout,
         dns_peers=parsed.dns_peers,
     )
 
@@ -103,9 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--lease-duration",
         type=float,
-        default=DURATION_SECONDS,
         metavar="SECONDS",
-        help="how long a standby waits after the leader's last renewal before it takes over; default: %(default)g",
+        help="how long a standby waits after the leader's last renewal before it takes over; default: "
+        f"{LEASE_BEYOND_REQUEST_SECONDS:g} more than --request-timeout",
     )
     run.add_argument(
         "--adopt",
@@ -119,7 +130,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--metrics-port", type=int, default=8080, metavar="PORT", help="/metrics; default: %(default)s")
     run.add_argument("--log-format", choices=("json", "text"), default="json", help="default: %(default)s")
     run.add_argument(
-        "--workers", type=_positive, default=4, metavar="N", help="jobs planned at once; default: %(default)s"
+        "--requests-in-flight",
+        type=_positive,
+        default=32,
+        metavar="N",
+        help="requests to the API server for jobs that may be under way at once, but for watches; default: %(default)s",
+    )
+    run.add_argument(
+        "--request-timeout",
+        type=_seconds,
+        default=REQUEST_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="how long a request may take, but for lists and watches; default: %(default)g",
     )
     run.add_argument(
         "--dns-peers",
@@ -136,6 +158,14 @@ def _dns_peers(text: str) -> tuple[Object, ...]:
         return read_dns_peers(text)
     except ApiError as error:
         raise argparse.ArgumentTypeError("; ".join(error.problems)) from error
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:  # of NaN, no comparison is true
+        message = f"must be a finite number of seconds above 0, not {text}"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
 
 
 def _positive(text: str) -> int:

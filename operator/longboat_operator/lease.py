@@ -24,7 +24,7 @@ from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError
 from longboat_operator.kube.resources import LEASE
 
-DURATION_SECONDS = 15.0
+DURATION_SECONDS = 20.0
 RETRY_SECONDS = 2.0
 # Clocks of two machines may run at slightly different speeds.
 _MARGIN_SECONDS = 1.0
@@ -121,8 +121,11 @@ class Elector:
         """
         write_seconds = duration_seconds - request_seconds - _MARGIN_SECONDS
         if not retry_seconds < write_seconds < math.inf:  # of NaN, no comparison is true
-            least = request_seconds + _MARGIN_SECONDS + retry_seconds
-            message = f"--lease-duration: must be a finite number of seconds above {least:g}, not {duration_seconds:g}"
+            more = _MARGIN_SECONDS + retry_seconds
+            message = (
+                f"--lease-duration: must be a finite number of seconds above {request_seconds + more:g}, which is {more:g} more than "
+                f"--request-timeout, not {duration_seconds:g}"
+            )
             raise ConfigurationError(message)
         self.leadership = Leadership(write_seconds, clock)
         self.identity = identity

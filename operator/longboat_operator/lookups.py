@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 import structlog
 
@@ -13,11 +12,12 @@ from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import AlreadyExistsError, ApiError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.resources import BY_KIND, EVENT, POD, SECRET
 from longboat_operator.model import Object, Observed, Target
+from longboat_operator.pod_warnings import PodWarnings
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 
-# Look-ups of one plan that are under way at once.
+# Look-ups of one plan that are under way at once: those of a big job leave room for other jobs' requests.
 _AT_ONCE = 8
 
 log = structlog.get_logger(__name__)
@@ -26,8 +26,9 @@ log = structlog.get_logger(__name__)
 class LookUps:
     """Looks things up for any job."""
 
-    def __init__(self, client: KubeClient, server_clock: ServerClock) -> None:
+    def __init__(self, client: KubeClient, warnings: PodWarnings, server_clock: ServerClock) -> None:
         self._client = client
+        self._warnings = warnings
         self._server_clock = server_clock
 
     async def answers(
@@ -35,7 +36,7 @@ class LookUps:
     ) -> Mapping[Target, Object | None]:
         """Returns what has each kind and name, None where nothing has.
 
-        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name.
+        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name, at most a minute old.
 
         One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there.
 
@@ -65,7 +66,7 @@ class LookUps:
             return await self._secret(namespace, name)
         if kind == EVENT.kind:
             uid = observed.children["Pod"][name]["metadata"]["uid"]
-            return await self._warning(namespace, uid)
+            return await self._warnings.about(namespace, uid)
         try:
             live = {"kind": kind, **await self._client.get(BY_KIND[kind], namespace, name)}
         except NotFoundError:
@@ -87,25 +88,3 @@ class LookUps:
                 raise
             return body
         return None
-
-    async def _warning(self, namespace: str, uid: str) -> Object | None:
-        """Returns the newest warning about an object, reduced to its reason and message; None if there is none."""
-        fields = f"involvedObject.uid={uid},type=Warning"
-        newest: dict[str, Any] | None = None
-        async for page in self._client.list_pages(EVENT, namespace, fields=fields):
-            for event in page.items:
-                if newest is None or _time(event) >= _time(newest):
-                    newest = event
-        return newest and {
-            "kind": EVENT.kind,
-            "metadata": {"name": newest["metadata"]["name"]},
-            "reason": newest.get("reason") or "",
-            "message": newest.get("message") or "",
-        }
-
-
-def _time(event: Mapping[str, Any]) -> str:
-    """Returns when the event last happened, else when it was stored, as RFC 3339 text, which compares as time to the second."""
-    series = event.get("series") or {}
-    time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    return str(time or event["metadata"].get("creationTimestamp") or "")

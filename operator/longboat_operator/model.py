@@ -30,6 +30,9 @@ ANNOTATION_LIVE_HASH = "longboat.dev/live-hash"
 ANNOTATION_RAY_TOKEN = "longboat.dev/ray-token-secret"
 ANNOTATION_REVISION = "longboat.dev/revision"
 
+# How long a request that isn't a list may take, unless the operator is configured otherwise; an admission webhook may take some seconds.
+REQUEST_TIMEOUT_SECONDS = 10.0
+
 
 # Who answers DNS unless the operator is configured otherwise: NetworkPolicyPeers.
 DNS_PEERS: tuple[Object, ...] = (
@@ -46,14 +49,18 @@ def digest(body: Object) -> str:
 def content_digest(obj: Object) -> str:
     """Digests an object without apiVersion, kind, metadata and status; for a ServiceAccount only of whether pods get its token.
 
-    Others may rightly add Secrets and image pull Secrets to a ServiceAccount: those are left out.
+    Others may rightly add Secrets and image pull Secrets to a ServiceAccount, and the cluster gives a Service its addresses: those are
+    left out.
     """
     if obj["kind"] == "ServiceAccount":
         return digest({"automountServiceAccountToken": obj.get("automountServiceAccountToken")})
+    if obj["kind"] == "Service":
+        return digest({key: value for key, value in (obj.get("spec") or {}).items() if key not in _ADDRESSES})
     return digest({key: value for key, value in obj.items() if key not in _NOT_CONTENT})
 
 
 _NOT_CONTENT = frozenset({"apiVersion", "kind", "metadata", "status"})
+_ADDRESSES = frozenset({"clusterIPs", "ipFamilies", "ipFamilyPolicy"})
 
 
 def belongs_to(obj: Object, uid: str) -> bool:
@@ -120,8 +127,9 @@ class Observed:
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
     `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator, and `release` names its Lease.
-    A capacity's snapshot has only rollout pods, no template, and defaults in place of the last three.
+    for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a write may be under way, are options
+    of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in place of the
+    last four.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
@@ -136,20 +144,22 @@ class Observed:
     sees_cluster_runtimes: bool = True
     dns_peers: tuple[Object, ...] = DNS_PEERS
     release: str | None = None
+    request_seconds: float = REQUEST_TIMEOUT_SECONDS
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
     random: str = "00000000"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateObject:
-    """POST; with `dry_run`, a dry run first.
+    """POST; with `dry_run`, a dry run first, unless one was lately accepted in the namespace for an object of the same shape.
 
+    `dry_run` names the shape: the digest of what isn't the job's own, such as its name.
     "Already exists" is success only if the existing object is the job's, and never for a Secret, which can't be read.
     `random_key` names a key of `stringData` that apply fills with 64 random hexadecimal digits.
     """
 
     body: Object
-    dry_run: bool = False
+    dry_run: str | None = None
     random_key: str | None = None
 
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from longboat_crds.base import Role
-from longboat_operator.model import DNS_PEERS, LABEL_ROLE, CapacityKey, JobKey, Key, Object, Observed, belongs_to
+from longboat_operator.model import (
+    DNS_PEERS,
+    LABEL_ROLE,
+    REQUEST_TIMEOUT_SECONDS,
+    CapacityKey,
+    JobKey,
+    Key,
+    Object,
+    Observed,
+    belongs_to,
+)
 
 
 class Cache(Protocol):
@@ -26,7 +36,13 @@ class Cache(Protocol):
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
 
 
-def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS, release: str | None = None) -> Observed:
+def observe(
+    cache: Cache,
+    key: Key,
+    dns_peers: tuple[Object, ...] = DNS_PEERS,
+    release: str | None = None,
+    request_seconds: float = REQUEST_TIMEOUT_SECONDS,
+) -> Observed:
     """Takes the snapshot of a job or of a capacity, for an operator with these options.
 
     A child counts only if it belongs to this job's uid, so leftovers of an earlier job of the same name are not seen.
@@ -51,6 +67,7 @@ def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS, r
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
         release=release,
+        request_seconds=request_seconds,
     )
 
 

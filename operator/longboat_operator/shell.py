@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from longboat_operator.apply import Applier
 from longboat_operator.controller import Controller, MakePlan, Observe
+from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.health import Health, judge, serve_health, serve_metrics
 from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.kube.client import KubeClient
@@ -26,7 +27,8 @@ from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import DURATION_SECONDS, Elector
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
-from longboat_operator.model import DNS_PEERS, LABEL_JOB, Key, Object
+from longboat_operator.model import DNS_PEERS, LABEL_JOB, REQUEST_TIMEOUT_SECONDS, Key, Object
+from longboat_operator.pod_warnings import PodWarnings
 from longboat_operator.queue import WorkQueue
 from longboat_operator.releases import Releases
 from longboat_operator.watch.cache import Cache, Source
@@ -64,7 +66,8 @@ class Options:
     lease: LeaseOptions | None = None
     health_port: int = 8081
     metrics_port: int = 8080
-    workers: int = 4
+    requests_in_flight: int = 32
+    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     dns_peers: tuple[Object, ...] = DNS_PEERS
     release: str | None = None
     adopt: bool = False
@@ -77,10 +80,11 @@ class Shell:
         self._options = options
         self._stop = asyncio.Event()
         self._identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        self._transport = Transport(configuration)
+        self._transport = Transport(configuration, options.request_timeout_seconds)
         self._ungated = KubeClient(self._transport, lambda: None)
         self._elector = self._make_elector(options.lease)
-        client = KubeClient(self._transport, self._elector.leadership.check) if self._elector else self._ungated
+        gate = self._elector.leadership.check if self._elector else lambda: None
+        client = KubeClient(self._transport, gate, options.requests_in_flight)
         self._elected = asyncio.Event()
         self._leading = False
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE)
@@ -96,8 +100,8 @@ class Shell:
         self._releases = None
         if options.release and not options.adopt:
             self._releases = Releases(self._ungated, recorder, options.release)
-        applier = Applier(client, self._cache, recorder)
-        look_ups = LookUps(client, clock)
+        applier = Applier(client, self._cache, recorder, AcceptedDryRuns(time.monotonic))
+        look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock)
         self._controller = Controller(
             self._cache, self._queue, observe, plan, look_ups, applier, self._freshness, clock, self._releases
         )
@@ -111,7 +115,7 @@ class Shell:
             LeadershipLostError: another process leads now, or the lease couldn't be renewed.
         """
         options = self._options
-        log.info("starting", identity=self._identity, namespaces=options.namespaces or "all", workers=options.workers)
+        log.info("starting", identity=self._identity, namespaces=options.namespaces or "all")
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._cache))
         registry.register(ProcessMetrics(self._gauges, self._failing))
@@ -121,7 +125,8 @@ class Shell:
         ]
         self._handle_signals()
         lead = asyncio.Event()
-        workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.workers)]
+        # A plan mostly waits for one request at a time.
+        workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.requests_in_flight)]
         jobs = JobWatch(self._ungated, self._transport, options.namespaces, self._feed, self._repair)
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._become_leader(lead), name="leadership"),

@@ -100,8 +100,12 @@ class Writes:
             if resource is SECRET:
                 raise  # its owner can't be read
             word = "existed"
-            created = await self._client.get(resource, self._namespace, body["metadata"]["name"])
-            self._check_ours(created)
+            created = await self._existing(resource, body)
+            labels = body["metadata"].get("labels") or {}
+            if not labels.items() <= (created["metadata"].get("labels") or {}).items():
+                patch = {"metadata": {"uid": created["metadata"]["uid"], "labels": labels}}
+                name = body["metadata"]["name"]
+                created = await self._client.patch(resource, self._namespace, name, patch, STRATEGIC_MERGE_PATCH)
         if resource is SECRET:
             self._cache.put(trim(action.body))  # never read again: this is all we know about it
         else:
@@ -111,10 +115,14 @@ class Writes:
     async def _apply(self, action: ApplyObject) -> str:
         """Applies an object, and once more with another digest if the one it has isn't that of what the server keeps: defaults, mostly."""
         resource, body = BY_KIND[action.body["kind"]], action.body
-        if action.uid is None:
-            applied = await self._client.apply_new(resource, body)
-        else:
-            applied = await self._client.apply(resource, _with_metadata(body, uid=action.uid))
+        uid = action.uid
+        if uid is None:
+            try:
+                applied = await self._client.apply_new(resource, body)
+            except ConflictError:  # the name is taken
+                uid = (await self._existing(resource, body))["metadata"]["uid"]
+        if uid is not None:
+            applied = await self._client.apply(resource, _with_metadata(body, uid=uid))
         annotations = dict(body["metadata"].get("annotations") or {})
         live = content_digest({**applied, "kind": resource.kind})
         if annotations.get(ANNOTATION_LIVE_HASH, live) != live:
@@ -185,6 +193,15 @@ class Writes:
 
     def _named(self, name: str) -> dict[str, Any]:
         return {"namespace": self._namespace, "name": name}
+
+    async def _existing(self, resource: Resource, body: Object) -> dict[str, Any]:
+        """Reads the object that has the name of one that was to be created. NotOursError: it isn't the job's."""
+        existing = {
+            **await self._client.get(resource, self._namespace, body["metadata"]["name"]),
+            "kind": resource.kind,
+        }
+        self._check_ours(existing)
+        return existing
 
     def _check_ours(self, existing: Object) -> None:
         job = (self._observed.job or {}).get("metadata", {})

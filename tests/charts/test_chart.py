@@ -104,6 +104,24 @@ def test_the_operator_is_told_who_answers_dns(peers: list[dict[str, Any]] | None
     assert [rule["to"] for rule in egress if rule["ports"][0]["port"] == 53] == [list(told)]
 
 
+@pytest.mark.parametrize(
+    ("values", "in_flight", "timeout"),
+    [
+        ({}, 32, 10.0),
+        ({"requests": None, "workers": 4}, 32, 10.0),
+        ({"requests": {"inFlight": 7, "timeoutSeconds": None}}, 7, 10.0),
+        ({"requests": {"timeoutSeconds": 30}}, 32, 30.0),
+    ],
+    ids=["its values", "an older chart's", "in flight", "time-out"],
+)
+def test_the_operator_is_told_the_bounds_of_its_requests(
+    values: dict[str, Any], in_flight: int, timeout: float
+) -> None:
+    [container] = render(values).one("Deployment")["spec"]["template"]["spec"]["containers"]
+    told = _parser().parse_args(container["args"])
+    assert (told.requests_in_flight, told.request_timeout) == (in_flight, timeout)
+
+
 def _rules(rendered: Rendered, name: str = NAME) -> list[dict[str, Any]]:
     roles = [*rendered.of_kind("ClusterRole"), *rendered.of_kind("Role")]
     return next(role["rules"] for role in roles if role["metadata"]["name"] == name)

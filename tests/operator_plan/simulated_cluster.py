@@ -35,12 +35,13 @@ from longboat_operator.model import (
     ResizePod,
     Target,
     belongs_to,
+    belongs_to_earlier,
 )
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
-from longboat_operator.rejections import OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
 from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
@@ -334,8 +335,9 @@ class SimulatedCluster:
         if existing and kind == "Secret":
             raise Rejected(f'secrets "{name}" already exists')
         if existing and not belongs_to(existing, self.job["metadata"]["uid"]):
-            raise Rejected(f"{kind} {name} {OF_SOMETHING_ELSE}")
-        assert uid == (existing["metadata"]["uid"] if existing and kind not in {"Pod", "ControllerRevision"} else None)
+            earlier = belongs_to_earlier(existing, KEY.name, self.job["metadata"]["uid"])
+            raise Rejected(f"{kind} {name} {OF_AN_EARLIER_JOB if earlier else OF_SOMETHING_ELSE}")
+        assert uid is None or (existing and uid == existing["metadata"]["uid"])
         if kind == "Secret":
             self.secrets_made.add(name)
         if kind == "Pod":
@@ -349,6 +351,9 @@ class SimulatedCluster:
             if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
                 raise Rejected(f'pods "{name}" is forbidden: exceeded quota: pods')
         if dry:
+            return
+        if existing and kind == "PersistentVolumeClaim":
+            existing["metadata"]["labels"] = existing["metadata"].get("labels", {}) | body["metadata"]["labels"]
             return
         if existing:
             body["metadata"]["uid"] = existing["metadata"]["uid"]

@@ -1,13 +1,17 @@
 """From an RLJob to running pods, and what is told when it doesn't get there."""
 
 import dataclasses
+import json
+import re
+from datetime import datetime
+from typing import Any
 
 import pytest
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
-from longboat_operator.model import ApplyObject, CreateObject, Plan
+from longboat_operator.model import ApplyObject, CreateObject, JobKey, Observed, Plan
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import find, holds
 from longboat_operator.reading.times import stamp
@@ -50,6 +54,42 @@ def test_one_pod_of_each_role_is_checked_before_one_is_made() -> None:
         "sums-reward-default-0-a0",
         "sums-trainer-0-a0",
     ]
+
+
+def shapes(observed: Observed, now: datetime) -> list[str]:
+    """The shapes of what is checked first for a job."""
+    return [a.dry_run for a in plan(observed, now).actions if isinstance(a, CreateObject) and a.dry_run]
+
+
+def first_pods(**changes: Any) -> tuple[Observed, datetime]:
+    """What the plan sees that makes the first pods."""
+    cluster = SimulatedCluster(**changes)
+    cluster.reconcile()
+    cluster.grant()
+    return cluster.planned()[0], cluster.now
+
+
+def test_what_is_checked_has_the_same_shape_for_all_jobs_of_one_spec_and_template() -> None:
+    def renamed(value: Any) -> Any:
+        text = json.dumps(value).replace("sums", "another")
+        return json.loads(re.sub(r"(\d{8})-uid", r"\1-of-another", text))
+
+    observed, now = first_pods()
+    first = shapes(observed, now)
+    assert len(set(first)) == 5
+    looked_up = {(kind, renamed(name)): renamed(found) for (kind, name), found in observed.looked_up.items()}
+    another = dataclasses.replace(
+        observed,
+        key=JobKey("research", "another"),
+        job=renamed(observed.job),
+        children=renamed(observed.children),
+        looked_up=looked_up,
+    )
+    assert shapes(another, now) == first
+    assert not set(shapes(*first_pods(runtime=runtime_of("longboat-runtime:2")))) & set(first)
+    revision, *pods = shapes(*first_pods(spec=spec_of(rollout={"enginesPerPod": 2})))
+    assert revision == first[0]
+    assert pods != first[1:]
 
 
 def test_the_token_is_made_by_apply() -> None:

@@ -55,7 +55,7 @@ def names(cluster: SimulatedCluster, kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("kind", "name"), AROUND)
-def test_a_strangers_object_is_left_alone_and_nothing_is_made(kind: str, name: str) -> None:
+def test_a_strangers_object_is_left_alone_and_no_pods_are_made(kind: str, name: str) -> None:
     cluster = SimulatedCluster()
     theirs = copy.deepcopy(put(cluster, kind, name))
     cluster.settle()
@@ -63,8 +63,14 @@ def test_a_strangers_object_is_left_alone_and_nothing_is_made(kind: str, name: s
     assert (status, reason) == ("False", Reason.NAME_TAKEN)
     assert message.startswith(f"{kind} {name} exists and is not this job's")
     assert "metadata.name" in message
-    assert {k: list(found) for k, found in cluster.children.items() if found} == {kind: [name]}
+    made = {(k, n) for k, found in cluster.children.items() for n in found}
+    assert made <= set(AROUND), "no pod, no Secret, no revision"
     assert cluster.children[kind][name] == theirs
+    writes = cluster.writes
+    for _ in range(3):
+        cluster.advance(30)
+        cluster.reconcile()
+    assert cluster.writes == writes, "it is looked up only"
     cluster.delete_job()
     assert cluster.children[kind][name] == theirs
 

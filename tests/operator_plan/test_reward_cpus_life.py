@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from longboat_crds.quantities import cpu_quantity
 from longboat_crds.status import CPU_REFUSALS, RECENT_CPU_MOVES, CpuMoveOutcome, Phase
-from longboat_operator.model import ResizePod
-from longboat_operator.plan.reward_cpus import REQUEST_SECONDS
+from longboat_operator.model import REQUEST_TIMEOUT_SECONDS, ResizePod
+from longboat_operator.plan.reward_cpus import AFTER_REQUEST_SECONDS
 from longboat_operator.planner import plan
 from tests.operator_plan.reward_cluster import RewardCluster
 from tests.operator_plan.simulated_cluster import KEY
@@ -69,7 +69,10 @@ class CpuLife(RuleBasedStateMachine):
     def a_late_patch_comes(self, pick: int) -> None:
         sent, action = self.late.pop(pick % len(self.late))
         # One that was refused from another leader counts for as long as a request can be under way; any other for as long as it can come.
-        if action.name not in self.ever_refused or (self.cluster.now - sent).total_seconds() < REQUEST_SECONDS:
+        if (
+            action.name not in self.ever_refused
+            or (self.cluster.now - sent).total_seconds() < REQUEST_TIMEOUT_SECONDS + AFTER_REQUEST_SECONDS
+        ):
             self.cluster.resize(action)
 
     @rule(pick=PICK, answer=ANSWERS)

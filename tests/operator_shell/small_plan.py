@@ -75,7 +75,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if not observed.children["Secret"] and not pods:
         actions.append(CreateObject(_secret(job, observed.random), random_key="token"))
     names = [f"{name}-{index}" for index in range(wanted)]
-    actions += [CreateObject(pod(job, each), dry_run=each == names[0]) for each in names if each not in pods]
+    actions += [
+        CreateObject(pod(job, each), dry_run=name if each == names[0] else None) for each in names if each not in pods
+    ]
     actions += [
         DeleteObject("Pod", each, held["metadata"]["uid"], grace_seconds=0)
         for each, held in pods.items()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_operator.apply import Applied, Applier
+from longboat_operator.dry_runs import KEPT_SECONDS, AcceptedDryRuns
 from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import (
     AlreadyExistsError,
@@ -121,7 +122,8 @@ class Bench:
         self.rejections = Rejections(self.clock)
         self.cache = Cache()
         client: Any = self.server
-        self.applier = Applier(client, self.cache, EventRecorder(client, ServerClock(), "me"))
+        recorder = EventRecorder(client, ServerClock(), "me")
+        self.applier = Applier(client, self.cache, recorder, AcceptedDryRuns(self.clock))
 
     async def apply(self, *actions: Any) -> Applied:
         self.server.writes.clear()
@@ -140,7 +142,7 @@ def of(kind: str, name: str) -> dict[str, Any]:
 SERVICE = ApplyObject(of("Service", "x"))
 ACCOUNT = CreateObject(of("ServiceAccount", "x"))
 PODS = [CreateObject(of("Pod", f"p{n}")) for n in range(3)]
-DRY = [CreateObject(of("Pod", f"p{n}"), dry_run=True) for n in range(2)]
+DRY = [CreateObject(of("Pod", f"p{n}"), dry_run=f"shape {n}") for n in range(2)]
 DELETE = DeleteObject("Pod", "old", "u1")
 STATUS = PublishStatus({"phase": "Running"})
 EVENT = EmitEvent("Normal", "Started", "it started")
@@ -284,6 +286,43 @@ async def test_one_rejected_dry_run_creates_nothing(bench: Bench) -> None:
     assert bench.server.writes == ["dry Pod p0", "apply RLJob x/status"]
 
 
+async def test_a_dry_run_of_an_accepted_shape_isnt_made_again_for_an_hour(bench: Bench) -> None:
+    again = [CreateObject(of("Pod", "q0"), dry_run="shape 0"), CreateObject(of("Pod", "q1"), dry_run="shape 2")]
+    await bench.apply(*DRY)
+    await bench.apply(*again)
+    assert bench.server.writes == ["dry Pod q1", "create Pod q0", "create Pod q1"]
+    bench.clock.now += KEPT_SECONDS
+    await bench.apply(*again)
+    assert bench.server.writes == ["dry Pod q0", "dry Pod q1", "create Pod q0", "create Pod q1"]
+
+
+@pytest.mark.parametrize("refused", ["dry Pod p9", "create Pod p9"])
+async def test_a_refused_create_makes_dry_runs_necessary_again_in_its_namespace_alone(
+    bench: Bench, refused: str
+) -> None:
+    other = Observed(JobKey("b", "x"), JOB)
+    accepted = Plan((DRY[0],))
+    await bench.apply(*DRY)
+    await bench.applier.apply(accepted, other, bench.rejections)
+    bench.server.errors[refused] = REJECTED
+    await bench.apply(CreateObject(of("Pod", "p9"), dry_run="shape 9"))
+    await bench.apply(DRY[0])
+    assert bench.server.writes == ["dry Pod p0", "create Pod p0"]
+    bench.server.writes.clear()
+    await bench.applier.apply(accepted, other, bench.rejections)
+    assert bench.server.writes == ["create Pod p0"]
+
+
+async def test_a_dry_run_without_an_answer_ends_the_plan(bench: Bench) -> None:
+    bench.server.errors["dry Pod p0"] = error = TransportError("no answer")
+    applied = await bench.apply(*DRY, STATUS)
+    assert applied.unanswered is error
+    assert bench.server.writes == ["dry Pod p0", "dry Pod p1"]
+    bench.server.errors.clear()
+    await bench.apply(*DRY)
+    assert bench.server.writes == ["dry Pod p0", "create Pod p0", "create Pod p1"]
+
+
 async def test_a_dry_run_doesnt_mind_that_the_name_is_taken(bench: Bench) -> None:
     bench.server.errors["dry Pod p0"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
     await bench.apply(DRY[0])
@@ -374,6 +413,43 @@ async def test_what_the_server_makes_of_an_object_is_noted_on_it(bench: Bench) -
     assert noted["annotations"]["longboat.dev/live-hash"] == content_digest({**body, **bench.server.defaults})
     assert noted["uid"] == "new"
     assert len(applied.expectations) == 1
+
+
+TAKEN = ConflictError(409, "Conflict", "the object has been modified")
+
+
+def held(kind: str, name: str, *, uid: str, **metadata: Any) -> dict[str, Any]:
+    owner = {"kind": "RLJob", "name": "x", "uid": uid}
+    obj = of(kind, name)
+    return {**obj, "metadata": {**obj["metadata"], "uid": "u9", "ownerReferences": [owner], **metadata}}
+
+
+async def test_a_first_apply_to_what_is_the_jobs_already_is_forced_onto_it(bench: Bench) -> None:
+    bench.server.errors["make Service x"] = TAKEN
+    bench.server.objects["x"] = held("Service", "x", uid="u")
+    await bench.apply(SERVICE, PODS[0])
+    assert bench.server.writes == ["make Service x", "apply Service x", "create Pod p0"]
+    assert bench.server.bodies[1]["metadata"]["uid"] == "u9"
+    assert bench.rejections.by_name() == {}
+
+
+async def test_a_first_apply_to_what_is_not_the_jobs_is_rejected(bench: Bench) -> None:
+    bench.server.errors["make Service x"] = TAKEN
+    bench.server.objects["x"] = held("Service", "x", uid="another", ownerReferences=[])
+    await bench.apply(SERVICE, PODS[0])
+    assert bench.server.writes == ["make Service x"]
+    assert bench.rejections.by_name()["x"] == f"Service x: Service x {OF_SOMETHING_ELSE}"
+
+
+async def test_a_claim_of_the_job_that_lacks_its_labels_gets_them_back(bench: Bench) -> None:
+    claim = of("PersistentVolumeClaim", "c")
+    claim["metadata"]["labels"] = {"longboat.dev/job": "x"}
+    bench.server.errors["create PersistentVolumeClaim c"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
+    bench.server.objects["c"] = held("PersistentVolumeClaim", "c", uid="u", labels={"theirs": "too"})
+    applied = await bench.apply(CreateObject(claim))
+    assert bench.server.writes == ["create PersistentVolumeClaim c", "patch c"]
+    assert bench.server.patches == [{"metadata": {"uid": "u9", "labels": {"longboat.dev/job": "x"}}}]
+    assert [expected.version for expected in applied.expectations] == [9]
 
 
 async def test_metadata_is_patched_on_the_object_of_the_uid_alone(bench: Bench) -> None:

@@ -41,7 +41,7 @@ async def other(admin: KubeClient) -> AsyncIterator[str]:
 
 
 def shell_of(configuration: Configuration, *namespaces: str) -> Shell:
-    options = Options(namespaces, lease(namespaces[0]), free_port(), free_port(), workers=2)
+    options = Options(namespaces, lease(namespaces[0]), free_port(), free_port())
     return open_shell(configuration, options, small_plan.observe, small_plan.plan)
 
 

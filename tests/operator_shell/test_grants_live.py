@@ -11,7 +11,15 @@ from e2e.cluster import Cluster
 from longboat_operator.kube.client import MERGE_PATCH, KubeClient
 from longboat_operator.kube.errors import ConflictError
 from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME
-from longboat_operator.model import FIELD_MANAGER, GRANT_FIELD_MANAGER, LABEL_ROLE, CapacityKey, Observed, PublishGrant
+from longboat_operator.model import (
+    FIELD_MANAGER,
+    GRANT_FIELD_MANAGER,
+    LABEL_ROLE,
+    REQUEST_TIMEOUT_SECONDS,
+    CapacityKey,
+    Observed,
+    PublishGrant,
+)
 from longboat_operator.plan import capacity, reward_cpus
 from longboat_operator.watch.cache import Cache
 from longboat_operator.writes import Writes
@@ -29,7 +37,9 @@ async def bench(cluster: Cluster, admin: KubeClient, namespace: str, monkeypatch
     monkeypatch.setattr(capacity, "LEAVE_SECONDS", PATIENCE_SECONDS)
     for name in ("SILENT_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
         monkeypatch.setattr(reward_cpus, name, PATIENCE_SECONDS)
-    monkeypatch.setattr(reward_cpus, "REQUEST_SECONDS", 1.0)  # no former leader has anything under way
+    monkeypatch.setattr(
+        reward_cpus, "AFTER_REQUEST_SECONDS", 1.0 - REQUEST_TIMEOUT_SECONDS
+    )  # no former leader has anything under way
     made = Bench(cluster, admin, namespace)
     template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
     await made.put(RL_RUNTIME, "nowhere", spec={"image": "localhost/none:1", "common": {"template": template}})

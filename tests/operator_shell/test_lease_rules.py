@@ -230,7 +230,9 @@ def test_who_may_take(seen: Seen | None, now: float, expected: bool) -> None:
 
 
 def test_a_lease_too_short_for_its_requests_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--lease-duration: must be a finite number of seconds above 8"):
+    with pytest.raises(
+        ConfigurationError, match=r"--lease-duration: .* above 8, which is 3 more than --request-timeout, not 8$"
+    ):
         Elector(LeaseClient(World()), "a", "lease", "me", request_seconds=5.0, duration_seconds=8.0)  # type: ignore[arg-type]
 
 

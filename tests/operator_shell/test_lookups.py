@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,12 +21,23 @@ from longboat_operator.kube.errors import (
 from longboat_operator.kube.resources import Resource
 from longboat_operator.lookups import LookUps
 from longboat_operator.model import JobKey, Observed, Target, content_digest
+from longboat_operator.pod_warnings import KEPT_SECONDS, PodWarnings
 from longboat_operator.rejections import Rejections
 
-POD = {"kind": "Pod", "metadata": {"name": "p", "uid": "u1"}}
-OBSERVED = Observed(JobKey("a", "x"), None, {"Pod": {"p": POD}})
+PODS = {
+    name: {"kind": "Pod", "metadata": {"name": name, "uid": uid}}
+    for name, uid in zip("pqr", ("u1", "u2", "u3"), strict=True)
+}
+OBSERVED = Observed(JobKey("a", "x"), None, {"Pod": PODS})
+WARNINGS = "list Event a type=Warning,involvedObject.kind=Pod"
 ACCOUNT: Target = ("ServiceAccount", "x-driver")
 SECRET: Target = ("Secret", "x-ray-token-1")
+
+
+def warning(uid: str, name: str, message: str, **times: Any) -> dict[str, Any]:
+    """An Event about the pod of this uid."""
+    about = {"kind": "Pod", "uid": uid}
+    return {"metadata": {"name": name}, "involvedObject": about, "reason": "FailedMount", "message": message, **times}
 
 
 class Server:
@@ -36,6 +48,8 @@ class Server:
         self.events: list[dict[str, Any]] = []
         self.error: KubeError | None = None
         self.asked: list[str] = []
+        self.release = asyncio.Event()
+        self.release.set()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
         self._ask(f"get {resource.kind} {namespace}/{name}")
@@ -50,6 +64,7 @@ class Server:
         return dict(body)
 
     async def list_pages(self, resource: Resource, namespace: str, *, fields: str) -> AsyncIterator[Page]:
+        await self.release.wait()
         self._ask(f"list {resource.kind} {namespace} {fields}")
         yield Page(self.events[:1], "1")
         yield Page(self.events[1:], "1")
@@ -67,7 +82,7 @@ class Bench:
         self.rejections = Rejections(lambda: self.now)
         client: Any = self.server
         self.clock = ServerClock(lambda: 0.0)
-        self.look_ups = LookUps(client, self.clock)
+        self.look_ups = LookUps(client, PodWarnings(client, lambda: self.now), self.clock)
 
     async def ask(self, *targets: Target) -> Any:
         return await self.look_ups.answers(targets, OBSERVED, self.rejections)
@@ -89,7 +104,7 @@ async def test_an_object_is_read_and_kept_as_the_cache_keeps_it(bench: Bench) ->
 
 async def test_what_the_node_of_a_pod_takes_for_the_time_does_not_count(bench: Bench) -> None:
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    bench.server.objects["p"] = {"apiVersion": "v1", **POD, "status": {"conditions": [ready]}}
+    bench.server.objects["p"] = {"apiVersion": "v1", **PODS["p"], "status": {"conditions": [ready]}}
     bench.clock.note("Thu, 01 Jan 2026 01:00:00 GMT")
     [found] = (await bench.ask(("Pod", "p"))).values()
     assert found["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T01:00:00.000Z"
@@ -117,7 +132,7 @@ async def test_a_secret_that_a_quota_rejects_counts_as_there(bench: Bench) -> No
 
 async def test_the_newest_warning_about_a_pod_is_found(bench: Bench) -> None:
     def event(name: str, message: str, **times: Any) -> dict[str, Any]:
-        return {"metadata": {"name": name}, "reason": "FailedMount", "message": message, **times}
+        return warning("u1", name, message, **times)
 
     bench.server.events = [
         event("old", "first", lastTimestamp="2026-01-01T00:00:01Z"),
@@ -125,12 +140,51 @@ async def test_the_newest_warning_about_a_pod_is_found(bench: Bench) -> None:
         event("new", "second", eventTime="2026-01-01T00:00:02Z"),
     ]
     found = await bench.ask(("Event", "p"))
-    assert found["Event", "p"] == {
-        "kind": "Event", "metadata": {"name": "series"}, "reason": "FailedMount", "message": "third",
-    }  # fmt: skip
-    assert bench.server.asked == ["list Event a involvedObject.uid=u1,type=Warning"]
+    newest = found["Event", "p"]
+    assert (newest["kind"], newest["reason"], newest["message"]) == ("Event", "FailedMount", "third")
+    assert bench.server.asked == [WARNINGS]
+
+
+async def test_warnings_of_a_namespace_are_asked_for_once_a_minute(bench: Bench) -> None:
+    bench.server.events = [warning("u1", "e1", "of p"), warning("u2", "e2", "of q")]
+    bench.server.release.clear()
+    asking = [asyncio.create_task(bench.ask(("Event", name))) for name in ("p", "q", "p")]
+    await asyncio.sleep(0)
+    bench.server.release.set()
+    answers = [next(iter(answer.values()))["message"] for answer in await asyncio.gather(*asking)]
+    assert answers == ["of p", "of q", "of p"]
     bench.server.events = []
-    assert await bench.ask(("Event", "p")) == {("Event", "p"): None}
+    bench.now += KEPT_SECONDS - 1
+    assert (await bench.ask(("Event", "q")))["Event", "q"]["message"] == "of q"
+    assert (await bench.ask(("Event", "r"))) == {("Event", "r"): None}, "not warned about when the list was made"
+    assert bench.server.asked == [WARNINGS]
+    bench.now += 1
+    assert await bench.ask(("Event", "q")) == {("Event", "q"): None}
+    assert bench.server.asked == [WARNINGS] * 2
+
+
+async def test_refused_warnings_are_not_asked_for_again_within_the_minute_and_lost_ones_are(bench: Bench) -> None:
+    bench.server.error = TransportError("timed out")
+    with pytest.raises(TransportError):
+        await bench.ask(("Event", "p"))
+    bench.server.error = ForbiddenError(403, "Forbidden", "no right to list")
+    assert await bench.ask(("Event", "p")) == {}
+    assert await bench.ask(("Event", "q")) == {}
+    assert bench.server.asked == [WARNINGS] * 2
+    assert bench.rejections.by_name() == {"p": "Event p: no right to list", "q": "Event q: no right to list"}
+
+
+async def test_only_the_newest_warnings_of_a_huge_namespace_are_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longboat_operator.pod_warnings.MOST_PODS", 2)
+    bench.server.events = [
+        warning("u1", "e1", "of p", lastTimestamp="2026-01-01T00:00:01Z"),
+        warning("u2", "e2", "of q", lastTimestamp="2026-01-01T00:00:03Z"),
+        warning("u3", "e3", "of r", lastTimestamp="2026-01-01T00:00:02Z"),
+    ]
+    told = await bench.ask(("Event", "p"), ("Event", "q"), ("Event", "r"))
+    assert [told["Event", name] and told["Event", name]["message"] for name in "pqr"] == [None, "of q", "of r"]
 
 
 async def test_what_is_rejected_is_told_and_not_asked_before_its_time(bench: Bench) -> None:

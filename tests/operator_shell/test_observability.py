@@ -97,11 +97,13 @@ def test_options() -> None:
     whole = options()
     assert whole.namespaces == ()
     assert whole.lease is not None
-    assert (whole.health_port, whole.metrics_port, whole.workers) == (8081, 8080, 4)
-    some = options("--namespace", "a", "--namespace", "b", "--namespace", "a", "--no-leader-election", "--workers", "2")
+    assert (whole.health_port, whole.metrics_port, whole.requests_in_flight) == (8081, 8080, 32)
+    some = options(
+        "--namespace", "a", "--namespace", "b", "--namespace", "a", "--no-leader-election", "--requests-in-flight", "2"
+    )
     assert some.namespaces == ("a", "b")
     assert some.lease is None
-    assert some.workers == 2
+    assert some.requests_in_flight == 2
     assert whole.dns_peers == DNS_PEERS
     peers = '[{"ipBlock": {"cidr": "169.254.20.10/32"}}]'
     assert options("--dns-peers", peers).dns_peers == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
@@ -110,15 +112,24 @@ def test_options() -> None:
     assert options("--lease-namespace", "c", "--lease-name", "n", "--lease-duration", "60").lease == LeaseOptions(
         "c", "n", 60.0
     )
+    slow = options("--request-timeout", "30")
+    assert (whole.request_timeout_seconds, slow.request_timeout_seconds) == (10.0, 30.0)
+    assert (whole.lease.duration_seconds, slow.lease.duration_seconds) == (20.0, 40.0)
 
 
 def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["run", "--workers", "0"], ["run", "--log-format", "xml"], ["walk"]):
+    for arguments in (
+        ["run", "--requests-in-flight", "0"],
+        ["run", "--request-timeout", "nan"],
+        ["run", "--log-format", "xml"],
+        ["walk"],
+    ):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
     errors = capsys.readouterr().err
     assert "must be at least 1, not 0" in errors
+    assert "must be a finite number of seconds above 0, not nan" in errors
     assert "xml" in errors
 
 
@@ -158,8 +169,9 @@ async def test_a_plan_sees_the_options_that_it_reads(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cli, "Shell", Recorded)
     monkeypatch.setattr(cli, "load_configuration", configuration)
     peer = {"ipBlock": {"cidr": "169.254.20.10/32"}}
-    await cli._run(None, options("--dns-peers", json.dumps([peer])))
+    await cli._run(None, options("--dns-peers", json.dumps([peer]), "--request-timeout", "30"))
     cache = Cache()
     cache.put(job("x", 1))
     _, _, observe, _ = given
-    assert observe(cache, JobKey("a", "x")).dns_peers == (peer,)
+    observed = observe(cache, JobKey("a", "x"))
+    assert (observed.dns_peers, observed.request_seconds) == ((peer,), 30.0)

@@ -88,14 +88,13 @@ class Account:
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
 
 
-# Runs `longboat-operator` with a boot clock that is ahead by the seconds in a file. It waits long for the API server and its own tasks.
-OPERATOR = f"""
-import functools, pathlib, sys, time
+# Runs `longboat-operator` with a boot clock that is ahead by the seconds in a file. It waits long for its own tasks.
+OPERATOR = """
+import pathlib, sys, time
 from longboat_operator import cli, shell
 passed, real = pathlib.Path(sys.argv.pop(1)), time.clock_gettime
 time.clock_gettime = lambda clock: real(clock) + float(passed.read_text())
 shell._END_SECONDS = float("inf")
-shell.Transport = functools.partial(shell.Transport, timeout_seconds={DEADLINE_SECONDS})
 sys.exit(cli.main())
 """
 
@@ -116,7 +115,7 @@ class BootClock:
 
 
 class Process:
-    """Runs `longboat-operator run`, with a lease so long that a stalled operator keeps it."""
+    """Runs `longboat-operator run`, with a lease so long that a stalled operator keeps it, and patience with the API server."""
 
     def __init__(self, kubeconfig: Path, clock: BootClock, namespace: str, *options: str) -> None:
         self.health, self.metrics = free_port(), free_port()
@@ -127,6 +126,7 @@ class Process:
             f"--lease-namespace={namespace}",
             f"--lease-name={LEASE_NAME}",
             f"--lease-duration={LEASE_SECONDS}",
+            f"--request-timeout={DEADLINE_SECONDS}",
             f"--health-port={self.health}",
             f"--metrics-port={self.metrics}",
             *options,

@@ -30,7 +30,7 @@ NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
 async def shell_of(cluster: Cluster, namespace: str, name: str) -> Shell:
     release = f"{namespace}/{name}"
     lease = LeaseOptions(namespace, name, LEASE_SECONDS)
-    options = Options((namespace,), lease, free_port(), free_port(), workers=2, release=release)
+    options = Options((namespace,), lease, free_port(), free_port(), release=release)
     return open_shell(await load_configuration(cluster.kubeconfig), options, partial(observe, release=release), plan)
 
 

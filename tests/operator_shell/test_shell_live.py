@@ -44,7 +44,7 @@ class Bench:
         self.cluster = cluster
         self.admin = admin
         self.namespace = namespace
-        self.options = Options((namespace,), lease(namespace), free_port(), free_port(), workers=2)
+        self.options = Options((namespace,), lease(namespace), free_port(), free_port())
 
     async def shell(self, plan: MakePlan = small_plan.plan) -> Shell:
         configuration = await load_configuration(self.cluster.kubeconfig)

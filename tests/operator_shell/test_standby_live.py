@@ -54,7 +54,7 @@ async def leader(cluster: Cluster, namespace: str, tmp_path: Path) -> AsyncItera
 
 
 def options(namespace: str) -> Options:
-    return Options((namespace,), lease(namespace), free_port(), free_port(), workers=2)
+    return Options((namespace,), lease(namespace), free_port(), free_port())
 
 
 async def named(admin: KubeClient, namespace: str, role: str) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Bench:
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[None]:
         """The real operator, serving the namespace."""
-        options = Options((self.namespace,), None, free_port(), free_port(), workers=2)
+        options = Options((self.namespace,), None, free_port(), free_port())
         shell = open_shell(await load_configuration(self.cluster.kubeconfig), options, observe, plan)
         running = asyncio.create_task(shell.run())
         try:
@@ -191,7 +191,7 @@ async def test_a_strangers_object_stays_as_it_is_also_when_the_job_is_deleted(be
     message = (await bench.condition("x", "Scheduled"))["message"]
     assert f"{resource.kind} {name} exists and is not this job's" in message
     assert "metadata.name" in message
-    for other in (*AROUND, POD):
+    for other in (POD, SECRET, CONTROLLER_REVISION):
         assert not [
             n for n, found in (await bench.all(other)).items() if LABEL_JOB in found["metadata"].get("labels", {})
         ]

@@ -343,3 +343,39 @@ async def test_without_leadership_no_write_leaves_the_process(serve: Serve) -> N
             await write()
     assert len(seen) == 5
     await client.get(resources.POD, "a", "x")
+
+
+async def test_only_so_many_requests_are_in_flight_and_the_right_to_write_is_asked_when_one_is_sent(
+    serve: Serve,
+) -> None:
+    under_way: set[str] = set()
+    answers = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        under_way.add(request.path)
+        await answers.wait()
+        return web.json_response({})
+
+    now = 0.0
+    leadership = Leadership(write_seconds=9.0, clock=lambda: now)
+    leadership.renewed(0.0)
+    client = KubeClient(await serve(answer), leadership.check, in_flight=2)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "x"}}
+    reads = [asyncio.create_task(client.get(resources.POD, "a", name)) for name in ("p0", "p1", "p2")]
+    write = asyncio.create_task(client.create(resources.POD, pod))
+    await eventually_async(lambda: len(under_way) == 2)
+    stream = asyncio.create_task(opened(client))
+    await eventually_async(lambda: any("/b/" in path for path in under_way))
+    assert len(under_way) == 3
+    now = 60.0
+    answers.set()
+    await asyncio.gather(*reads)
+    with pytest.raises(LeadershipLostError):
+        await write
+    assert len(under_way) == 4
+    await stream
+
+
+async def opened(client: KubeClient) -> None:
+    async with client.watch(resources.POD, "b", "", "1"):
+        return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,16 +43,19 @@ class WatchEvent:
 class KubeClient:
     """Reads, and writes that pass `gate` first: it raises when this process may not write (any more).
 
+    With `in_flight`, no more requests than that are under way at once; others wait their turn. Watches don't count.
+
     Every method raises `ApiError` when the server says no and `TransportError` when it says nothing in time.
     """
 
-    def __init__(self, transport: Transport, gate: Callable[[], None]) -> None:
+    def __init__(self, transport: Transport, gate: Callable[[], None], in_flight: int | None = None) -> None:
         self._transport = transport
         self._gate = gate
+        self._turn: AbstractAsyncContextManager[object] = asyncio.Semaphore(in_flight) if in_flight else nullcontext()
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
         """Reads one object. NotFoundError: there is none."""
-        return await self._transport.send(Request("GET", resource.path(namespace, name), "get", resource.plural))
+        return await self._send(Request("GET", resource.path(namespace, name), "get", resource.plural))
 
     async def served(self, group: str, version: str) -> set[str]:
         """Returns the names of the resources that the server serves in this version of the group; empty if it doesn't serve that version.
@@ -60,7 +64,7 @@ class KubeClient:
         """
         request = Request("GET", f"/apis/{group}/{version}", "get", "apis")
         try:
-            answer = await self._transport.send(request)
+            answer = await self._send(request)
         except NotFoundError:
             return set()
         return {resource["name"] for resource in answer["resources"]}
@@ -70,7 +74,7 @@ class KubeClient:
         request = Request(
             "GET", resource.path(namespace), "list", resource.plural, {"limit": "1"}, accept=_METADATA_LIST
         )
-        answer = await self._transport.send(request)
+        answer = await self._send(request)
         return int(answer["metadata"]["resourceVersion"])
 
     async def list_pages(
@@ -99,7 +103,7 @@ class KubeClient:
                 accept=accept,
                 timeout_seconds=LIST_TIMEOUT_SECONDS,
             )
-            answer = await self._transport.send(request)
+            answer = await self._send(request)
             metadata = answer["metadata"]
             yield Page(answer["items"] or [], metadata["resourceVersion"])
             if not metadata.get("continue"):
@@ -203,8 +207,12 @@ class KubeClient:
         )
 
     async def _write(self, request: Request) -> dict[str, Any]:
-        self._gate()
-        return await self._transport.send(request)
+        return await self._send(request, self._gate)
+
+    async def _send(self, request: Request, gate: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        async with self._turn:
+            gate()  # not before: the right to write may end while the request waits
+            return await self._transport.send(request)
 
 
 async def _events(lines: AsyncIterator[dict[str, Any]]) -> AsyncGenerator[WatchEvent, None]:

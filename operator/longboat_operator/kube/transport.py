@@ -21,8 +21,8 @@ from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import QuietError, TransportError, error_from_response
 from longboat_operator.kube.resources import BY_KIND
 from longboat_operator.metrics import API_REQUESTS
+from longboat_operator.model import REQUEST_TIMEOUT_SECONDS
 
-REQUEST_TIMEOUT_SECONDS = 5.0
 # The server may take this long to answer (its own --request-timeout). Only writes are bound to the lease.
 LIST_TIMEOUT_SECONDS = 60.0
 # A server that sends bookmarks does so about every minute: after a longer silence the connection may be dead.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.quantities import cpu_quantity
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
+from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target, digest
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories
 from longboat_operator.plan.reward_cpus import RewardCpus
@@ -19,7 +20,7 @@ from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse,
 from longboat_operator.plan.templates import Template, runtime_revision, template_of
 from longboat_operator.pods.access import TOKEN_KEY, ray_token
 from longboat_operator.pods.merge import TemplateInvalid
-from longboat_operator.pods.names import Place
+from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
@@ -58,7 +59,7 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
     others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
-    of each role, and of each reward pool, are checked by a dry run: a template that is rejected gets no revision, so the next plan takes
+    of each role, and of each reward pool, are checked by a dry run, unless the like was accepted lately: a template that is rejected gets no revision, so the next plan takes
     the template as it then is. A role or pool whose pod was rejected asks for no pods of later places until that one is accepted. With
     spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; while the template has no revision yet, also
     with those that this plan's status promises.
@@ -87,7 +88,8 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
     if pods:
         actions += token.actions
     if template.is_new and token.may_be_used:
-        actions.append(CreateObject(runtime_revision(view.job, template.number, template.runtime), dry_run=True))
+        shape = digest(runtime_revision(_any_job(view), 0, template.runtime))
+        actions.append(CreateObject(runtime_revision(view.job, template.number, template.runtime), dry_run=shape))
     actions += pods
     waits = [vacancy.wait for vacancy in vacant if vacancy.wait > 0]
     written = [_target(action) for action in actions]
@@ -182,22 +184,21 @@ def _pods(
             cpu = cpus.promised.get(name) or (cpus.promises.get(name) if template.is_new else None)
             if cpu is None:
                 continue
-        body = build_pod(
-            view.job,
-            view.spec,
-            template.runtime,
-            revision,
-            vacancy.role,
-            vacancy.place,
-            vacancy.attempt,
-            token=token.name or "",
-            one_node=one_node,
-            graders_cpu=cpu_quantity(cpu) if cpu else None,
-        )
-        yield CreateObject(body, dry_run=template.is_new and alike not in checked)
+        build = partial(build_pod, one_node=one_node, graders_cpu=cpu_quantity(cpu) if cpu else None)
+        spec, runtime, (role, place) = view.spec, template.runtime, (vacancy.role, vacancy.place)
+        body = build(view.job, spec, runtime, revision, role, place, vacancy.attempt, token=token.name or "")
+        shape = None
+        if template.is_new and alike not in checked:
+            shape = digest(build(_any_job(view), spec, runtime, "", role, Place(place.pool, 0), 0, token=""))
+        yield CreateObject(body, dry_run=shape)
         checked.add(alike)
         if body["metadata"]["name"] in view.observed.rejections:
             rejected.add(alike)
+
+
+def _any_job(view: JobView) -> JobRef:
+    """Names a job in place of this one: objects that are made for it tell no more than their shape."""
+    return JobRef(view.job.namespace, "", "")
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:

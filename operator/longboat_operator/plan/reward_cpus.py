@@ -41,8 +41,8 @@ from longboat_operator.reading.view import JobView
 # would make room is unknown; one that says nothing may be busy.
 PATIENCE = {"Infeasible": 0.0, "Deferred": 5.0, "Error": 5.0}
 SILENT_SECONDS = 60.0
-# No write is under way longer than this; the transport's time limit of a write is shorter.
-REQUEST_SECONDS = 15.0
+# No write is under way for longer than a request may take, and this.
+AFTER_REQUEST_SECONDS = 5.0
 # How long a pod keeps what it has once a change has failed: doubled with each failure in a row.
 FIRST_PIN_SECONDS = 30.0
 LONGEST_PIN_SECONDS = 1800.0
@@ -108,6 +108,7 @@ class _CpuPlanner:
         spec = view.spec.reward_cpu
         assert spec is not None
         self._view, self._vacant_places, self._now = view, vacant, now
+        self._longest_write = view.observed.request_seconds + AFTER_REQUEST_SECONDS
         self._total = millicores(spec.total)
         self._old = view.status.reward_cpu or RewardCpuStatus(total=spec.total, used="0")
         self._replicas = {pool.name: pool.replicas for pool in view.spec.reward_pools}
@@ -185,7 +186,7 @@ class _CpuPlanner:
         """Asks for more by a patch of the recorded version.
 
         A pod with a later version keeps its record only while it is pinned and not settled; what is then asked for is recorded as of that
-        version. The first refusal pins the pod; its record is dropped once no patch can be under way any more (`REQUEST_SECONDS`).
+        version. The first refusal pins the pod; its record is dropped once no patch can be under way any more (`_longest_write`).
         """
         passed = cpu.version > int(record.version or 0)
         pinned = cpu.name in self._pinned
@@ -193,7 +194,7 @@ class _CpuPlanner:
             del self._resizes[cpu.name]
         elif pinned and (cpu.settled or self._answer(cpu) is not None):
             # It was refused; a former leader's patch may be under way for as long as a request takes.
-            remaining = seconds_until(record.time, REQUEST_SECONDS, self._now)
+            remaining = seconds_until(record.time, self._longest_write, self._now)
             if remaining > 0:
                 self._waits.append(remaining)
             else:
@@ -201,7 +202,7 @@ class _CpuPlanner:
         elif (answer := self._answer(cpu)) is not None:
             self._pin(cpu, cpu.spec, millicores(record.cpu), "Refused", answer)
             self._resizes[cpu.name] = record.model_copy(update={"time": fine_stamp(self._now)})
-            self._waits.append(REQUEST_SECONDS)
+            self._waits.append(self._longest_write)
         else:
             if passed:
                 self._record(

@@ -33,8 +33,8 @@ def held_up(view: JobView, now: datetime) -> HeldUp:
     """Looks for pods that wait for their volumes or their network.
 
     Rule: the kubelet reports (condition PodReadyToStartContainers) that a pod isn't ready to start containers, but not
-    why. If it stays so for longer than `PATIENCE_SECONDS` after it got its node, its Events are asked for: one pod at a
-    time, the first in start order, so that a job of many pods with one cause costs one request.
+    why. If it stays so for longer than `PATIENCE_SECONDS` after it got its node, its Events are asked for: those of one pod, the
+    first in start order. What is known of them may be a minute old.
     """
     waits: list[float] = []
     for pod in view.all_pods:

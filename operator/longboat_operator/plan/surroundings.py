@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,7 +37,7 @@ from longboat_operator.pods.claim import (
 )
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.network import head_service, job_network, reward_network
-from longboat_operator.reading.conditions import Finding
+from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.view import JobView
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
@@ -58,10 +58,10 @@ class Surroundings:
 def surroundings_of(view: JobView) -> Surroundings:
     """Creates what is missing and repairs what was changed.
 
-    Rules, before the first write to a name: whatever has the name is looked up. If nothing has it, the object is created,
-    by a write that changes nothing if somebody was faster. What is the job's (by its uid: created before a crash, or
+    Rules, for a name that the watch doesn't show: the object is created, by a write that changes nothing of a stranger's that has the name.
+    Once a name was found taken, whatever has one of the names is looked up first. What is the job's (by its uid: created before a crash, or
     stripped of its labels) is made as it should be. What a deleted job of this name left to the garbage collector is
-    waited for. Anything else is a stranger's: it is left untouched, and nothing is created.
+    waited for. Anything else is a stranger's: it is left untouched, and nothing more is created.
 
     What is the job's is left alone if it was applied with the contents wanted now, and the content of the live object
     is what the API server kept then: so changes by hand are undone, and defaults that the server fills in make no
@@ -69,7 +69,7 @@ def surroundings_of(view: JobView) -> Surroundings:
     """
     wanted = [each for each in _wanted(view) if not _is_in_order(view, each)]
     unknown = [each.target for each in wanted if not view.is_known(*each.target)]
-    if unknown:
+    if unknown and _found_taken(view, wanted):
         return Surroundings(look_up=tuple(unknown))
     mends: list[Action] = []
     news: list[Action] = []
@@ -94,6 +94,14 @@ def surroundings_of(view: JobView) -> Surroundings:
             tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, message)
         )
     return Surroundings((*mends, *news))
+
+
+def _found_taken(view: JobView, wanted: Sequence[_Wanted]) -> bool:
+    """Whether one of the names was refused, or is taken as the published condition says."""
+    if any(each.target[1] in view.observed.rejections for each in wanted):
+        return True
+    scheduled = find(view.status.conditions, ConditionType.SCHEDULED)
+    return scheduled is not None and (scheduled.reason == Reason.NAME_TAKEN or OF_AN_EARLIER_JOB in scheduled.message)
 
 
 @dataclass(frozen=True, slots=True)

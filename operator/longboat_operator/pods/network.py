@@ -114,13 +114,19 @@ def read_dns_peers(text: str) -> tuple[Object, ...]:
 
 
 def head_service(job: JobRef) -> Object:
-    """Builds the headless Service that names the Ray head. It publishes the address even while the driver's pod isn't ready."""
+    """Builds the headless Service that names the Ray head. It publishes the address even while the driver's pod isn't ready.
+
+    It has the server's defaults, so that the server keeps what is applied.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": job.metadata(job.head),
         "spec": {
+            "type": "ClusterIP",
             "clusterIP": "None",
+            "internalTrafficPolicy": "Cluster",
+            "sessionAffinity": "None",
             "publishNotReadyAddresses": True,
             "selector": {LABEL_JOB: job.name, LABEL_ROLE: str(Role.DRIVER)},
             "ports": [{"name": "ray", "port": RAY_PORT, "targetPort": RAY_PORT, "protocol": "TCP"}],
