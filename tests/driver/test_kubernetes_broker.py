@@ -377,6 +377,31 @@ async def test_an_outage_is_waited_out(
     await suspended
 
 
+async def test_a_job_whose_version_is_too_old_for_every_watch_is_watched_from_now_on(
+    api: Api, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that restarts, or whose CRD changes, serves no watch from before; the job has not changed since."""
+    broker = brokers()
+    watch, refused = broker._own.watch, 0
+
+    async def after_a_restart(version: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        nonlocal refused
+        if version == first:
+            refused += 1
+            raise Rejected(410, "too old resource version")
+        async for event in watch(version):
+            yield event
+
+    first = api.job()["metadata"]["resourceVersion"]
+    monkeypatch.setattr(broker._own, "watch", after_a_restart)
+    await broker.start()
+    suspended = asyncio.create_task(broker.suspended())
+    await eventually_async(lambda: refused)
+    api.patch({"spec": {"suspend": True}})
+    await suspended
+    assert refused == 1
+
+
 async def test_a_job_that_is_deleted_ends_its_driver(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
     broker = await started(brokers(), api, 1)
     ending = asyncio.create_task(broker.suspended())

@@ -181,10 +181,15 @@ class KubernetesBroker:
             wait = min(2 * wait, BACKOFF[1])
 
     async def _follow(self) -> None:
-        """Watches the job; reads it again after an outage or a compaction."""
+        """Watches the job; reads it again after an outage or a compaction.
+
+        The next watch then begins with the job as it is: the version of one that hasn't changed for long may be too old for any watch.
+        """
+        goes_on = True
         while True:
             try:
-                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"]):
+                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"] if goes_on else None):
+                    goes_on = True
                     match kind:
                         case "DELETED":
                             raise Superseded("the job was deleted")
@@ -198,6 +203,7 @@ class KubernetesBroker:
                 if self._stored and not self._stored.is_in(job.get("status", {})):
                     self._stored = None  # the API server was restored to an earlier time
                 self._take(job)
+                goes_on = False
             await asyncio.sleep(_WATCH_PAUSE)
 
     async def _write(self) -> None:
