@@ -28,6 +28,7 @@ from longboat_operator.model import (
     PublishStatus,
     Target,
 )
+from longboat_operator.overwrites import Overwrites
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS
@@ -79,6 +80,7 @@ class Controller:
         self._applier = applier
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
+        self._overwrites = Overwrites(clock)
         self._held: set[Key] = set()
         # The version of each job after the last plan, its own or its capacity's, that only published and reported.
         self._published_versions: dict[Key, int] = {}
@@ -135,7 +137,11 @@ class Controller:
         self._newer.forget(key)
         rejections = self._rejections.setdefault(key, Rejections(self._clock))
         try:
-            observed, plan = await self._plan_with_answers(self._observe(self._cache, key), rejections)
+            observed = self._observe(self._cache, key)
+            if isinstance(key, JobKey) and observed.job and (wait := self._overwrites.wait(key, observed.job)):
+                self._queue.add_after(key, wait)
+                return "overwritten"
+            observed, plan = await self._plan_with_answers(observed, rejections)
             if plan.empty and observed.job is None:
                 self._forget(key)
                 return "gone"
@@ -152,6 +158,8 @@ class Controller:
             self._queue.add_after(key, self._queue.failed(key))
             return "error"
         self._expect(key, plan, applied)
+        if applied.published or applied.unanswered:
+            self._overwrites.published(key, None if applied.unanswered else applied.published)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.newer:
             again.append(self._wait_after(key, applied.unanswered))
@@ -211,6 +219,7 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._rejections.pop(key, None)
+        self._overwrites.forget(key)
         self._published_versions.pop(key, None)
         self._queue.succeeded(key)
         self._queue.add_after(key, None)
