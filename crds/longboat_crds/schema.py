@@ -122,7 +122,9 @@ def _properties(
                 description = paragraph(f"{result[key].get('description', '')} {mark.message}.")
                 result[key] |= {"enum": [*result[key]["enum"], *mark.values], "description": description}
             else:
-                body = {"type": "object", PRESERVE_UNKNOWN: True} if "properties" in result[key] else result[key]
+                # Not one that preserves unknown fields: the API server takes such an object for changed by any write, and refuses that.
+                body = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
+                body = body if result[key]["type"] == "object" else result[key]
                 result[key] = {**body, "description": f"Removed: {mark.cure}.", "deprecated": True}
             result[key][VALIDATIONS] = [mark.to_cel()]
         if fields[key].default_factory is not None:

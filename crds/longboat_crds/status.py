@@ -288,7 +288,9 @@ class Demand(FieldsModel):
     """What the driver could use now."""
 
     incarnation_request: str | None = Field(
-        default=None, max_length=64, description="Token with which a starting driver asks for its number."
+        default=None,
+        max_length=64,
+        description="Token with which a driver asks for its number; after a dash, the least number that it can use.",
     )
     previous_failure: str | None = Field(
         default=None,

@@ -27,7 +27,7 @@ from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.events import EventRecorder
-from longboat_operator.kube.resources import POD, RL_JOB
+from longboat_operator.kube.resources import POD, RL_JOB, SECRET
 from longboat_operator.metrics import ACTIONS, RESIZES
 from longboat_operator.model import (
     LABEL_ROLE,
@@ -36,6 +36,7 @@ from longboat_operator.model import (
     CreateObject,
     DeleteObject,
     EmitEvent,
+    Object,
     Observed,
     PatchMetadata,
     Plan,
@@ -57,11 +58,13 @@ class Applied:
     """The outcome of a plan: what the cache is to show, and the error that ended the plan, mostly that of a write without an answer.
 
     `newer` are versions of the job, or of pods that were to be resized, that came before the plan's writes of them, and are to be seen.
+    `published` is the job as the server returned it when its plan published a status; None if the plan published none.
     """
 
     expectations: tuple[Expectation, ...]
     unanswered: KubeError | None = None
     newer: tuple[Expectation, ...] = ()
+    published: Object | None = None
 
 
 class Applier:
@@ -104,7 +107,7 @@ class _Run:
             unanswered = await carry_out(actions)
             if unanswered or self._stale:
                 break
-        return Applied(tuple(self._writes.expectations), unanswered, tuple(self._newer))
+        return Applied(tuple(self._writes.expectations), unanswered, tuple(self._newer), self._writes.published)
 
     async def _apply_together(self, actions: Iterable[Action]) -> KubeError | None:
         return next(filter(None, await asyncio.gather(*map(self._unanswered, actions))), None)
@@ -135,6 +138,11 @@ class _Run:
             self._count(action, "waiting")
         elif isinstance(action, (CreateObject, ApplyObject)) and not self._building:
             self._count(action, "skipped")
+        elif (
+            isinstance(action, CreateObject) and action.body["kind"] == SECRET.kind and self._rejections.secret_waits()
+        ):
+            self._end_building(action)
+            self._count(action, "waiting")
         else:
             await self._try(action)
 

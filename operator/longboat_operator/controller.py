@@ -30,6 +30,7 @@ from longboat_operator.model import (
     PublishStatus,
     Target,
 )
+from longboat_operator.overwrites import Overwrites
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.releases import Releases
@@ -92,6 +93,7 @@ class Controller:
         self._server_clock = server_clock
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
+        self._overwrites = Overwrites(clock)
         self._held: set[Key] = set()
         # The keys of each namespace that isn't served.
         self._unserved: defaultdict[str, set[Key]] = defaultdict(set)
@@ -163,7 +165,11 @@ class Controller:
             if await self._is_of_another_release(key):
                 self._queue.add_after(key, OTHER_RELEASE_SECONDS)
                 return "another release's"
-            observed, plan = await self._plan_with_answers(self._observe(self._cache, key), rejections)
+            observed = self._observe(self._cache, key)
+            if isinstance(key, JobKey) and observed.job and (wait := self._overwrites.wait(key, observed.job)):
+                self._queue.add_after(key, wait)
+                return "overwritten"
+            observed, plan = await self._plan_with_answers(observed, rejections)
             if plan.empty and observed.job is None:
                 self._forget(key)
                 return "gone"
@@ -180,6 +186,8 @@ class Controller:
             self._queue.add_after(key, self._queue.failed(key))
             return "error"
         self._expect(key, plan, applied)
+        if applied.published or applied.unanswered:
+            self._overwrites.published(key, None if applied.unanswered else applied.published)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.newer:
             again.append(self._wait_after(key, applied.unanswered))
@@ -243,6 +251,7 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._rejections.pop(key, None)
+        self._overwrites.forget(key)
         self._published_versions.pop(key, None)
         self._queue.succeeded(key)
         self._queue.add_after(key, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from longboat_operator.model import Target
+from longboat_operator.pace import Pace
 from longboat_operator.schedule import backoff_seconds
 
 # Ends of messages that say who owns an object whose name the job needs.
@@ -28,6 +29,9 @@ class Rejections:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        # Each new Secret has a name of its own, so that no rejection of the one before holds it up.
+        self._secrets = Pace(clock)
+        self._secret_put_off = False
         self._by_target: dict[Target, Rejection] = {}
         # The targets that a plan was told to put off, until it asks for how long.
         self._put_off: set[Target] = set()
@@ -54,19 +58,27 @@ class Rejections:
             self._put_off.add(target)
         return early
 
+    def secret_waits(self) -> bool:
+        """Whether it is too early to create another Secret. If not, one is created now."""
+        self._secret_put_off = self._secrets.wait > 0
+        if not self._secret_put_off:
+            self._secrets.note()
+        return self._secret_put_off
+
     def next_seconds(self) -> float | None:
         """Returns the seconds until the next may be tried again; None if none waits.
 
         One that `waits` put off since the last call, and that is due by now, may be tried at once. Any other that is due is left out: it is
         behind one that waits (apply stops creating there), or the plan ended early.
         """
-        now, put_off = self._clock(), self._put_off
-        self._put_off = set()
-        waiting = (
+        now, put_off, secret_put_off = self._clock(), self._put_off, self._secret_put_off
+        self._put_off, self._secret_put_off = set(), False
+        waiting = [
             rejection.again_at - now
             for target, rejection in self._by_target.items()
             if rejection.again_at > now or target in put_off
-        )
+        ]
+        waiting += [self._secrets.wait] if secret_put_off else []
         return min((max(seconds, 0.0) for seconds in waiting), default=None)
 
     def by_name(self) -> dict[str, str]:

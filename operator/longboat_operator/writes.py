@@ -48,11 +48,13 @@ class NotOursError(AlreadyExistsError):
 class Writes:
     """Writes for one observed job, or its capacity, and collects in `expectations` what the cache has to show afterwards.
 
+    `published` is the job with the status that its plan published last.
     `execute` returns what happened, in a word for the metric. It and `dry_run` raise `KubeError`, and what the client's gate raises.
     """
 
     def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder, observed: Observed) -> None:
         self.expectations: list[Expectation] = []
+        self.published: Object | None = None
         self._client = client
         self._cache = cache
         self._events = events
@@ -188,7 +190,10 @@ class Writes:
             "metadata": metadata,
             "status": status,
         }
-        self._expect(RL_JOB, await self._client.apply(RL_JOB, body, subresource="status", manager=manager))
+        published = await self._client.apply(RL_JOB, body, subresource="status", manager=manager)
+        if manager == FIELD_MANAGER:
+            self.published = published
+        self._expect(RL_JOB, published)
         return "done"
 
     def _named(self, name: str) -> dict[str, Any]:

@@ -80,6 +80,24 @@ async def test_what_is_known_of_a_checkpoint_stays_when_a_driver_resumes_from_it
     assert site.broker.status.checkpoint.step == 3
 
 
+async def test_a_status_older_than_the_claim_changes_nothing(tmp_path: Path) -> None:
+    """The API server was restored to a time before the last two steps, and before further starts that are on the claim."""
+    site = await finished(tmp_path, steps=2)
+    restored = site.broker.status
+    for steps in (3, 4):
+        site.spec = make_spec(steps=steps)
+        assert await site.driver(previous=site.broker.status).run() is RunOutcome.DONE
+    site.spec = make_spec(steps=5)
+    site.incarnation += 36
+    running = asyncio.create_task(site.driver(previous=restored).run())
+    await until(lambda: Stage.GENERATE in site.reporter.stages.active, running)
+    training, checkpoint = site.broker.status.training, site.broker.status.checkpoint
+    assert (training.incarnation, training.step) == (40, 4)
+    assert (checkpoint.incarnation, checkpoint.step) == (3, 4)
+    assert await running is RunOutcome.DONE
+    assert [step for step, _ in trained(site)] == [1, 2, 3, 4, 5]
+
+
 async def test_a_checkpoint_is_reported_once_its_manifest_is_in_place(tmp_path: Path) -> None:
     site, running = holding(tmp_path)
     told: list[int] = []

@@ -7,6 +7,7 @@ import base64
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
 from longboat_crds.policies import policies
-from longboat_crds.status import CheckpointStatus, Demand, Problem, RolloutDemand, Training, TrainingState
+from longboat_crds.status import (
+    CheckpointStatus,
+    Demand,
+    Incarnation,
+    Problem,
+    RolloutDemand,
+    Training,
+    TrainingState,
+)
+from longboat_operator.plan.incarnations import granted
 from longboat_operator.pods import access
 from longboat_operator.pods.names import JobRef
 from longboat_runtime.driver import kubernetes_broker
@@ -151,7 +161,7 @@ def certificate(kubeconfig: dict[str, Any]) -> bytes:
 async def started(broker: KubernetesBroker, api: Api, number: int) -> KubernetesBroker:
     """The broker with its number, granted by a fake operator."""
     await broker.start()
-    asking = asyncio.create_task(broker.incarnation())
+    asking = asyncio.create_task(broker.incarnation(1))
     await requested(broker, api)
     api.grant(number)
     assert await asking == number
@@ -160,6 +170,35 @@ async def started(broker: KubernetesBroker, api: Api, number: int) -> Kubernetes
 
 def token_of(broker: KubernetesBroker) -> str | None:
     return broker._demand.incarnation_request
+
+
+@asynccontextmanager
+async def answering(
+    api: Api, following: Callable[[Incarnation | None, str], Incarnation | None]
+) -> AsyncIterator[None]:
+    """Answers every request for a number, as an operator does, until the block ends."""
+
+    async def answer() -> None:
+        while True:
+            status = (await asyncio.to_thread(api.job)).get("status", {})
+            granted_last = status.get("allocation", {}).get("incarnation")
+            current = granted_last and Incarnation.model_validate(granted_last)
+            new = following(current, status.get("demand", {}).get("incarnationRequest", ""))
+            if new and new != current:
+                allocation = {"allocation": {"incarnation": new.to_json()}}
+                await asyncio.to_thread(api.patch, {"status": allocation}, "--subresource=status")
+
+    task = asyncio.create_task(answer())
+    yield
+    assert not task.done(), task.exception()
+    task.cancel()
+
+
+def next_number(current: Incarnation | None, request: str) -> Incarnation | None:
+    """Returns what an operator of 0.2.0 answers, which reads no number in a request."""
+    if not request or (current and current.request == request):
+        return current
+    return Incarnation(number=current.number + 1 if current else 1, request=request)
 
 
 async def requested(broker: KubernetesBroker, api: Api) -> None:
@@ -210,7 +249,7 @@ async def test_a_later_start_keeps_what_the_first_wrote_and_ends_it(
     await first.flush()
     second = brokers()
     await second.start()
-    asking = asyncio.create_task(second.incarnation())
+    asking = asyncio.create_task(second.incarnation(1))
     await requested(second, api)
     assert api.job()["status"]["training"]["step"] == 4
     assert second.previous == DriverStatus(progress(1, 4).training, checkpoint=progress(1, 4).checkpoint)
@@ -240,7 +279,7 @@ async def test_a_start_that_read_an_older_status_gets_its_number_all_the_same(
     second = await started(brokers(), api, 2)
     second.publish(progress(2, 5))
     await second.flush()
-    asking = asyncio.create_task(late.incarnation())
+    asking = asyncio.create_task(late.incarnation(1))
     await requested(late, api)
     assert api.job()["status"]["training"] == progress(2, 5).training.to_json()
     api.grant(3)
@@ -264,6 +303,63 @@ async def test_a_start_reports_how_the_previous_one_failed_in_its_container(
     assert api.job()["status"]["demand"]["previousFailure"] == told
 
 
+@pytest.mark.parametrize(("operator", "requests"), [(granted, 1), (next_number, 3)])
+async def test_a_number_of_files_on_the_claim_is_passed_over(
+    api: Api,
+    brokers: Callable[[str], KubernetesBroker],
+    operator: Callable[[Incarnation | None, str], Incarnation | None],
+    requests: int,
+) -> None:
+    """The API server was restored to a time before starts 4 and 5. The failure of the previous start is told once."""
+    allocation = {"incarnation": {"number": 3, "request": "of start 3"}}
+    training = progress(3, 8).training.to_json()
+    api.patch({"status": {"training": training, "allocation": allocation}}, "--subresource=status")
+    broker = brokers("driver exited with code 1")
+    await broker.start()
+    written = noting_writes(broker)
+    async with answering(api, operator):
+        assert await broker.incarnation(6) == 6
+        broker.publish(progress(6, 9))
+        await broker.flush()
+    demands = {status["demand"]["incarnationRequest"]: status["demand"] for status in written}
+    assert len(demands) == requests
+    failures = [demand.get("previousFailure") for demand in demands.values()]
+    assert failures == ["driver exited with code 1", *[None] * (requests - 1)]
+    assert api.job()["status"]["training"]["step"] == 9
+
+
+@pytest.mark.parametrize("operator", [granted, next_number])
+async def test_a_driver_that_runs_while_the_api_server_is_restored_gets_its_number_again(
+    api: Api,
+    link: CuttableLink,
+    brokers: Callable[[], KubernetesBroker],
+    operator: Callable[[Incarnation | None, str], Incarnation | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last status is stored again too, although it has nothing new to say."""
+    monkeypatch.setattr(kubernetes_broker, "BACKOFF", (0.05, 0.2))
+    broker = await started(brokers(), api, 5)
+    broker.publish(asking(5, 2, 3))
+    await broker.flush()
+    link.cut()
+    restored = {
+        "training": progress(3, 0).training.to_json(),
+        "checkpoint": None,
+        "demand": {"incarnationRequest": "of start 3", "rollout": None},
+        "allocation": {"incarnation": {"number": 3, "request": "of start 3"}},
+    }
+    api.patch({"status": restored}, "--subresource=status")
+    link.mend()
+    async with answering(api, operator):
+        job = await api.shows(lambda job: job["status"]["training"]["incarnation"] == 5)
+    assert job["status"]["allocation"]["incarnation"]["number"] == 5
+    assert job["status"]["training"] == progress(5, 1).training.to_json()
+    assert job["status"]["demand"]["rollout"] == {"incarnation": 5, "number": 2, "replicas": 3}
+    broker.publish(progress(5, 2))
+    await broker.flush()
+    assert api.job()["status"]["training"]["step"] == 2
+
+
 async def test_an_outage_is_waited_out(
     api: Api, link: CuttableLink, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +375,31 @@ async def test_an_outage_is_waited_out(
     await broker.flush()
     assert api.job()["status"]["training"]["step"] == 3
     await suspended
+
+
+async def test_a_job_whose_version_is_too_old_for_every_watch_is_watched_from_now_on(
+    api: Api, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that restarts, or whose CRD changes, serves no watch from before; the job has not changed since."""
+    broker = brokers()
+    watch, refused = broker._own.watch, 0
+
+    async def after_a_restart(version: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        nonlocal refused
+        if version == first:
+            refused += 1
+            raise Rejected(410, "too old resource version")
+        async for event in watch(version):
+            yield event
+
+    first = api.job()["metadata"]["resourceVersion"]
+    monkeypatch.setattr(broker._own, "watch", after_a_restart)
+    await broker.start()
+    suspended = asyncio.create_task(broker.suspended())
+    await eventually_async(lambda: refused)
+    api.patch({"spec": {"suspend": True}})
+    await suspended
+    assert refused == 1
 
 
 async def test_a_job_that_is_deleted_ends_its_driver(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:

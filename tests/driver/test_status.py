@@ -52,6 +52,14 @@ def test_what_this_version_does_not_know_is_left_out() -> None:
     assert DriverStatus.from_json(status().to_json()) == status()
 
 
+def test_a_status_that_was_restored_from_a_backup_is_recognized() -> None:
+    now = {**status().to_json(), "phase": "Running"}
+    assert status().is_in(now)
+    assert not status(step=4).is_in(now)
+    assert not status().is_in({**now, "problem": {"reason": "StageStuck", "message": "m"}})
+    assert not status().is_in({})
+
+
 def asking(number: int, give_first: tuple[str, ...] = (), replicas: int = 1) -> DriverStatus:
     rollout = RolloutDemand(incarnation=1, number=number, replicas=replicas, give_first=list(give_first) or None)
     return replace(status(), demand=Demand(rollout=rollout))

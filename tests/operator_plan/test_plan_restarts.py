@@ -1,11 +1,15 @@
 """Containers that end, pods and nodes that are lost."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longboat_crds.base import Role
+from longboat_crds.incarnations import incarnation_request
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.status import Phase, RoleStatus
+from longboat_crds.status import Incarnation, Phase, RoleStatus
 from longboat_operator.model import LABEL_INDEX, CreateObject, DeleteObject
+from longboat_operator.plan.incarnations import granted
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import find
 from longboat_operator.reading.times import stamp
@@ -252,6 +256,28 @@ def test_a_new_driver_gets_the_next_number_and_the_same_one_when_it_asks_again(c
     cluster.train(0)
     cluster.settle()
     assert cluster.status.phase is Phase.RUNNING
+
+
+@given(current=st.integers(0, 60), least=st.integers(0, 60))
+def test_a_request_gets_the_next_number_or_the_least_that_it_can_use(current: int, least: int) -> None:
+    before = Incarnation(number=current, request="before") if current else None
+    request = incarnation_request("6b5e", least)
+    after = granted(before, request)
+    assert after == Incarnation(number=max(current + 1, least), request=request)
+    assert granted(after, request) is after
+    plain = granted(before, "6b5e")
+    assert plain
+    assert plain.number == current + 1, "drivers up to 0.2.0 name no number"
+
+
+def test_a_driver_that_passes_over_numbers_on_its_claim_has_not_failed(cluster: SimulatedCluster) -> None:
+    cluster.drive(demand={"incarnationRequest": incarnation_request("6b5e", 40)})
+    cluster.settle()
+    assert cluster.number == 40
+    cluster.train(0)
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert (drivers(cluster).restarts, cluster.status.restarts) == (0, 0)
 
 
 def test_a_driver_that_fails_inside_its_container_reaches_its_limit_with_the_cause(cluster: SimulatedCluster) -> None:

@@ -153,6 +153,20 @@ RESIZE = ResizePod("p9", "graders", "2", "2", "7")
 NEWER_JOB = (Expectation(ObjectKey("RLJob", "a", "x"), 6),)
 
 
+async def test_another_secret_soon_after_the_last_waits_whatever_its_name(bench: Bench) -> None:
+    """It is created because the last one's name was taken, or because its creation had no answer."""
+    bench.server.errors["create Secret s0"] = AlreadyExistsError(409, "AlreadyExists", "it already exists")
+    await bench.apply(CreateObject(of("Secret", "s0")), PODS[0])
+    await bench.apply(CreateObject(of("Secret", "s1")), PODS[0], STATUS)
+    assert bench.server.writes == ["apply RLJob x/status"]
+    wait = bench.rejections.next_seconds()
+    assert wait
+    bench.clock.now += wait
+    await bench.apply(CreateObject(of("Secret", "s1")), PODS[0])
+    assert bench.server.writes == ["create Secret s1", "create Pod p0"]
+    assert bench.rejections.next_seconds() is None
+
+
 async def test_a_resize_is_of_one_version_of_the_pod_and_sets_request_and_limit(bench: Bench) -> None:
     await bench.apply(RESIZE)
     assert bench.server.patches == [

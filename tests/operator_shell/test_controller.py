@@ -472,3 +472,42 @@ async def test_a_job_that_is_gone_leaves_nothing_behind(bench: Bench) -> None:
     assert await bench.controller.reconcile(X) == "gone"
     assert bench.controller._rejections == {}
     assert bench.queue._schedule.next_timer() is None
+
+
+def published(version: int, **status: Any) -> dict[str, Any]:
+    return {**job("x", version), "status": status}
+
+
+async def test_a_job_waits_ever_longer_when_another_process_publishes_over_its_status(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    waits = []
+    for version in range(10, 30, 2):
+        bench.outcome = Applied((), published=published(version, reason="ours"))
+        assert await bench.controller.reconcile(X) == "applied"
+        bench.put(published(version + 1, reason="theirs"))
+        assert await bench.controller.reconcile(X) == "overwritten"
+        timer = bench.queue._schedule.next_timer()
+        assert timer is not None
+        waits.append(timer - bench.now)
+        bench.now = timer
+        bench.due()
+    assert waits[0] == FIRST_BACKOFF_SECONDS
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_BACKOFF_SECONDS
+
+
+async def test_what_driver_and_capacity_write_overwrites_nothing(bench: Bench) -> None:
+    bench.plan, bench.outcome = SOMETHING, Applied((), published=published(10, phase="Running"))
+    await bench.controller.reconcile(X)
+    training, grant = {"incarnation": 1, "state": "Running"}, {"rollout": {"replicas": 1}}
+    bench.put(published(11, phase="Running", training=training, allocation={"grant": grant}))
+    assert await bench.controller.reconcile(X) == "applied"
+
+
+async def test_a_status_that_may_have_been_stored_overwrites_nothing(bench: Bench) -> None:
+    bench.plan, bench.outcome = SOMETHING, Applied((), published=published(10, phase="Running"))
+    await bench.controller.reconcile(X)
+    bench.outcome = Applied((), TransportError("no answer"))
+    assert await bench.controller.reconcile(X) == "unanswered"
+    bench.put(published(11, phase="Failed"))
+    assert await bench.controller.reconcile(X) == "unanswered"

@@ -1,4 +1,4 @@
-"""The last release, from the repository's history."""
+"""The releases, from the repository's history."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,29 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("crds", "operator", "runtime")
 
 
-def extract_last_release(folder: Path, *paths: str) -> Path:
-    """Writes the last release's files below these paths into a folder, and returns the folder.
+@dataclass(frozen=True)
+class Release:
+    """One release. A later version can be rolled back to it if it reads what later versions write (`rollback`)."""
 
-    Skips the test where the history lacks the release's commit, as in a shallow clone.
-    """
-    release = json.loads((Path(__file__).parent / "last_release.json").read_text())
-    command = ["git", "archive", release["commit"], *paths]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"release {release['version']} is not in the history: {done.stderr.decode().strip()}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    version: str
+    commit: str
+    rollback: bool
+
+    def extract(self, folder: Path) -> Path:
+        """Writes its files into a folder, and returns the folder.
+
+        Skips the test where the history lacks the release's commit, as in a shallow clone.
+        """
+        done = subprocess.run(["git", "archive", self.commit], cwd=ROOT, capture_output=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"release {self.version} is not in the history: {done.stderr.decode().strip()}")
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        return folder
+
+
+RELEASES = [Release(**fields) for fields in json.loads((Path(__file__).parent / "releases.json").read_text())]
+"""All releases, oldest first."""
 
 
 def run_script(tree: Path, script: str, value: Any = None) -> Any:
@@ -55,7 +66,7 @@ Node = dict[str, Any]
 def breaking_changes(old: Node, new: Node, path: str = "") -> Iterable[str]:
     """Yields each incompatible change: a field or enum value that is gone, a changed type, a newly required field.
 
-    Skips what the new schema keeps as it is (`x-kubernetes-preserve-unknown-fields`).
+    Skips what the new schema keeps as it is (`x-kubernetes-preserve-unknown-fields`, `x-kubernetes-int-or-string`).
     """
     if new.get("x-kubernetes-preserve-unknown-fields"):
         return
@@ -64,10 +75,11 @@ def breaking_changes(old: Node, new: Node, path: str = "") -> Iterable[str]:
     if "enum" in new:
         yield from (f"{path}: {word} is gone" for word in old.get("enum", ["any word"]) if word not in new["enum"])
     fields = new.get("properties") or {}
+    others = new.get("additionalProperties") or {}
     for name, field in (old.get("properties") or {}).items():
         if name in fields:
             yield from breaking_changes(field, fields[name], f"{path}.{name}")
-        else:
+        elif not (others.get("x-kubernetes-int-or-string") and field.get("type") in ("integer", "string")):
             yield f"{path}.{name} is gone"
     required = set(new.get("required") or ()) - set(old.get("required") or ())
     yield from (f"{path}.{name} is needed now" for name in sorted(required))

@@ -49,38 +49,50 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
             jobs.merge(suspended, patch)
 
 
+@pytest.mark.parametrize(
+    ("field", "stored", "other", "cure"),
+    [
+        ("spec.rounds.promptOvercommitMode", "Auto", "Fixed", "longboat simulate"),
+        ("spec.rollouts", {"everySteps": 1}, {"everySteps": 2}, "samples"),
+        ("spec.rewardPool", {"replicas": 3, "gradersPerPod": 2}, {"replicas": 2}, "rewardPools"),
+    ],
+)
 def test_a_stored_job_with_a_removed_field_keeps_running_and_its_field_can_only_be_dropped(
-    server: Cluster, jobs: Jobs, new_job: NewJob
+    server: Cluster, jobs: Jobs, new_job: NewJob, field: str, stored: Any, other: Any, cure: str
 ) -> None:
     """Stores the job under a CRD without the rule, like that of an earlier release."""
-    field = "spec.rounds.promptOvercommitMode"
+    keys = field.split(".")[1:]
     crd = json.loads(server.kubectl("get", "crd", "rljobs.longboat.dev", "-o", "json"))
-    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    rules = spec["properties"]["rounds"]["properties"]["promptOvercommitMode"]["x-kubernetes-validations"]
+    part = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec"
+    for key in keys:
+        part, path = part["properties"][key], f"{path}/properties/{key}"
 
     def refused() -> bool:
         try:
-            jobs.create(changed({field: "Auto"}), dry_run=True)
+            jobs.create(changed({field: stored}), dry_run=True)
         except Refused as refusal:
-            return refusal.fields == [field] and "longboat simulate" in refusal.message
+            return refusal.fields == [field] and cure in refusal.message
         return False
 
     assert refused()
-    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rounds/properties/promptOvercommitMode"
-    rule = {"path": f"{path}/x-kubernetes-validations", "value": rules}
+    rule = {"path": f"{path}/x-kubernetes-validations", "value": part["x-kubernetes-validations"]}
     patch = ("patch", "crd", "rljobs.longboat.dev", "--type=json", "-p")
     server.kubectl(*patch, json.dumps([{"op": "remove", "path": rule["path"]}]))
     try:
         eventually(lambda: not refused())
-        name = new_job({field: "Auto"}, status={"startTime": STARTED, "phase": "Running"})
+        name = new_job({field: stored}, status={"startTime": STARTED, "phase": "Running"})
     finally:
         server.kubectl(*patch, json.dumps([{"op": "add", **rule}]))
     eventually(refused)
     jobs.merge(name, {"spec": {"suspend": True}})
     jobs.merge(name, {"status": {"phase": "Suspending"}}, "status")
     with pytest.raises(Refused):
-        jobs.merge(name, _patch({field: "Fixed"}))
-    assert "promptOvercommitMode" not in jobs.merge(name, _patch({field: None}))["spec"]["rounds"]
+        jobs.merge(name, _patch({field: other}))
+    spec = jobs.merge(name, _patch({field: None}))["spec"]
+    for key in keys[:-1]:
+        spec = spec[key]
+    assert keys[-1] not in spec
 
 
 def test_what_is_free_stays_free(jobs: Jobs, new_job: NewJob) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from longboat_crds.incarnations import least_number
 from longboat_crds.status import Demand, Incarnation
 
 
 def granted(current: Incarnation | None, request: str | None) -> Incarnation | None:
     """Returns the incarnation that is current once the token that a driver asks with is answered.
 
-    Rule: a token other than the one answered last is a new start and gets the next number; numbers only grow. The token answered last,
-    or none, changes nothing.
+    Rule: a token other than the one answered last is a new start and gets the next number, or the least that it asks for if that is higher:
+    a status that was restored from a backup has forgotten later starts. Numbers only grow. The token answered last, or none, changes nothing.
     """
     if not request or (current and current.request == request):
         return current
-    return Incarnation(number=current.number + 1 if current else 1, request=request)
+    following = current.number + 1 if current else 1
+    return Incarnation(number=max(following, least_number(request)), request=request)
 
 
 def failure_before(current: Incarnation | None, demand: Demand | None) -> str | None:

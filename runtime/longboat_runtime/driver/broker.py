@@ -27,8 +27,8 @@ class Broker(Protocol):
     def previous(self) -> DriverStatus:
         """The status that an earlier start left: shown until there is something newer."""
 
-    async def incarnation(self) -> int:
-        """Requests the number of this start and waits for it."""
+    async def incarnation(self, least: int) -> int:
+        """Requests a number of at least `least` for this start, and waits for it."""
 
     async def suspended(self) -> None:
         """Waits until the job is to be suspended. Raises Superseded."""
@@ -72,7 +72,7 @@ class LocalBroker:
         self._suspend = asyncio.Event()
         self.previous = self.status = DriverStatus()
 
-    async def incarnation(self) -> int:
+    async def incarnation(self, least: int) -> int:
         return self._incarnation
 
     async def suspended(self) -> None:

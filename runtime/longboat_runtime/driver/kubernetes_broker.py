@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import ValidationError
 
+from longboat_crds.incarnations import incarnation_request
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import FAILURE_LENGTH, Demand, RewardGrant, RolloutGrant
 from longboat_crds.tolerance import read_known
@@ -38,8 +39,8 @@ class KubernetesBroker:
 
     def __init__(self, own: OwnJob, clock: Callable[[], float], after_failure: str | None = None) -> None:
         self._own, self._clock, self.editable = own, clock, True
-        failure = after_failure and after_failure[:FAILURE_LENGTH]
-        self._demand = Demand(incarnation_request=secrets.token_hex(16), previous_failure=failure)
+        self._failure = after_failure and after_failure[:FAILURE_LENGTH]
+        self._demand = Demand()
         self._job: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
         self._number: int | None = None
@@ -63,12 +64,9 @@ class KubernetesBroker:
     def previous(self) -> DriverStatus:
         return DriverStatus.from_json(self._before)
 
-    async def incarnation(self) -> int:
+    async def incarnation(self, least: int) -> int:
         """See `Broker.incarnation`. An earlier start's progress and checkpoint stay as they are until then: lower numbers are rejected."""
-        await self._persist(self._ask)
-        await self._until(lambda: self._granted() is not None)
-        self._number = self._granted()
-        assert self._number is not None
+        self._number = await self._requested(least)
         self._run(self._write())
         return self._number
 
@@ -143,6 +141,17 @@ class KubernetesBroker:
         job = self._job
         await self._until(lambda: self._job is not job)
 
+    async def _requested(self, least: int) -> int:
+        """Asks until a number of at least `least` is granted: an operator up to 0.2.0 answers each request with the next number."""
+        while True:
+            request = incarnation_request(secrets.token_hex(16), least)
+            # The operator counts the previous start's failure with every request that tells it.
+            self._demand, self._failure = Demand(incarnation_request=request, previous_failure=self._failure), None
+            await self._persist(self._ask)
+            await self._until(lambda: self._granted() is not None)
+            if (number := self._granted()) is not None and number >= least:
+                return number
+
     def _granted(self) -> int | None:
         """Returns our number once the operator has answered our request, else None."""
         incarnation = self._job.get("status", {}).get("allocation", {}).get("incarnation", {})
@@ -152,7 +161,7 @@ class KubernetesBroker:
         """Takes a newer state of the job. Raises Superseded if the job is no longer ours."""
         if job["metadata"]["uid"] != self._job["metadata"]["uid"]:
             raise Superseded("the job was deleted, and another one has its name")
-        number = job.get("status", {}).get("allocation", {}).get("incarnation", {}).get("number", 0)
+        number = _number_in(job)
         if self._number is not None and number > self._number:
             raise Superseded(f"driver start {number} counts, not this start ({self._number})")
         self._job = job
@@ -172,10 +181,15 @@ class KubernetesBroker:
             wait = min(2 * wait, BACKOFF[1])
 
     async def _follow(self) -> None:
-        """Watches the job; reads it again after an outage or a compaction."""
+        """Watches the job; reads it again after an outage or a compaction.
+
+        The next watch then begins with the job as it is: the version of one that hasn't changed for long may be too old for any watch.
+        """
+        goes_on = True
         while True:
             try:
-                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"]):
+                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"] if goes_on else None):
+                    goes_on = True
                     match kind:
                         case "DELETED":
                             raise Superseded("the job was deleted")
@@ -185,7 +199,11 @@ class KubernetesBroker:
                             self._take(job)
             except (NoAnswer, Rejected) as error:
                 log.warning("the watch of the job ended", error=str(error))
-                self._take(await self._persist(self._own.get))
+                job = await self._persist(self._own.get)
+                if self._stored and not self._stored.is_in(job.get("status", {})):
+                    self._stored = None  # the API server was restored to an earlier time
+                self._take(job)
+                goes_on = False
             await asyncio.sleep(_WATCH_PAUSE)
 
     async def _write(self) -> None:
@@ -209,8 +227,13 @@ class KubernetesBroker:
         return await self._apply({**status, "demand": self._demand.to_json()})
 
     async def _apply_newest(self) -> dict[str, Any]:
+        """Stores the wanted status. An API server that was restored to a time before this start has to grant its number again first."""
+        assert self._wanted is not None
+        assert self._number is not None
+        if _number_in(self._job) < self._number:
+            await self._requested(self._number)
+            self.publish(self._wanted)
         wanted = self._wanted
-        assert wanted is not None
         job = await self._apply(wanted.to_json())
         self._stored = wanted
         return job
@@ -244,6 +267,12 @@ def _read(spec: dict[str, Any], previous: RLJobSpec) -> RLJobSpec:
     except ValidationError as error:
         log.warning("the edited spec can't be read, so the job ignores the edit", error=str(error))
         return previous
+
+
+def _number_in(job: dict[str, Any]) -> int:
+    """Returns the number of the driver start that counts; 0 before the first."""
+    number: int = job.get("status", {}).get("allocation", {}).get("incarnation", {}).get("number", 0)
+    return number
 
 
 def _grant_in(job: dict[str, Any], kind: str, model: type[Granted]) -> Granted | None:

@@ -48,18 +48,19 @@ class OwnJob:
         """Reads the job as it is."""
         return await self._send("GET", f"{self._jobs}/{self.name}")
 
-    async def watch(self, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def watch(self, resource_version: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yields changes after `resource_version`, and bookmarks, as (type, job), until the server ends the stream after some minutes.
 
-        Raises Rejected with code 410 if that version is too old; get the job again.
+        Without a version the first is the job as it is. Raises Rejected with code 410 if that version is too old; get the job again.
         """
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={self.name}",
-            "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
+        if resource_version is not None:
+            query["resourceVersion"] = resource_version
         limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT, sock_read=_WATCH_SILENCE)
         rest = b""
         async with self._exchange("GET", f"{self._jobs}?{urlencode(query)}", limits) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.status import Problem, Training, TrainingState
+from longboat_runtime.checkpoint.store import incarnations
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
@@ -41,7 +43,8 @@ async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str 
     broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic, after_failure)
     try:
         job_object = await broker.start()
-        number = await broker.incarnation()
+        # After a restore of the API server a number that it hasn't granted yet may be that of files on the claim.
+        number = await broker.incarnation(max(await asyncio.to_thread(incarnations, CHECKPOINT), default=0) + 1)
         log.info("driver starts", job=f"{namespace}/{name}", incarnation=number)
         try:
             spec = RLJobSpec.model_validate(job_object["spec"])

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from longboat_crds.base import FieldsModel
-from longboat_crds.status import CheckpointStatus, Demand, Problem, Training
+from longboat_crds.status import DRIVER_FIELDS, CheckpointStatus, Demand, Problem, Training
 from longboat_crds.tolerance import read_known
 
 Part = TypeVar("Part", bound=FieldsModel)
@@ -38,6 +38,10 @@ class DriverStatus:
             "problem": self.problem,
         }
         return {name: part.to_json() for name, part in parts.items() if part is not None}
+
+    def is_in(self, status: Mapping[str, Any]) -> bool:
+        """Whether the driver's fields of a job's status are these."""
+        return {name: status[name] for name in DRIVER_FIELDS & status.keys()} == self.to_json()
 
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> DriverStatus:

@@ -1,4 +1,4 @@
-"""This version beside the last release: what that wrote is read, and each runs in the pods of the other."""
+"""This version beside each release: what that wrote is read, and each runs in the pods of the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from longboat_operator.cli import _parser
 from tests.charts.rendering import CHART, RELEASE, helm
-from tests.releases.release import PACKAGES, ROOT, breaking_changes, extract_last_release, run_script
+from tests.releases.release import RELEASES, ROOT, Release, breaking_changes, run_script
 
 # The commands of the containers of a small job's pods that start the runtime, by pod and container.
 COMMANDS = """
@@ -51,9 +51,10 @@ json.dump(refused, sys.stdout)
 """
 
 
-@pytest.fixture(scope="session")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return extract_last_release(tmp_path_factory.mktemp("release"), *PACKAGES, "tests", "e2e", "charts")
+@pytest.fixture(scope="session", params=RELEASES, ids=[release.version for release in RELEASES])
+def released(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    release: Release = request.param
+    return release.extract(tmp_path_factory.mktemp("release"))
 
 
 def spec_of(tree: Path, kind: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_no_field_of_a_spec_is_pruned(released: Path, kind: str) -> None:
 
 
 @pytest.mark.helm
-def test_the_chart_bears_the_values_of_the_last_release(released: Path, tmp_path: Path) -> None:
+def test_the_chart_bears_the_values_of_a_release(released: Path, tmp_path: Path) -> None:
     """`helm upgrade --reuse-values` gives the chart these alone."""
     chart = Path(shutil.copytree(CHART, tmp_path / "longboat"))
     shutil.copy(released / "charts" / "longboat" / "values.yaml", chart)
@@ -82,12 +83,12 @@ def test_the_chart_bears_the_values_of_the_last_release(released: Path, tmp_path
     assert _parser().parse_args(container["args"])
 
 
-def test_the_agent_of_the_last_release_runs_in_the_pods_of_this_operator(released: Path) -> None:
+def test_the_agent_of_a_release_runs_in_the_pods_of_this_operator(released: Path) -> None:
     """An older agent knows no newer options: new settings go by environment variables."""
     assert run_script(released, PARSE, run_script(ROOT, COMMANDS)) == {}
 
 
-def test_this_agent_runs_in_the_pods_of_the_last_release(released: Path) -> None:
+def test_this_agent_runs_in_the_pods_of_a_release(released: Path) -> None:
     commands = run_script(released, COMMANDS)
     assert run_script(ROOT, PARSE, commands) == {}
     wrong = {name: [*command, "--from-the-future", "1"] for name, command in commands.items()}
