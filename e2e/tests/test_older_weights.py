@@ -8,6 +8,7 @@ from e2e import small_job
 from e2e.harm import resumes_after, signal_process
 from e2e.jobs import Job
 from e2e.prompts import fates_in, nothing_is_lost
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -22,10 +23,9 @@ def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) 
     job.apply(small_job.spec(rounds=rounds, rollout=rollout))
     job.wait_for("Running")
     job.wait_for_step(5)
-    before = fates_in(job)
-    assert before["mixed"] > 0, "responses that went on"
+    eventually(lambda: fates_in(job)["mixed"])  # a response went on
     resumes_after(job, lambda: signal_process(job, job.pod("driver"), "driver", "longboat agent driver"))
+    eventually(lambda: fates_in(job)["behind"].keys() - {0})  # tokens of older weights were trained
     fates = nothing_is_lost(job)
     assert fates["incarnations"] > 1
-    assert fates["behind"].keys() - {0}, "tokens of older weights were trained"
     assert not any(steps < 0 for steps in fates["behind"]), "none of weights that were yet to come"
