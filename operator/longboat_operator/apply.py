@@ -6,6 +6,8 @@
 * The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more. What was accepted isn't asked again for an hour, for whichever job, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
+* Before the first create or apply for a job that was started, the server is asked whether the job still exists. If it doesn't, the plan
+  ends: deletions of its children, by the garbage collector, may have been seen before the job's own.
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
@@ -95,6 +97,7 @@ class _Run:
         self._accepted = accepted
         self._namespace = observed.key.namespace
         self._building = True
+        self._is_job_confirmed = not ((observed.job or {}).get("status") or {}).get("startTime")
         self._dry_runs_made = False
         self._stale = False
         self._newer: list[Expectation] = []
@@ -131,6 +134,12 @@ class _Run:
         return None
 
     async def _apply_action(self, action: Action) -> None:
+        if isinstance(action, (CreateObject, ApplyObject)) and not self._is_job_confirmed:
+            self._is_job_confirmed = await self._writes.job_exists()
+            if not self._is_job_confirmed:
+                self._end_plan()
+                self._count(action, "skipped")
+                return
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:
             await self._make_dry_runs()
         if self._rejections.waits(target_of(action)):
@@ -190,9 +199,7 @@ class _Run:
         if isinstance(action, (PublishStatus, PublishGrant)):
             if not isinstance(error, (ConflictError, NotFoundError)):
                 raise error  # a status that the schema rejects is our own error
-            self._stale = True
-            assert self._observed.job is not None
-            self._expect_newer(RL_JOB.kind, self._observed.key.name, version_of(self._observed.job))
+            self._end_plan()
             return
         log.warning("rejected", **self._words(action), error=str(error))
         if isinstance(action, CreateObject):
@@ -200,6 +207,12 @@ class _Run:
         if not isinstance(action, EmitEvent):
             self._rejections.note(target_of(action), str(error))
             self._end_building(action)
+
+    def _end_plan(self) -> None:
+        """Ends the plan because the job has changed, or is gone, since it was observed."""
+        assert self._observed.job is not None
+        self._stale = True
+        self._expect_newer(RL_JOB.kind, self._observed.key.name, version_of(self._observed.job))
 
     def _expect_newer(self, kind: str, name: str, version: int) -> None:
         key = ObjectKey(kind, self._observed.key.namespace, name)

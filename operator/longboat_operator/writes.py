@@ -90,6 +90,15 @@ class Writes:
         except AlreadyExistsError:
             return  # the real create finds out who owns it
 
+    async def job_exists(self) -> bool:
+        """Asks whether the observed job exists and isn't being deleted."""
+        try:
+            job = await self._client.get(RL_JOB, self._namespace, self._observed.key.name)
+        except NotFoundError:
+            return False
+        metadata = (self._observed.job or {})["metadata"]
+        return job["metadata"]["uid"] == metadata["uid"] and "deletionTimestamp" not in job["metadata"]
+
     async def _create(self, action: CreateObject) -> str:
         resource, body = BY_KIND[action.body["kind"]], action.body
         if action.random_key is not None:

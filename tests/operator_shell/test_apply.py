@@ -17,6 +17,7 @@ from longboat_operator.kube.errors import (
     ForbiddenError,
     InvalidError,
     KubeError,
+    NotFoundError,
     ServerError,
     TransportError,
 )
@@ -49,6 +50,8 @@ JOB = {
     "metadata": {"namespace": "a", "name": "x", "uid": "u", "resourceVersion": "5"},
 }
 
+STARTED: dict[str, Any] = {**JOB, "status": {"startTime": "2026-01-01T00:00:00Z"}}
+
 
 class Server:
     """Notes every write; answers some with an error."""
@@ -61,6 +64,7 @@ class Server:
         self.patches: list[Any] = []
         self.defaults: dict[str, Any] = {}
         self.objects: dict[str, Any] = {}
+        self.reads: list[str] = []
         self.patched: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
     async def create(self, resource: Resource, body: Any, *, dry_run: bool = False) -> dict[str, Any]:
@@ -82,6 +86,9 @@ class Server:
         return self._answer(f"make {self._name(resource, body)}", body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        self.reads.append(name)
+        if isinstance(self.objects[name], Exception):
+            raise self.objects[name]
         return self.objects[name]
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None) -> Any:
@@ -151,6 +158,24 @@ REJECTED = ForbiddenError(403, "Forbidden", "exceeded quota")
 
 RESIZE = ResizePod("p9", "graders", "2", "2", "7")
 NEWER_JOB = (Expectation(ObjectKey("RLJob", "a", "x"), 6),)
+
+
+@pytest.mark.parametrize("now", [None, {"uid": "other"}, {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}])
+async def test_nothing_is_made_for_a_job_that_is_gone_already(bench: Bench, now: dict[str, Any] | None) -> None:
+    """The deletion of its children may be seen first."""
+    bench.server.objects["x"] = {"metadata": now} if now else NotFoundError(404, "NotFound", "no such job")
+    applied = await bench.applier.apply(
+        Plan((DELETE, SERVICE, *PODS, STATUS, EVENT)), Observed(KEY, STARTED), bench.rejections
+    )
+    assert bench.server.writes == ["delete Pod old"]
+    assert applied.newer == NEWER_JOB
+
+
+async def test_a_job_that_goes_on_is_asked_for_once(bench: Bench) -> None:
+    bench.server.objects["x"] = JOB
+    await bench.applier.apply(Plan((SERVICE, *PODS)), Observed(KEY, STARTED), bench.rejections)
+    assert bench.server.writes == ["make Service x", *(f"create Pod p{n}" for n in range(3))]
+    assert bench.server.reads == ["x"]
 
 
 async def test_another_secret_soon_after_the_last_waits_whatever_its_name(bench: Bench) -> None:
