@@ -17,18 +17,41 @@ NAMESPACE = "longboat-system"
 RELEASE = "longboat"
 
 
-def install(kubeconfig: Path, image: str, *settings: str, values: Path | None = None) -> None:
+def install(
+    kubeconfig: Path,
+    image: str,
+    *settings: str,
+    values: Path | None = None,
+    chart: Path = CHART,
+    reuse_values: bool = False,
+) -> None:
     """Runs `helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
 
-    `settings` are more `--set` values, and `values` a file of values. Raises ClusterError with Helm's own words if it fails.
+    `settings` are more `--set` values, and `values` a file of values. With `reuse_values` the chart gets those of the installed one, not
+    its own defaults. Raises ClusterError with Helm's own words if it fails.
     """
     repository, _, tag = image.rpartition(":")
     settings = (f"image.repository={repository}", f"image.tag={tag}", *settings)
     helm(
-        kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
+        kubeconfig, "upgrade", "--install", RELEASE, str(chart), "--namespace", NAMESPACE, "--create-namespace",
         "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s", *([f"--values={values}"] if values else []),
+        *(["--reuse-values"] if reuse_values else []),
         *(word for setting in settings for word in ("--set", setting)),
     )  # fmt: skip
+
+
+def roll_back(kubeconfig: Path, revision: int) -> None:
+    """Runs `helm rollback`, waiting until the operator is ready. Raises ClusterError with Helm's own words if it fails."""
+    options = ("--namespace", NAMESPACE, "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s")
+    helm(kubeconfig, "rollback", RELEASE, str(revision), *options)
+
+
+def uninstall(cluster: Cluster) -> None:
+    """Removes Longboat, if it is there, with its CustomResourceDefinitions and all objects of them."""
+    options = ("--namespace", NAMESPACE, "--ignore-not-found", "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s")
+    helm(cluster.kubeconfig, "uninstall", RELEASE, *options)
+    kinds = [f"{kind}.longboat.dev" for kind in ("rljobs", "rlruntimes", "clusterrlruntimes")]
+    cluster.kubectl("delete", "crd", "--ignore-not-found", *kinds, timeout=None)
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:

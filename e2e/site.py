@@ -47,12 +47,19 @@ def prepare(cluster: Cluster, namespace: str) -> Site:
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)
-    volumes.provide(cluster)
     installation.install(cluster.kubeconfig, operator.ref, "image.pullPolicy=Never")
+    site = prepare_namespace(cluster, namespace)
+    volumes.apply(cluster, [host_runtime.template(host.ref)])
+    return site
+
+
+def prepare_namespace(cluster: Cluster, namespace: str) -> Site:
+    """Provides volumes, and a namespace with claims."""
+    volumes.provide(cluster)
     labels = {"kubernetes.io/metadata.name": namespace, **RESTRICTED}
     volumes.apply(
         cluster, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}]
     )
     folder = data_folder(cluster, namespace)
-    volumes.apply(cluster, [*host_runtime.claims(namespace, folder), host_runtime.template(host.ref)])
+    volumes.apply(cluster, host_runtime.claims(namespace, folder))
     return Site(cluster, namespace, folder)

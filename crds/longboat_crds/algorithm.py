@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel
+from longboat_crds.base import READER_DEFAULT, ApiModel
 
 # Largest truncated importance weight: the trainer's probability of a token over the engine's (https://fengyao.notion.site/off-policy-rl).
 IMPORTANCE_CAP = 2.0
@@ -115,6 +115,7 @@ class AlgorithmSpec(ApiModel):
         le=10.0,
         description="Weight of the entropy bonus: this times the entropy, in nats, of each token's distribution is subtracted from the "
         "loss. 0 leaves it out.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     clip_against: ClipAgainst | None = Field(
         default=None,

@@ -18,6 +18,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 LIST_TYPE = "x-kubernetes-list-type"
 LIST_MAP_KEYS = "x-kubernetes-list-map-keys"
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
+# Marks a field that a release lacks: readers fill in its default, and the API server doesn't. It would add the field to stored jobs, and
+# drivers of that release refuse a job with a field that they don't know.
+READER_DEFAULT = "x-longboat-reader-default"
 
 # A Kubernetes resource.Quantity, written as a string such as "500m", "4" or "2Gi".
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)]

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, Quantity, ReferenceName, Seconds
+from longboat_crds.base import LIST_TYPE, READER_DEFAULT, ApiModel, Quantity, ReferenceName, Seconds
 from longboat_crds.expressions import both, constant, either, equals, field, negation, present
 from longboat_crds.rules import Changeable, FieldError, Rule
 
@@ -110,7 +110,7 @@ class CheckpointSpec(ApiModel):
         max_length=4,
         description="Resume although these differ from those that the checkpoint was made with. A job that differs in others waits "
         "(`CheckpointMismatch`), and goes on once they are added here. `Tokenizer` includes the chat template.",
-        json_schema_extra={LIST_TYPE: "set"},
+        json_schema_extra={READER_DEFAULT: True, LIST_TYPE: "set"},
     )
     export: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         default=True, description="Write a Hugging Face directory (`export/`) after the last step."

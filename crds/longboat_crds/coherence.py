@@ -16,6 +16,7 @@ from longboat_crds.expressions import (
     equals,
     every,
     field,
+    field_or,
     floating,
     if_present,
     less_than,
@@ -105,7 +106,7 @@ _AGAINST_BEHAVIOUR = choose(
     one_of(_POLICY, _OFF_POLICY),
 )
 _ONE_MINIBATCH = equals(field("trainer.minibatches"), constant(1))
-_STREAMS_ALWAYS = equals(field("trainer.stream"), constant(StreamMode.ALWAYS.value))
+_STREAMS_ALWAYS = equals(field_or("trainer.stream", StreamMode.AUTO.value), constant(StreamMode.ALWAYS.value))
 # Fields of `rounds` that mean something under some policies only.
 _OF_POLICIES = {
     "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),

@@ -5,8 +5,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ConfigMapFile, Opaque, Path, Seed
-from longboat_crds.expressions import constant, either, exactly_one, field, less_than, negation, present
+from longboat_crds.base import (
+    LIST_TYPE,
+    PRESERVE_UNKNOWN,
+    READER_DEFAULT,
+    ApiModel,
+    ColumnName,
+    ConfigMapFile,
+    Opaque,
+    Path,
+    Seed,
+)
+from longboat_crds.expressions import constant, either, exactly_one, field, field_or, less_than, negation, present
 from longboat_crds.rules import Changeable, Rule
 
 ONE_SOURCE = Rule(exactly_one("files", "reasoningGym"), "give exactly one of files and reasoningGym", "files")
@@ -91,7 +101,10 @@ class EvaluationSpec(ApiModel):
             "topK",
         ),
         Rule(
-            either(less_than(constant(0.0), field("temperature")), negation(less_than(constant(0.0), field("minP")))),
+            either(
+                less_than(constant(0.0), field("temperature")),
+                negation(less_than(constant(0.0), field_or("minP", 0.0))),
+            ),
             "temperature 0, the default, always takes the likeliest token: set temperature above 0, or leave minP out",
             "minP",
         ),
@@ -141,6 +154,7 @@ class EvaluationSpec(ApiModel):
         ge=0.0,
         le=1.0,
         description="Draw from the tokens that are at least this times as likely as the likeliest one.",
+        json_schema_extra={READER_DEFAULT: True},
     )
 
 
@@ -161,6 +175,7 @@ class DatasetSpec(ApiModel):
     as_messages: bool = Field(
         default=False,
         description="Wraps a text prompt, also one from `promptTemplate`, in a user message for the chat template.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     system_prompt: str | None = Field(
         default=None,
@@ -172,6 +187,7 @@ class DatasetSpec(ApiModel):
     chat_template_arguments: Opaque = Field(
         default_factory=dict,
         description="Chat template arguments for all rows, such as `enable_thinking: false`; a row's own arguments take precedence.",
+        json_schema_extra={READER_DEFAULT: True, PRESERVE_UNKNOWN: True},
     )
     too_long_prompts: TooLongPrompts = Field(
         default=TooLongPrompts.FAIL,

@@ -35,6 +35,11 @@ def field(path: str, variable: str = "self") -> Expression:
     return Expression(f"{variable}.{path}", read)
 
 
+def field_or(path: str, default: Any) -> Expression:
+    """Reads the value at a path, or takes the default where there is none: the API server fills in none (`READER_DEFAULT`)."""
+    return choose(present(path), field(path), constant(default))
+
+
 def present(path: str, variable: str = "self") -> Expression:
     """Holds where there is a value at the path; an object on the way to it may be missing, too."""
     keys = path.split(".")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from longboat_crds.base import ApiModel
+from longboat_crds.base import READER_DEFAULT, ApiModel
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rules import Changeable, FieldError, removed, validation
 
@@ -103,9 +103,11 @@ def _same(path: str) -> str:
 
 
 def _always_present(path: str) -> bool:
-    """Whether the last field of a path is required or has a default; those on the way to it are (`section`)."""
+    """Whether the last field of a path is required, or the API server fills in a default; those on the way to it are (`section`)."""
     model: type[ApiModel] = RLJobSpec
     for key in path.split("."):
         info = next(info for name, info in model.model_fields.items() if key in (info.alias, name))
         model = section(info) or model
-    return info.is_required() or info.get_default(call_default_factory=True) is not None
+    extra = info.json_schema_extra
+    filled_in = not (isinstance(extra, dict) and READER_DEFAULT in extra)
+    return info.is_required() or (filled_in and info.get_default(call_default_factory=True) is not None)

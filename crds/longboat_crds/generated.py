@@ -49,7 +49,7 @@ def generated() -> Mapping[str, str]:
 
 def _editor_schema(kind: str) -> str:
     """Returns the JSON Schema of what people write, for editors that check YAML."""
-    schema = without(json_schema(KINDS[kind]), "x-kubernetes-")
+    schema = without(json_schema(KINDS[kind]), "x-")
     schema["properties"].pop("status", None)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["$id"] = f"https://{GROUP}/{VERSION}/{kind.lower()}.schema.json"

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from longboat_crds.base import (
     LIST_TYPE,
+    READER_DEFAULT,
     ApiModel,
     ColumnName,
     ConfigMapFile,
@@ -26,6 +27,7 @@ from longboat_crds.expressions import (
     equals,
     exactly_one,
     field,
+    field_or,
     if_present,
     implies,
     negation,
@@ -219,7 +221,7 @@ class RewardSpec(ApiModel):
         ),
         Rule(
             implies(
-                field("tokenIds"),
+                field_or("tokenIds", False),
                 both(_FUNCTION, equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
             ),
             "only functions with signature Longboat get sample.token_ids: leave it out",
@@ -227,7 +229,7 @@ class RewardSpec(ApiModel):
             FieldError.FORBIDDEN,
         ),
         Rule(
-            implies(field("factory"), _FUNCTION),
+            implies(field_or("factory", False), _FUNCTION),
             "only kind Function takes a factory: leave it out",
             "factory",
             FieldError.FORBIDDEN,
@@ -316,6 +318,7 @@ class RewardSpec(ApiModel):
     factory: bool = Field(
         default=False,
         description="Calls the function once with `parameters`; it returns the reward function, like TRL's `get_soft_overlong_punishment`.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     sandbox: SandboxSpec | None = None
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
@@ -343,10 +346,12 @@ class RewardSpec(ApiModel):
     token_ids: bool = Field(
         default=False,
         description="Passes token ids to the function as `sample.token_ids`. TRL functions get them if they take `completion_ids`.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     special_tokens: bool = Field(
         default=False,
         description="Keeps special tokens, such as `<|im_end|>`, in the text that this reward gets.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     isolation: RewardIsolation = RewardIsolation.AUTO
     pool: PoolName | None = Field(

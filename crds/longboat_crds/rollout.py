@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, Path, Quantity
+from longboat_crds.base import LIST_TYPE, READER_DEFAULT, ApiModel, Path, Quantity
 from longboat_crds.expressions import (
     at_most,
     both,
@@ -61,10 +61,12 @@ class SamplingSpec(ApiModel):
         default_factory=list,
         max_length=64,
         description="Ids of tokens that end a response, in addition to the model's end-of-sequence tokens.",
-        json_schema_extra={LIST_TYPE: "atomic"},
+        json_schema_extra={READER_DEFAULT: True, LIST_TYPE: "atomic"},
     )
     include_stop: bool = Field(
-        default=False, description="Keeps the stop text or stop token that ended a response in its text."
+        default=False,
+        description="Keeps the stop text or stop token that ended a response in its text.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     repetition: RepetitionSpec | None = Field(
         default=None,

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, Seconds, Seed, list_map
+from longboat_crds.base import READER_DEFAULT, ApiModel, Seconds, Seed, list_map
 from longboat_crds.expressions import either, empty, equals, field, if_present, total
 from longboat_crds.rules import Changeable, Removed, Rule
 
@@ -127,6 +127,7 @@ class RoundsSpec(ApiModel):
         description="A step is idle if no sample in its loss has an advantage, such as when all rewards of every group are equal, unless all "
         "responses are right. The job "
         "fails, after a checkpoint and its export, after this many idle steps in a row if no step of it ever learned.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     stage_deadline_seconds: Annotated[Seconds, Changeable.WHILE_SUSPENDED] = Field(
         default=1800,

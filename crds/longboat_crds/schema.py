@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from longboat_crds.base import PRESERVE_UNKNOWN, ApiModel
+from longboat_crds.base import PRESERVE_UNKNOWN, READER_DEFAULT, ApiModel
 from longboat_crds.rules import removed
 
 Schema = dict[str, Any]
@@ -24,8 +24,16 @@ def json_schema(model: type[ApiModel]) -> Schema:
 
 
 def structural(schema: Schema) -> Schema:
-    """Returns the same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly."""
-    result = {k: v for k, v in schema.items() if k not in ("additionalProperties", "const", "deprecated")}
+    """Returns the same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly.
+
+    It lacks the defaults that readers fill in.
+    """
+    dropped = {"additionalProperties", "const", "deprecated", READER_DEFAULT}
+    dropped |= {"default"} if schema.get(READER_DEFAULT) else set()
+    result = {k: v for k, v in schema.items() if k not in dropped}
+    if isinstance(result.get("default"), dict):
+        fields = schema.get("properties", {})
+        result["default"] = {k: v for k, v in result["default"].items() if READER_DEFAULT not in fields.get(k, {})}
     if isinstance(schema.get("additionalProperties"), dict):
         result["additionalProperties"] = structural(schema["additionalProperties"])
     if schema.get("type") == "integer":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel
+from longboat_crds.base import READER_DEFAULT, ApiModel
 from longboat_crds.rules import Changeable
 
 
@@ -65,7 +65,9 @@ class TrainerSpec(ApiModel):
         le=64,
         description="Optimizer updates a step is split into, each of whole groups, shuffled by rounds.seed; 1 is strictly on-policy.",
     )
-    stream: Annotated[StreamMode, Changeable.WHILE_SUSPENDED] = StreamMode.AUTO
+    stream: Annotated[StreamMode, Changeable.WHILE_SUSPENDED] = Field(
+        default=StreamMode.AUTO, json_schema_extra={READER_DEFAULT: True}
+    )
     max_skipped_steps: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         default=3,
         ge=1,

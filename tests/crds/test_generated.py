@@ -10,6 +10,7 @@ import yaml
 from longboat_crds import generate
 from longboat_crds.crd import definitions
 from longboat_crds.generated import generated
+from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 from longboat_crds.objects import RLJob
 from longboat_crds.schema import VALIDATIONS, json_schema
@@ -80,9 +81,11 @@ def test_every_field_is_described() -> None:
 
 
 def test_defaults_of_the_definition_are_those_of_the_models() -> None:
-    """What the API server fills in is what `longboat run` fills in."""
+    """What the API server and readers fill in is what `longboat run` fills in."""
     filled = _fill(SCHEMAS["rljobs"]["properties"]["spec"], changed({})["spec"])
-    assert load_job(dump(MINIMAL)).spec.to_json() == filled
+    read = _fill(json_schema(RLJobSpec), filled)
+    assert load_job(dump(MINIMAL)).spec.to_json() == read
+    assert {**read, "dataset": filled["dataset"]} != read, "readers have defaults of their own"
 
 
 def _fill(schema: dict[str, Any], value: Any) -> Any:

@@ -63,6 +63,20 @@ def run_script(tree: Path, script: str, value: Any = None) -> Any:
 Node = dict[str, Any]
 
 
+def filled_in(old: Node, new: Node, path: str = "") -> Iterable[str]:
+    """Yields each field that the new schema's API server adds to stored objects of the old one."""
+    fields = old.get("properties") or {}
+    for name, field in (new.get("properties") or {}).items():
+        if name in fields:
+            yield from filled_in(fields[name], field, f"{path}.{name}")
+        elif fields and "default" in field:
+            yield f"{path}.{name}"
+    if isinstance(new.get("default"), dict):
+        yield from (f"{path}.{name}" for name in new["default"] if fields and name not in fields)
+    if isinstance(old.get("items"), dict):
+        yield from filled_in(old["items"], new.get("items") or {}, f"{path}[]")
+
+
 def breaking_changes(old: Node, new: Node, path: str = "") -> Iterable[str]:
     """Yields each incompatible change: a field or enum value that is gone, a changed type, a newly required field.
 

@@ -11,7 +11,7 @@ import yaml
 
 from longboat_operator.cli import _parser
 from tests.charts.rendering import CHART, RELEASE, helm
-from tests.releases.release import RELEASES, ROOT, Release, breaking_changes, run_script
+from tests.releases.release import RELEASES, ROOT, Release, breaking_changes, filled_in, run_script
 
 # The commands of the containers of a small job's pods that start the runtime, by pod and container.
 COMMANDS = """
@@ -69,6 +69,14 @@ def test_no_field_of_a_spec_is_pruned(released: Path, kind: str) -> None:
     old, new = spec_of(released, kind), spec_of(ROOT, kind)
     assert [*breaking_changes(old, new, "spec")] == []
     assert [*breaking_changes(new, {}, "spec")], "it would be noticed"
+
+
+@pytest.mark.parametrize("kind", ["rljobs", "rlruntimes", "clusterrlruntimes"])
+def test_the_api_server_adds_no_field_to_stored_objects(released: Path, kind: str) -> None:
+    """Drivers of that release go on after an upgrade, and refuse fields that they don't know: mark new ones with READER_DEFAULT."""
+    old, new = spec_of(released, kind), spec_of(ROOT, kind)
+    assert [*filled_in(old, new, "spec")] == []
+    assert [*filled_in({**old, "properties": {"a": {}}}, {**new, "default": {"b": 1}}, "spec")], "it would be noticed"
 
 
 @pytest.mark.helm

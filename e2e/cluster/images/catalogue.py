@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
@@ -82,13 +83,32 @@ def _gather_system(folder: Path) -> None:
     (folder / "base").write_text(_base())
 
 
-def _gather_distribution(folder: Path) -> None:
-    for name in DISTRIBUTION:
-        if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(REPOSITORY / name, folder / name)
+def distribution(name: str, root: Path, target: str, **arguments: str) -> Image:
+    """Describes an image of the Longboat in `root`: this checkout, or the files of a release."""
+    return Image(name, partial(_gather_distribution, root), _make(target, **arguments))
+
+
+def runtime_sources(name: str, root: Path) -> Image:
+    """Describes an image like `runtime-host` in which the Longboat in `root` comes before that of the host's environment."""
+    return Image(name, partial(_gather_runtime_sources, root), _make())
+
+
+def _gather_distribution(root: Path, folder: Path) -> None:
+    for path in (root / name for name in DISTRIBUTION):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif path.exists():  # early releases have no LICENSE
+            shutil.copy(path, folder)
     (folder / "base").write_text(_base())
+
+
+def _gather_runtime_sources(root: Path, folder: Path) -> None:
+    shutil.copy(Path(__file__).with_name("runtime-sources.Dockerfile"), folder / "Dockerfile")
+    for name in ("crds", "runtime"):
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    built = find("runtime-host").build()
+    builder.ensure(built.ref, built.archive)
+    (folder / "base").write_text(built.ref)
 
 
 def _base() -> str:
@@ -113,10 +133,10 @@ IMAGES = {
     for image in (
         BASE,
         Image("runtime-host", _gather_runtime_host, _make()),
-        Image("operator", _gather_distribution, _make("operator")),
-        Image("graders", _gather_distribution, _make("graders")),
-        Image("runtime", _gather_distribution, _make("runtime", BACKEND="cpu")),
-        Image("runtime-gpu", _gather_distribution, _make("runtime", BACKEND="gpu")),
+        distribution("operator", REPOSITORY, "operator"),
+        distribution("graders", REPOSITORY, "graders"),
+        distribution("runtime", REPOSITORY, "runtime", BACKEND="cpu"),
+        distribution("runtime-gpu", REPOSITORY, "runtime", BACKEND="gpu"),
         Image("runtime-gpu-system", _gather_system, _make("runtime-system", BACKEND="gpu")),
     )
 }
