@@ -1,4 +1,4 @@
-"""CPU of the operator's plans, a thousand jobs that change their demand, and demand to grant on a real API server. Ten minutes; root."""
+"""CPU of the operator's plans, a thousand jobs that change their demand, a long queue, and demand to grant on a real API server. A quarter of an hour; root."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import structlog
 from bench.operator.latency import latency
 from bench.operator.many_jobs import many_jobs
 from bench.operator.plans import plan_costs
+from bench.operator.queued import queued
 from bench.record import Recorder
 from longboat_operator.cli import COLLECTED_AFTER
 
@@ -26,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they do")
     parser.add_argument("--real-jobs", type=int, default=10, help="jobs on the real API server")
     parser.add_argument("--demands", type=int, default=200, help="demands on the real API server, two a second")
+    parser.add_argument(
+        "--keys", type=int, default=10_000, help="keys queued at once, for this operator and the first release's"
+    )
+    parser.add_argument("--queued-jobs", type=int, default=500, help="how many of them each of the two plans")
     parser.add_argument("--cluster", help="a test cluster that is up; default: one of its own")
     parser.add_argument("--repeats", type=int, default=5, help="of a plan's cost")
 
@@ -38,6 +43,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     for kind, values in (
         ("plans", lambda: plan_costs(arguments.repeats)),
         ("many_jobs", lambda: many_jobs(arguments.jobs, arguments.period, arguments.seconds)),
+        ("queued", lambda: queued(arguments.keys, arguments.queued_jobs)),
         ("latency", lambda: latency(arguments.real_jobs, arguments.demands, 0.5, arguments.cluster)),
     ):
         results = values()

@@ -13,6 +13,10 @@ PLAN_MS = 2.0
 OLDEST_SECONDS = 2.0
 CORES = 0.5
 GRANT_SECONDS = 1.0
+# With a long queue: how many times as many jobs as by the first release, and plans before that of a small namespace.
+QUEUED_RATIO = 4
+PLANS_BEFORE = 100
+REQUEST_MS = 30
 # Milliseconds of a million additions on a processor of which another tenant takes nothing.
 FULL_SPEED_MS = 45.0
 
@@ -32,7 +36,7 @@ def write(raw: Path) -> None:
         "",
         "| measured | found | bar |",
         "|---|---|---|",
-        *_rows(by_kind),
+        *_rows(by_kind, settings),
         "",
         (
             f"The {settings['jobs']} jobs of seven pods change their demand every {settings['period']:g} s, evenly spread, between two and "
@@ -44,7 +48,7 @@ def write(raw: Path) -> None:
     raw.with_suffix(".md").write_text("\n".join(text) + "\n")
 
 
-def _rows(by_kind: dict[str, dict[str, Any]]) -> list[str]:
+def _rows(by_kind: dict[str, dict[str, Any]], settings: dict[str, Any]) -> list[str]:
     rows = []
     if plans := by_kind.get("plans"):
         rows += [
@@ -76,6 +80,16 @@ def _rows(by_kind: dict[str, dict[str, Any]]) -> list[str]:
         if full := [cores for cores, *loops in many.get("slices", ()) if max(loops) <= FULL_SPEED_MS]:
             text = f"| the same: CPU in the {len(full)} of {len(many['slices'])} seconds in which they took at most {FULL_SPEED_MS:g} ms"
             rows.append(f"{text} | {sum(full) / len(full):.2f} cores | {CORES:g} cores |")
+    if queued := by_kind.get("queued"):
+        before, now = queued["before"], queued["now"]
+        rates = (
+            f"{now['jobs_per_second']:.1f} a second, {before['jobs_per_second']:.1f} by the first release's operator"
+        )
+        rows += [
+            f"| {settings['keys']} keys queued at once, {REQUEST_MS} ms a request: jobs planned | {rates} | {QUEUED_RATIO} times as many |",
+            f"| the same: plans before that of a small namespace | {now['plans_before_the_small_namespace']} | {PLANS_BEFORE} |",
+            f"| the same: looks at its health that found it unhealthy | {now['unhealthy_samples']} | 0 |",
+        ]
     if latency := by_kind.get("latency"):
         cuts = quantiles(latency["seconds"], n=100)
         rows += [

@@ -423,6 +423,19 @@ class PodRecord(FieldsModel):
     )
 
 
+class IntactPods(FieldsModel):
+    """Pods to which nothing has happened, nor to any that they replaced: they need no record each."""
+
+    pool: Line | None = Field(default=None, description="The pool that they belong to, if they are reward pods.")
+    attempt: Count = Field(description="The number of each within its place.")
+    indexes: str = Field(
+        pattern=r"^[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*$",
+        max_length=32768,
+        description="Their numbers within their role, or within their pool, as ranges: `0-3,5`.",
+    )
+    was_ready: bool = Field(default=False, description="Whether they have been ready.")
+
+
 class PoolStatus(FieldsModel):
     """Reward pods of one pool."""
 
@@ -556,7 +569,13 @@ class RoleStatus(FieldsModel):
     pods: list[PodRecord] | None = Field(
         default=None,
         max_length=MAX_PODS,
-        description="The operator's memory of each pod.",
+        description="The operator's memory of each pod, but for those in `intact`.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    intact: list[IntactPods] | None = Field(
+        default=None,
+        max_length=MAX_PODS,
+        description="Pods to which nothing has happened.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     cpu: Line | None = Field(default=None, description="Sum of CPU limits of the role's work containers.")

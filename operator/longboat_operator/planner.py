@@ -28,7 +28,15 @@ from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.places import Places, places_of
-from longboat_operator.plan.records import Memories, RoleCount, count, dismissed, released, remembered
+from longboat_operator.plan.records import (
+    Memories,
+    RoleCount,
+    count,
+    dismissed,
+    published_records,
+    released,
+    remembered,
+)
 from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
@@ -227,7 +235,7 @@ def _finished(view: JobView, now: datetime) -> Plan:
         remaining_records = _released(view, memories)
         roles = {role: view.published(role) for role in ROLES}
         changes = {
-            str(role): shown.model_copy(update={"pods": [*remaining_records[role].records.values()] or None})
+            str(role): shown.model_copy(update=published_records(remaining_records[role]))
             for role, shown in roles.items()
             if shown
         }

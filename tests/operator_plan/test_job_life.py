@@ -10,6 +10,7 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Phase
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from longboat_operator.plan.records import remembered
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import holds
 from longboat_operator.reading.status import rollout_grant
@@ -64,7 +65,7 @@ class JobLife(RuleBasedStateMachine):
         role, *at = place(pod)
         status = getattr(self.cluster.status.roles, role) if self.cluster.status.roles else None
         attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
-        return bool(status) and any([r.pool or "", r.index, r.attempt] == [*at, attempt] for r in status.pods or ())
+        return any([*at, attempt] == [*where, record.attempt] for where, record in remembered(status).records.items())
 
     @initialize(up=st.booleans())
     def begin(self, up: bool) -> None:
@@ -260,7 +261,8 @@ class JobLife(RuleBasedStateMachine):
     def a_pod_that_is_given_back_is_no_loss(self) -> None:
         """Whatever happens to it once the driver has drained it and the job's plan has let it go."""
         roles = self.cluster.status.roles
-        recorded = {(r.index, r.attempt) for r in (roles.rollout.pods or () if roles and roles.rollout else ())}
+        records = remembered(roles.rollout if roles else None).records
+        recorded = {(where.index, record.attempt) for where, record in records.items()}
         told = {record.pod for record in self.cluster.status.restart_history or ()}
         for name in list(self.drained):
             index, attempt = name.removeprefix("sums-rollout-").split("-a")

@@ -12,7 +12,7 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, PodRecord, RolesStatus, RoleStatus
 from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_POOL, LABEL_ROLE
-from longboat_operator.plan.records import place_of
+from longboat_operator.plan.records import remembered
 from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status
 from longboat_operator.reading.times import stamp
@@ -327,10 +327,9 @@ def recorded(cluster: SimulatedCluster) -> list[str]:
     job = job_ref(cluster.job or {})
     roles = cluster.status.roles or RolesStatus()
     names = {
-        job.pod(role, place_of(record), record.attempt)
+        job.pod(role, place, record.attempt)
         for role in Role
-        if (shown := getattr(roles, role))
-        for record in shown.pods or ()
+        for place, record in remembered(getattr(roles, role)).records.items()
     }
     return sorted(names & cluster.children["Pod"].keys())
 

@@ -1,5 +1,6 @@
 """Counting restarts: each once, however seldom one looks."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,11 +11,20 @@ from hypothesis import strategies as st
 
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
-from longboat_crds.status import RoleStatus
+from longboat_crds.status import MAX_PODS, PodRecord, RoleStatus
 from longboat_operator.plan.creation import wait_seconds
 from longboat_operator.plan.losses import loss_of
-from longboat_operator.plan.records import RoleCount, count, released, remembered
+from longboat_operator.plan.records import (
+    RoleCount,
+    count,
+    is_past,
+    place_of,
+    published_records,
+    released,
+    remembered,
+)
 from longboat_operator.pods.names import JobRef, Place, numbered
+from longboat_operator.reading.intact import indexes_of, is_intact, ranges_of, stored_records
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
@@ -176,3 +186,80 @@ def test_the_wait_doubles_to_its_cap(losses: int, backoff: int, cap: int) -> Non
     assert first == min(backoff, cap)
     assert wait <= longer <= cap
     assert longer in {2 * wait, float(cap)}
+
+
+# Pods to which nothing has happened.
+
+
+records = st.builds(
+    PodRecord,
+    pool=st.sampled_from([None, "code", "math"]),
+    index=st.integers(0, 40),
+    attempt=st.integers(0, 3),
+    restarts=st.sampled_from([0, 0, 0, 1]),
+    losses=st.sampled_from([0, 0, 0, 2]),
+    lost_time=st.sampled_from([None, None, None, stamp(NOW)]),
+    gone=st.sampled_from([None, None, True]),
+    failed=st.sampled_from([None, None, "pod"]),
+    node=st.sampled_from([None, "node0"]),
+    was_ready=st.booleans(),
+)
+
+
+@given(st.lists(records, unique_by=lambda record: (record.pool, record.index)), st.integers(0, 3))
+def test_what_the_status_keeps_is_remembered_but_for_nodes_of_pods_to_which_nothing_has_happened(
+    given_records: list[PodRecord], next_attempt: int
+) -> None:
+    memory = RoleCount(records={place_of(record): record for record in given_records}, next_attempt=next_attempt)
+    fields = published_records(memory)
+    stored = RoleStatus.model_validate(RoleStatus(next_attempt=next_attempt, **fields).to_json())
+    remembered_records = remembered(stored).records
+    assert remembered_records.keys() == memory.records.keys()
+    alone = {place_of(record) for record in stored.pods or ()}
+    for place, record in memory.records.items():
+        kept = remembered_records[place]
+        assert kept == (record if place in alone else record.model_copy(update={"node": None}))
+        assert place in alone or (is_intact(record) and record.attempt >= next_attempt)
+    assert published_records(replace(memory, records=remembered_records)) == fields, "it is stable"
+    as_json = {(r.get("pool"), r["index"], r["attempt"]) for r in stored_records(stored.to_json())}
+    assert as_json == {(r.pool, r.index, r.attempt) for r in given_records}
+
+
+@given(st.sets(st.integers(0, 9999)))
+def test_numbers_are_written_as_ranges(numbers: set[int]) -> None:
+    assert [*indexes_of(ranges_of(numbers))] == sorted(numbers) if numbers else ranges_of(numbers) == ""
+
+
+def test_a_thousand_pods_to_which_nothing_has_happened_take_less_than_a_hundred_bytes() -> None:
+    pods = [pod(index, 0) for index in range(1024)]
+    counted = look(RoleCount(), pods, desired=1024)
+    assert len(json.dumps(published_records_json(counted))) < 100
+    second = look(through_status(counted), [pod(0, 0, 1), *pods[1:512], *pods[513:]], desired=1024)
+    assert second.restarts == 2
+    stored = published_records_json(second)
+    assert [record["index"] for record in stored["pods"]] == [0, 512]
+    assert [group["indexes"] for group in stored["intact"]] == ["1-511,513-1023"]
+
+
+def published_records_json(counted: RoleCount) -> dict[str, Any]:
+    return RoleStatus(**published_records(counted)).model_dump(
+        mode="json", by_alias=True, exclude_none=True, include={"pods", "intact"}
+    )
+
+
+def test_a_version_that_does_not_know_the_compact_form_gives_no_pod_up() -> None:
+    """It takes a pod without a record for one that was given up if its attempt is below `nextAttempt`."""
+    counted = look(RoleCount(next_attempt=1), [pod(0, 1), pod(1, 1)])
+    counted = replace(counted, records={**counted.records, Place("", 1): PodRecord(index=1, attempt=0)})
+    status = RoleStatus(next_attempt=1, **published_records(counted))
+    without = remembered(status.model_copy(update={"intact": None}))
+    assert not is_past(without, pod(0, 1))
+    assert not is_past(without, pod(1, 0))
+
+
+def test_compact_records_of_another_form_are_left_out() -> None:
+    role = {"intact": [{"attempt": 0, "indexes": "all"}, {"attempt": 0}, {"attempt": 0, "indexes": "0-1", "x": 1}, 5]}
+    assert [record["index"] for record in stored_records(role)] == [0, 1]
+    huge = {"intact": [{"attempt": attempt, "indexes": "0-999999"} for attempt in range(9)]}
+    assert sum(1 for _ in stored_records(huge)) == MAX_PODS
+    assert len(remembered(RoleStatus.model_validate(huge)).records) <= MAX_PODS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from longboat_operator.health import PLANS_STUCK_SECONDS, Health, judge
 from longboat_operator.queue import WorkQueue
 
 
@@ -73,3 +74,32 @@ async def test_a_closed_queue_sends_its_workers_home() -> None:
     await asyncio.sleep(0)
     queue.close()
     assert await asyncio.gather(*workers) == [None, None, None]
+
+
+async def test_ten_thousand_keys_of_one_namespace_look_healthy_and_hold_up_no_other() -> None:
+    now, keys, plan_seconds = 0.0, 10_000, 0.3
+    queue: WorkQueue[tuple[str, int]] = WorkQueue(rate=1e9, burst=keys, clock=lambda: now, group=lambda key: key[0])
+    taken: list[tuple[str, int]] = []
+    waited = 0.0
+
+    async def work() -> None:
+        nonlocal now, waited
+        while (key := await queue.get()) is not None:
+            taken.append(key)
+            if len(taken) == keys // 2:
+                queue.add(("small", 0))
+            await asyncio.sleep(0)
+            now += plan_seconds
+            queue.done(key)
+            if len(taken) % 50 == 0:
+                assert judge([], watch_dead=False, stalled_seconds=queue.stalled_seconds, leading=True) == Health()
+                waited = max(waited, queue.oldest_seconds)
+            if len(taken) > keys and queue.idle(0.0):
+                queue.close()
+
+    for number in range(keys):
+        queue.add(("big", number))
+    await asyncio.gather(*(work() for _ in range(32)))
+    assert len(taken) == keys + 1
+    assert waited > PLANS_STUCK_SECONDS, "the last key's plan is long in coming, which is nothing to restart for"
+    assert taken.index(("small", 0)) - keys // 2 <= 100

@@ -33,6 +33,7 @@ from longboat_operator.metrics import ACTIONS
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_INDEX, LABEL_JOB
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
+from longboat_operator.reading.intact import stored_records
 from longboat_operator.shell import Options
 from tests.operator_shell.conftest import open_shell
 from tests.operator_shell.small_plan import manifest
@@ -373,7 +374,7 @@ async def with_recorded_pods(bench: Bench) -> None:
 
     async def recorded() -> bool:
         roles = (await bench.get(RL_JOB, "x")).get("status", {}).get("roles", {})
-        return sum(len(role.get("pods", ())) for role in roles.values()) == 4
+        return sum(1 for role in roles.values() for _ in stored_records(role)) == 4
 
     await eventually_async(recorded)
 

@@ -201,6 +201,25 @@ def test_the_first_record_of_a_new_pod_calls_for_no_other_plan() -> None:
     assert wakes_capacity(more, JOB), "a pod that left is no longer recorded: its name is free"
 
 
+def compacted(indexes: str, *records: dict[str, Any], attempt: int = 0, was_ready: bool = False) -> dict[str, Any]:
+    roles = {"rollout": {"ready": 2, "pods": [*records]}}
+    roles["rollout"]["intact"] = [{"attempt": attempt, "indexes": indexes, "wasReady": was_ready}]
+    return changed("status.roles", roles)
+
+
+def test_records_in_their_compact_form_call_for_plans_as_others_do() -> None:
+    one, two = compacted("0"), compacted("0-1", was_ready=True)
+    for before, after in ((JOB, one), (one, JOB), (JOB, two), (one, two)):
+        assert not wakes_its_writer(before, after)
+        assert not wakes_capacity(before, after)
+    assert wakes_its_writer(two, one)
+    assert wakes_capacity(two, one)
+    assert wakes_its_writer(one, compacted("0", attempt=1))
+    restarted = compacted("1", {"index": 0, "attempt": 0, "restarts": 1})
+    assert wakes_its_writer(two, restarted)
+    assert not wakes_capacity(two, restarted)
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -2,7 +2,7 @@
 
 A pod that is gone can't be asked any more, and a plan may be made twice, or not for a while. So the status keeps, for
 every place, the newest attempt seen and how many of its container restarts have been counted; comparing that with the
-present pods shows what is new, however many plans lie between.
+present pods shows what is new, however many plans lie between. Pods to which nothing has happened share a record (`IntactPods`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
-from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, PodRecord, RestartRecord, RoleStatus
+from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, IntactPods, PodRecord, RestartRecord, RoleStatus
 from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
 from longboat_operator.pods.names import JobRef, Place
+from longboat_operator.reading.intact import compact, expanded, is_intact
 from longboat_operator.reading.terminations import Termination, restart_count, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import PodView
@@ -70,12 +71,25 @@ def remembered(role: RoleStatus | None) -> RoleCount:
     if role is None:
         return RoleCount()
     return RoleCount(
-        records={place_of(record): record for record in role.pods or ()},
+        records={place_of(record): record for record in (*expanded(role.intact or ()), *(role.pods or ()))},
         restarts=role.restarts,
         incidents=Incidents(tuple(map(moment, role.incidents or ()))),
         restart_step=role.restart_step,
         next_attempt=role.next_attempt,
     )
+
+
+def published_records(memory: RoleCount) -> dict[str, list[PodRecord] | list[IntactPods] | None]:
+    """Returns the records as fields of the role's status, those of intact pods in their compact form.
+
+    Rule: a pod whose attempt is below `next_attempt` keeps its record. Versions that don't know the compact form would take it for one
+    that was given up.
+    """
+    ordered = [memory.records[place] for place in sorted(memory.records)]
+    intact = [record for record in ordered if record.attempt >= memory.next_attempt and is_intact(record)]
+    places = {place_of(record) for record in intact}
+    others = [record for record in ordered if place_of(record) not in places]
+    return {"pods": others or None, "intact": compact(intact) or None}
 
 
 def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place] = ()) -> RoleCount:
@@ -231,7 +245,7 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
 
 def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None, now: datetime) -> Iterator[Failure]:
     if pod is None:
-        loss = Loss(Reason.POD_LOST, f"it vanished from node {record.node or '?'}")
+        loss = Loss(Reason.POD_LOST, f"it vanished from node {record.node}" if record.node else "it vanished")
     if loss:
         time = min(loss.time or now, now)
         yield Failure(place_of(record), POD, name, loss.reason, loss.message, time, loss.counted)

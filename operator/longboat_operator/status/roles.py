@@ -13,7 +13,7 @@ from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
-from longboat_operator.plan.records import Memories, RoleCount
+from longboat_operator.plan.records import Memories, RoleCount, published_records
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.times import stamp
@@ -148,7 +148,7 @@ def role_status(role_survey: RoleSurvey, count: RoleCount, reward_cpu: RewardCpu
             if name
         ]
         or None,
-        pods=[count.records[place] for place in sorted(count.records)] or None,
+        **published_records(count),
         cpu=cpu,
         cpu_text=f"{reward_cpu.used}/{reward_cpu.total}" if reward_cpu else cpu,
     )

@@ -9,6 +9,7 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.model import LABEL_ROLE, Object
+from longboat_operator.reading.intact import IDENTITY, SEEN, stored_records
 from longboat_operator.reading.status import RESHAPE_IDENTITY
 
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
@@ -17,8 +18,6 @@ _TRAINING_THAT_MATTERS = ("state", "incarnation")
 # What a job's plan publishes and doesn't read, or which tells the next plan no more than what it was made from.
 _SHOWN = ("operator", "phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
-_SEEN_OF_A_POD = ("node", "wasReady")
-_IDENTITY_OF_A_RECORD = ("pool", "index", "attempt")
 _CONDITIONS_READ_BACK = (ConditionType.RUNNING, ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _OF_A_CONDITION = ("type", "status", "reason")
 _REWARD_DEMAND = ("incarnation", "number", "pools")
@@ -137,8 +136,11 @@ def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _role_read_back(role: Mapping[str, Any]) -> dict[str, Any]:
     result = {key: value for key, value in role.items() if key not in _SHOWN_OF_A_ROLE}
-    records = role.get("pods") or ()
-    result["pods"] = [{k: v for k, v in record.items() if k not in _SEEN_OF_A_POD} for record in records]
+    result.pop("intact", None)
+    result["pods"] = {
+        (record.get("pool"), record["index"]): {k: v for k, v in record.items() if k not in SEEN}
+        for record in stored_records(role)
+    }
     return result
 
 
@@ -146,15 +148,15 @@ def _without_new_pods(roles: Mapping[str, Any], old_roles: Mapping[str, Any]) ->
     """Returns the roles as read back, without a place's first record while nothing has happened to its pod."""
     result = {}
     for name, role in roles.items():
-        places = {(r.get("pool"), r["index"]) for r in (old_roles.get(name) or {}).get("pods", ())}
-        records = [r for r in role["pods"] if (r.get("pool"), r["index"]) in places or _has_a_history(r)]
+        old_records = (old_roles.get(name) or {}).get("pods", {})
+        records = {place: r for place, r in role["pods"].items() if place in old_records or _has_a_history(r)}
         result[name] = {**role, "pods": records}
     return result
 
 
 def _has_a_history(record: Mapping[str, Any]) -> bool:
     """Whether anything has happened to the pod of a record, or to one that it replaced."""
-    return any(value for name, value in record.items() if name not in _IDENTITY_OF_A_RECORD)
+    return any(value for name, value in record.items() if name not in IDENTITY)
 
 
 def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
@@ -164,7 +166,7 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
         spec, status = obj.get("spec") or {}, obj.get("status") or {}
         rollout, demand = spec.get("rollout") or {}, status.get("demand") or {}
         allocation = status.get("allocation") or {}
-        records = ((status.get("roles") or {}).get("rollout") or {}).get("pods") or ()
+        records = stored_records((status.get("roles") or {}).get("rollout") or {})
         return {
             **identity,
             "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
