@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bench.operator import api_double
 from bench.operator.api_double import ApiDouble
@@ -81,10 +81,9 @@ async def _measure(keys: int, jobs: int) -> dict[str, Any]:
             seen_after.append(len(planned))
         controller.changed(change)
 
-    queue, workers, parts = _parts(api)
-    controller = Controller(cache, queue, noted, plan, *parts(cache))
     sources = [Source(kind.kind, None) for kind in (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)]
-    api.feed = Feed(cache, Freshness(sources, bookmarked=[]), changed, controller.listed)
+    freshness = Freshness(sources, bookmarked=[])
+    queue, workers, controller, api.feed = _operator(api, cache, noted, changed, freshness)
     api.submit({"apiVersion": "longboat.dev/v1alpha1", **runtime_of()})
     names = [f"job-{number}" for number in range(keys // 2)]  # each has a key of its own and one of its capacity
     for name in names:
@@ -114,25 +113,25 @@ async def _measure(keys: int, jobs: int) -> dict[str, Any]:
     }
 
 
-def _parts(api: Any) -> tuple[Any, int, Any]:
-    """Returns the queue, the number of workers, and a function that makes the look-ups and the applier of a cache."""
+def _operator(api: Any, cache: Cache, observe: Any, changed: Any, freshness: Freshness) -> tuple[Any, int, Any, Any]:
+    """Returns the queue, the number of workers, the controller and the feed."""
     try:
         from longboat_operator.dry_runs import AcceptedDryRuns
+        from longboat_operator.kube.clock import ServerClock
         from longboat_operator.pod_warnings import PodWarnings
         from longboat_operator.shell import Options
     except ImportError:  # the first release
         queue: Any = WorkQueue()
-        make_look_ups, make_applier = cast("Any", LookUps), cast("Any", Applier)
-        return queue, 4, lambda cache: (make_look_ups(api), make_applier(api, cache, EventRecorder(api, "bench")))
-    clock = time.monotonic
-    return (
-        WorkQueue(group=lambda key: key.namespace),
-        Options().requests_in_flight,
-        lambda cache: (
-            LookUps(api, PodWarnings(api, clock)),
-            Applier(api, cache, EventRecorder(api, "bench"), AcceptedDryRuns(clock)),
-        ),
-    )
+        make: Any = {part.__name__: part for part in (Applier, Controller, EventRecorder, Feed, LookUps)}
+        applier = make["Applier"](api, cache, make["EventRecorder"](api, "bench"))
+        controller = make["Controller"](cache, queue, observe, plan, make["LookUps"](api), applier)
+        return queue, 4, controller, make["Feed"](cache, freshness, changed, controller.listed)
+    queue, clock = WorkQueue(group=lambda key: key.namespace), ServerClock()
+    applier = Applier(api, cache, EventRecorder(api, clock, "bench"), AcceptedDryRuns(time.monotonic))
+    look_ups = LookUps(api, PodWarnings(api, time.monotonic), clock)
+    served = Freshness([], [])
+    controller = Controller(cache, queue, observe, plan, look_ups, applier, served, clock)
+    return queue, Options().requests_in_flight, controller, Feed(cache, freshness, clock, changed, controller.listed)
 
 
 _WAITED = "stalled_seconds" if hasattr(WorkQueue, "stalled_seconds") else "queue_oldest_seconds"
