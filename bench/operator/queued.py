@@ -100,14 +100,14 @@ async def _measure(keys: int, jobs: int) -> dict[str, Any]:
             _submit(api, SMALL)
         waited = getattr(queue, "stalled_seconds", queue.oldest_seconds)
         unhealthy += health.judge([], watch_dead=False, leading=True, **{_WAITED: waited}) != health.Health()
-    elapsed, after = time.monotonic() - began, planned[seen_after[0] :]
+    elapsed, after = time.monotonic() - began, [key.namespace for key in planned[seen_after[0] :]]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     return {
         "jobs_per_second": done / elapsed,
         "requests_per_second": api.requests / elapsed,
-        "plans_before_the_small_namespace": after.index(SMALL) if SMALL in after else None,
+        "plans_before_the_small_namespace": after.index(SMALL.namespace) if SMALL.namespace in after else None,
         "plans_meanwhile": len(after),
         "unhealthy_samples": unhealthy,
     }

@@ -87,7 +87,7 @@ def _rows(by_kind: dict[str, dict[str, Any]], settings: dict[str, Any]) -> list[
         )
         rows += [
             f"| {settings['keys']} keys queued at once, {REQUEST_MS} ms a request: jobs planned | {rates} | {QUEUED_RATIO} times as many |",
-            f"| the same: plans before that of a small namespace | {now['plans_before_the_small_namespace']} | {PLANS_BEFORE} |",
+            f"| the same: plans before the first of a small namespace | {now['plans_before_the_small_namespace']} | {PLANS_BEFORE} |",
             f"| the same: looks at its health that found it unhealthy | {now['unhealthy_samples']} | 0 |",
         ]
     if latency := by_kind.get("latency"):

@@ -133,11 +133,11 @@ class Controller:
             self._queue.add(key)
 
     def lead(self) -> None:
-        """Starts to plan, beginning with every existing job and its capacity."""
+        """Starts to plan, beginning with the capacity of every existing job: a job's status can't be written beside its grant."""
         self._leading = True
         for job, _ in self._cache.jobs():
             self._queue.add(job.capacity)
-            self._queue.add(job)
+            self._queue.add_within(job, BURST_SECONDS)
 
     async def work(self) -> None:
         """Reconciles keys from the queue until it is closed. Raises LeadershipLostError; other errors of a pass end only that pass."""

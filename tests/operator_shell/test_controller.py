@@ -258,6 +258,18 @@ async def test_a_standby_queues_nothing_and_a_new_leader_plans_for_all() -> None
     assert made.due() == [X, Y]
 
 
+async def test_a_new_leader_plans_for_capacities_first() -> None:
+    """A job's status that is written beside its grant would be of an old version, and its plan in vain."""
+    made = Bench()
+    made.controller._leading = False
+    made.put(job("x", 1))
+    made.put(job("y", 2))
+    made.controller.lead()
+    schedule = made.queue._schedule
+    assert [schedule.take(made.now) for _ in range(3)] == [X.capacity, Y.capacity, None]
+    assert [schedule.take(made.now + BURST_SECONDS) for _ in range(2)] == [X, Y]
+
+
 async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> None:
     bench.plan = SOMETHING
     bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 10),))
