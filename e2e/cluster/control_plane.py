@@ -4,7 +4,10 @@ import os
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from e2e.cluster import components, configs, process
 from e2e.cluster.api import Api
@@ -22,6 +25,10 @@ USERS = {
     "coredns": ("coredns", "system:masters"),
 }
 """Component → its user and group; each has a kubeconfig of its own."""
+
+
+CACHING = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+"""What Kubernetes' documentation wants restarted when etcd is restored."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,19 @@ class ControlPlane:
         for pid in self._processes(component):
             process.kill(pid)
         self._spawn(component)
+
+    @contextmanager
+    def etcd_stopped(self) -> Iterator[Path]:
+        """Stops etcd for the block, and yields the folder of its data; then restarts all components that keep copies of them."""
+        stateful = [component for component in self._commands if component in CACHING]
+        for component in reversed(stateful):
+            for pid in self._processes(component):
+                process.kill(pid)
+        yield self.layout.etcd
+        for component in stateful:
+            self._spawn(component)
+            if component == "kube-apiserver":
+                self._await(component)
 
     def _processes(self, component: str) -> list[int]:
         return process.find(self._commands[component], self.group)
