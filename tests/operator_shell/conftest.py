@@ -22,6 +22,7 @@ from longboat_operator.kube.errors import AlreadyExistsError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
 from longboat_operator.shell import LeaseOptions, Options, Shell
+from tests.crds.manifests import changed
 from tests.operator_shell.gateway import Gateway, open_gateway
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
@@ -77,13 +78,43 @@ async def admin(transport: Transport) -> KubeClient:
     return client
 
 
-@pytest.fixture
-async def namespace(admin: KubeClient) -> AsyncIterator[str]:
-    """An empty namespace of the test's own."""
+@asynccontextmanager
+async def empty_namespace(admin: KubeClient) -> AsyncIterator[str]:
     name = f"shell-{uuid.uuid4().hex[:8]}"
     created = await admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
     await admin.delete(NAMESPACE, "", name, created["metadata"]["uid"])
+
+
+@pytest.fixture
+async def namespace(admin: KubeClient) -> AsyncIterator[str]:
+    """An empty namespace of the test's own."""
+    async with empty_namespace(admin) as name:
+        yield name
+
+
+@pytest.fixture
+async def other(admin: KubeClient) -> AsyncIterator[str]:
+    """Another empty namespace."""
+    async with empty_namespace(admin) as name:
+        yield name
+
+
+async def create_runtime(admin: KubeClient, namespace: str) -> None:
+    """Creates the runtime template `nowhere`, whose pods no node takes: nothing but the API server and operators has a part."""
+    template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
+    spec = {"image": "localhost/none:1", "common": {"template": template}}
+    metadata = {"namespace": namespace, "name": "nowhere"}
+    await admin.create(
+        RL_RUNTIME, {"apiVersion": RL_RUNTIME.api_version, "kind": RL_RUNTIME.kind, "metadata": metadata, "spec": spec}
+    )
+
+
+async def create_job(admin: KubeClient, namespace: str) -> None:
+    """Creates job `x` with `create_runtime`."""
+    await create_runtime(admin, namespace)
+    reference = {"spec.runtimeRef": {"kind": RL_RUNTIME.kind, "name": "nowhere"}}
+    await admin.create(RL_JOB, changed({"metadata.name": "x", "metadata.namespace": namespace, **reference}))
 
 
 async def _served(client: KubeClient, wanted: set[str]) -> bool:

@@ -10,18 +10,15 @@ from kubernetes.aio.client.configuration import Configuration
 
 from longboat_operator import observe, planner
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.resources import CHILDREN, POD, RL_JOB, RL_RUNTIME
+from longboat_operator.kube.resources import CHILDREN, POD, RL_JOB
 from longboat_operator.model import LABEL_JOB, JobKey
 from longboat_operator.shell import Options
-from tests.crds.manifests import changed
-from tests.operator_shell.conftest import lease, open_shell, running
+from tests.operator_shell.conftest import create_job, lease, open_shell, running
 from tests.operator_shell.gateway import Gateway
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
-
-NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
 
 
 async def test_what_the_garbage_collector_takes_is_not_made_again(
@@ -36,11 +33,7 @@ async def test_what_the_garbage_collector_takes_is_not_made_again(
             await current.wait()
 
     late.after = jobs_are_late
-    kind = {"apiVersion": RL_RUNTIME.api_version, "kind": "RLRuntime"}
-    spec = {"image": "localhost/none:1", "common": {"template": NOWHERE}}
-    await admin.create(RL_RUNTIME, {**kind, "metadata": {"namespace": namespace, "name": "none"}, "spec": spec})
-    reference = {"spec.runtimeRef": {"kind": "RLRuntime", "name": "none"}}
-    await admin.create(RL_JOB, changed({"metadata.name": "x", "metadata.namespace": namespace, **reference}))
+    await create_job(admin, namespace)
     options = Options((namespace,), lease(namespace), free_port(), free_port())
     key = JobKey(namespace, "x")
 

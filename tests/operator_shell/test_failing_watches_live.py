@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -14,7 +13,7 @@ from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.shell import Options, Shell
 from longboat_operator.watch import informer
 from tests.operator_shell import small_plan
-from tests.operator_shell.conftest import NAMESPACE, lease, open_shell, running
+from tests.operator_shell.conftest import lease, open_shell, running
 from tests.operator_shell.gateway import Gateway
 from tests.operator_shell.test_observability import get
 from tests.support.ports import free_port
@@ -29,15 +28,6 @@ Way = tuple[Gateway, Configuration]
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again after half a second at most."""
     monkeypatch.setattr(informer, "_LONGEST_WAIT_SECONDS", 0.5)
-
-
-@pytest.fixture
-async def other(admin: KubeClient) -> AsyncIterator[str]:
-    """Another empty namespace."""
-    name = f"shell-{uuid.uuid4().hex[:8]}"
-    created = await admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    yield name
-    await admin.delete(NAMESPACE, "", name, created["metadata"]["uid"])
 
 
 def shell_of(configuration: Configuration, *namespaces: str) -> Shell:

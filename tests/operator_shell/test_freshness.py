@@ -113,7 +113,7 @@ def test_an_object_that_is_gone_before_it_came_is_owed_no_more() -> None:
     feed.absent(JOBS, {JOB: 11}, 12)
     assert freshness.owes(JOBS)
     feed.absent(JOBS, {}, 13)
-    assert not freshness.owing
+    assert not freshness.owes(JOBS)
     assert not freshness.dead(10_000.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import Cluster
 from longboat_operator.kube.client import MERGE_PATCH, KubeClient
 from longboat_operator.kube.errors import ConflictError
-from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME
+from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.model import (
     FIELD_MANAGER,
     GRANT_FIELD_MANAGER,
@@ -23,6 +23,7 @@ from longboat_operator.model import (
 from longboat_operator.plan import capacity, reward_cpus
 from longboat_operator.watch.cache import Cache
 from longboat_operator.writes import Writes
+from tests.operator_shell.conftest import create_runtime
 from tests.operator_shell.test_surroundings_live import Bench
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
@@ -37,13 +38,10 @@ async def bench(cluster: Cluster, admin: KubeClient, namespace: str, monkeypatch
     monkeypatch.setattr(capacity, "LEAVE_SECONDS", PATIENCE_SECONDS)
     for name in ("SILENT_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
         monkeypatch.setattr(reward_cpus, name, PATIENCE_SECONDS)
-    monkeypatch.setattr(
-        reward_cpus, "AFTER_REQUEST_SECONDS", 1.0 - REQUEST_TIMEOUT_SECONDS
-    )  # no former leader has anything under way
-    made = Bench(cluster, admin, namespace)
-    template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
-    await made.put(RL_RUNTIME, "nowhere", spec={"image": "localhost/none:1", "common": {"template": template}})
-    return made
+    # No former leader has anything under way.
+    monkeypatch.setattr(reward_cpus, "AFTER_REQUEST_SECONDS", 1.0 - REQUEST_TIMEOUT_SECONDS)
+    await create_runtime(admin, namespace)
+    return Bench(cluster, admin, namespace)
 
 
 class Driver:

@@ -11,20 +11,16 @@ from e2e.cluster import Cluster
 from longboat_operator import controller, releases
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.config import load_configuration
-from longboat_operator.kube.resources import EVENT, POD, RL_JOB, RL_RUNTIME
+from longboat_operator.kube.resources import EVENT, POD, RL_JOB
 from longboat_operator.model import JobKey
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.shell import LeaseOptions, Options, Shell
-from tests.crds.manifests import changed
-from tests.operator_shell.conftest import LEASE_SECONDS, open_shell, running
+from tests.operator_shell.conftest import LEASE_SECONDS, create_job, open_shell, running
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
-
-# Nobody takes these pods.
-NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
 
 
 async def shell_of(cluster: Cluster, namespace: str, name: str) -> Shell:
@@ -39,10 +35,6 @@ async def test_only_the_release_that_a_job_names_serves_it_until_that_is_gone(
 ) -> None:
     monkeypatch.setattr(releases, "READ_SECONDS", 0.1)
     monkeypatch.setattr(controller, "OTHER_RELEASE_SECONDS", 0.2)
-    kind = {"apiVersion": RL_RUNTIME.api_version, "kind": "RLRuntime"}
-    spec = {"image": "localhost/none:1", "common": {"template": NOWHERE}}
-    await admin.create(RL_RUNTIME, {**kind, "metadata": {"namespace": namespace, "name": "none"}, "spec": spec})
-    reference = {"spec.runtimeRef": {"kind": "RLRuntime", "name": "none"}}
     key = JobKey(namespace, "x")
 
     async def status() -> dict[str, Any]:
@@ -57,7 +49,7 @@ async def test_only_the_release_that_a_job_names_serves_it_until_that_is_gone(
         return shown.get("restarts", 0), len(shown.get("restartHistory", ()))
 
     async with running(await shell_of(cluster, namespace, "first")):
-        await admin.create(RL_JOB, changed({"metadata.name": "x", "metadata.namespace": namespace, **reference}))
+        await create_job(admin, namespace)
         await eventually_async(partial(served_by, "first"))
         async with running(await shell_of(cluster, namespace, "second")) as second:
             await eventually_async(lambda: second._releases and key in second._releases.jobs)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from longboat_operator.kube.client import MERGE_PATCH, KubeClient
-from longboat_operator.kube.config import load_configuration
 from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME
 from longboat_operator.kube.transport import Request, Transport
 from longboat_operator.model import LABEL_JOB
-from longboat_operator.observe import observe
-from longboat_operator.planner import plan
-from longboat_operator.shell import Options, Shell
-from tests.operator_shell.conftest import open_shell
+from longboat_operator.shell import Shell
 from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_reward_cpus_live import bind, fake_node
 from tests.operator_shell.test_surroundings_live import Bench, bench
-from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
 __all__ = ["bench", "fake_node"]
@@ -50,18 +44,6 @@ def sent(admin: KubeClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Transport, "send", note)
     return requests
-
-
-@asynccontextmanager
-async def operator(bench: Bench) -> AsyncIterator[Shell]:
-    options = Options((bench.namespace,), None, free_port(), free_port())
-    shell = open_shell(await load_configuration(bench.cluster.kubeconfig), options, observe, plan)
-    running = asyncio.create_task(shell.run())
-    try:
-        yield shell
-    finally:
-        shell.stop()
-        await running
 
 
 @contextmanager
@@ -104,7 +86,7 @@ async def test_a_job_of_six_pods_costs_few_requests(bench: Bench, fake_node: str
     """Of the second job of its kind: the first one's pods are checked by dry runs."""
     template = {"spec": {"schedulerName": "nobody", "tolerations": [{"operator": "Exists"}]}}
     await bench.put(RL_RUNTIME, "unscheduled", spec={"image": "localhost/none:1", "common": {"template": template}})
-    async with operator(bench) as shell:
+    async with bench.operator() as shell:
         await bring_up(bench, shell, fake_node, "first")
         first = [*sent]
         sent.clear()

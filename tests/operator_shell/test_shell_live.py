@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -52,13 +51,8 @@ class Bench:
 
     @asynccontextmanager
     async def running(self, plan: MakePlan = small_plan.plan) -> AsyncIterator[Shell]:
-        shell = await self.shell(plan)
-        task = asyncio.create_task(shell.run())
-        try:
+        async with running(await self.shell(plan)) as shell:
             yield shell
-        finally:
-            shell.stop()
-            await task
 
     async def submit(self, name: str, pods: int = 2) -> dict[str, Any]:
         return await self.admin.create(RL_JOB, small_plan.manifest(self.namespace, name, pods))

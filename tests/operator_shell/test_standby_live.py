@@ -19,12 +19,11 @@ from longboat_operator import observe, planner
 from longboat_operator.kube import client as kube_client
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.clock import boot_clock
-from longboat_operator.kube.resources import LEASE, POD, RL_JOB, RL_RUNTIME
+from longboat_operator.kube.resources import LEASE, POD, RL_JOB
 from longboat_operator.model import LABEL_ROLE, JobKey
 from longboat_operator.shell import LeaseOptions, Options, Shell
-from tests.crds.manifests import changed
 from tests.operator_shell import small_plan
-from tests.operator_shell.conftest import lease, open_shell, running
+from tests.operator_shell.conftest import create_job, lease, open_shell, running
 from tests.operator_shell.gateway import Gateway
 from tests.operator_shell.test_process_live import BootClock, Process
 from tests.operator_shell.test_shell_live import probe
@@ -32,9 +31,6 @@ from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
-
-# Nobody takes these pods: only the API server and the operators have a part in this.
-NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
 
 
 def lists_metadata(request: web.Request) -> bool:
@@ -116,13 +112,7 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
 async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
     admin: KubeClient, namespace: str, gateway: tuple[Gateway, Configuration], leader: Process
 ) -> None:
-    runtime = {"image": "localhost/none:1", "common": {"template": NOWHERE}}
-    metadata = {"namespace": namespace, "name": "none"}
-    await admin.create(
-        RL_RUNTIME, {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLRuntime", "metadata": metadata, "spec": runtime}
-    )
-    reference = {"spec.runtimeRef": {"kind": "RLRuntime", "name": "none"}}
-    await admin.create(RL_JOB, changed({"metadata.name": "x", "metadata.namespace": namespace, **reference}))
+    await create_job(admin, namespace)
     late, configuration = gateway
     thawed = asyncio.Event()
     thawed.set()

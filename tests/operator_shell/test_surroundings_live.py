@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -34,8 +33,8 @@ from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_INDEX, LABEL_JOB
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.reading.intact import stored_records
-from longboat_operator.shell import Options
-from tests.operator_shell.conftest import open_shell
+from longboat_operator.shell import Options, Shell
+from tests.operator_shell.conftest import create_runtime, open_shell, running
 from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_shell_live import requests
 from tests.support.ports import free_port
@@ -57,16 +56,12 @@ class Bench:
         self.namespace = namespace
 
     @asynccontextmanager
-    async def operator(self) -> AsyncIterator[None]:
+    async def operator(self) -> AsyncIterator[Shell]:
         """The real operator, serving the namespace."""
         options = Options((self.namespace,), None, free_port(), free_port())
-        shell = open_shell(await load_configuration(self.cluster.kubeconfig), options, observe, plan)
-        running = asyncio.create_task(shell.run())
-        try:
-            yield
-        finally:
-            shell.stop()
-            await running
+        configuration = await load_configuration(self.cluster.kubeconfig)
+        async with running(open_shell(configuration, options, observe, plan)) as shell:
+            yield shell
 
     async def submit(self, name: str, **checkpoint: Any) -> None:
         body = manifest(self.namespace, name)
@@ -122,14 +117,12 @@ class Bench:
 
 @pytest.fixture
 async def bench(cluster: Cluster, admin: KubeClient, namespace: str) -> Bench:
-    made = Bench(cluster, admin, namespace)
-    template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
-    await made.put(RL_RUNTIME, "nowhere", spec={"image": "localhost/none:1", "common": {"template": template}})
-    return made
+    await create_runtime(admin, namespace)
+    return Bench(cluster, admin, namespace)
 
 
 def served(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Runs a test beside the operator: in a task older than kopf's, which ends every younger one when it ends."""
+    """Runs a test beside the operator."""
 
     @wraps(test)
     async def beside(bench: Bench, **arguments: Any) -> None:

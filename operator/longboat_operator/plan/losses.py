@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.intact import expanded
+from longboat_operator.reading.intact import records_of
 from longboat_operator.reading.terminations import container_statuses, last_termination, terminations
 from longboat_operator.reading.times import moment
 from longboat_operator.reading.view import JobView, PodView
@@ -53,9 +53,7 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
     lost: dict[str, Loss] = {}
     waits: list[float] = []
     for role in ROLES:
-        published = view.published(role)
-        records = (*expanded(published.intact or ()), *(published.pods or ())) if published else ()
-        ready_once = {(r.pool or "", r.index, r.attempt) for r in records if r.was_ready}
+        ready_once = {(r.pool or "", r.index, r.attempt) for r in records_of(view.published(role)) if r.was_ready}
         for pod in view.pods[role]:
             if pod.unwatched:
                 waits.append(UNWATCHED_SECONDS)

@@ -17,7 +17,7 @@ from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, IntactPods, PodRecor
 from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
 from longboat_operator.pods.names import JobRef, Place
-from longboat_operator.reading.intact import compact, expanded, is_intact
+from longboat_operator.reading.intact import compact, is_intact, records_of
 from longboat_operator.reading.terminations import Termination, restart_count, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import PodView
@@ -71,7 +71,7 @@ def remembered(role: RoleStatus | None) -> RoleCount:
     if role is None:
         return RoleCount()
     return RoleCount(
-        records={place_of(record): record for record in (*expanded(role.intact or ()), *(role.pods or ()))},
+        records={place_of(record): record for record in records_of(role)},
         restarts=role.restarts,
         incidents=Incidents(tuple(map(moment, role.incidents or ()))),
         restart_step=role.restart_step,
@@ -85,10 +85,10 @@ def published_records(memory: RoleCount) -> dict[str, list[PodRecord] | list[Int
     Rule: a pod whose attempt is below `next_attempt` keeps its record. Versions that don't know the compact form would take it for one
     that was given up.
     """
-    ordered = [memory.records[place] for place in sorted(memory.records)]
-    intact = [record for record in ordered if record.attempt >= memory.next_attempt and is_intact(record)]
-    places = {place_of(record) for record in intact}
-    others = [record for record in ordered if place_of(record) not in places]
+    intact: list[PodRecord] = []
+    others: list[PodRecord] = []
+    for _, record in sorted(memory.records.items()):
+        (intact if record.attempt >= memory.next_attempt and is_intact(record) else others).append(record)
     return {"pods": others or None, "intact": compact(intact) or None}
 
 

@@ -35,14 +35,18 @@ def compact(records: Iterable[PodRecord]) -> list[IntactPods]:
     ]
 
 
-def expanded(groups: Iterable[IntactPods]) -> Iterator[PodRecord]:
-    """Yields the records of intact pods, of no more than a job may have."""
-    for group, index in _places(groups):
-        yield PodRecord.model_construct(pool=group.pool, index=index, attempt=group.attempt, was_ready=group.was_ready)
+def records_of(role: RoleStatus | None) -> Iterator[PodRecord]:
+    """Yields all records of a role's pods, those in the compact form of no more pods than a job may have."""
+    if role is not None:
+        for group, index in _places(role.intact or ()):
+            yield PodRecord.model_construct(
+                pool=group.pool, index=index, attempt=group.attempt, was_ready=group.was_ready
+            )
+        yield from role.pods or ()
 
 
 def stored_records(role: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields all records of a role's pods, as JSON, from its status as stored, without fields that say nothing."""
+    """Yields all records of a role's pods as JSON, from its status as stored. Fields that say nothing are left out."""
     if "intact" in role:
         for group, index in _places(read_known(RoleStatus, {"intact": role["intact"]}).intact or ()):
             pool = {"pool": group.pool} if group.pool else {}

@@ -27,10 +27,9 @@ class Freshness:
 
     def __init__(self, sources: Iterable[Source], bookmarked: Iterable[Source]) -> None:
         """`sources`: all that must be listed; `bookmarked`: those of them that speak at least every minute."""
-        self._sources = frozenset(sources)
         # What must still be listed, and why the last try failed (None: none has yet).
-        self._unlisted: dict[Source, str | None] = dict.fromkeys(self._sources)
-        self._unlisted_in: dict[str | None, int] = dict(Counter(source.namespace for source in self._sources))
+        self._unlisted: dict[Source, str | None] = dict.fromkeys(sources)
+        self._unlisted_in = Counter[str | None](source.namespace for source in self._unlisted)
         self._bookmarked = frozenset(bookmarked)
         self._heard: dict[Source, float] = {}
         self._awaited: dict[ObjectKey, tuple[int, float]] = {}
@@ -57,12 +56,12 @@ class Freshness:
 
     def serves(self, namespace: str) -> bool:
         """Whether the cache shows all kinds in the namespace."""
-        return not self._unlisted_in.get(None) and not self._unlisted_in.get(namespace)
+        return not self._unlisted_in[None] and not self._unlisted_in[namespace]
 
     @property
     def serves_any(self) -> bool:
         """Whether any namespace is served."""
-        return not self._unlisted_in.get(None) and not all(self._unlisted_in.values())
+        return not self._unlisted_in[None] and not all(self._unlisted_in.values())
 
     def note_unlisted(self, source: Source, reason: str | None = None) -> None:
         """Notes that a source must be listed (again), and if that was just tried, why it failed."""
@@ -108,11 +107,6 @@ class Freshness:
     def owes(self, source: Source) -> bool:
         """Whether an object that a re-list has shown still hasn't come through this source's stream."""
         return bool(self._awaited_keys(source))
-
-    @property
-    def owing(self) -> bool:
-        """Whether any stream owes an object."""
-        return bool(self._awaited)
 
     def problems(self, now: float) -> list[str]:
         """Says why plans may be made from a stale view, or none can be made; empty when all is well.

@@ -11,12 +11,12 @@ from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import GoneError, KubeError, QuietError, is_rejection
 from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import RELISTS
+from longboat_operator.schedule import backoff_seconds
 from longboat_operator.watch.cache import ObjectKey, Source, key_of, version_of
 from longboat_operator.watch.feed import Feed, RestoredError
 
 # A server that ends every watch at once must not be asked without pause.
 _PAUSE_SECONDS = 0.2
-_FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
 log = structlog.get_logger(__name__)
@@ -24,8 +24,7 @@ log = structlog.get_logger(__name__)
 
 def wait_seconds(failures: int) -> float:
     """Returns how long to wait after so many failures of a source in a row (from 1): doubled each time, up to half a minute, and random."""
-    longest = min(_FIRST_WAIT_SECONDS * 2.0 ** min(failures - 1, 32), _LONGEST_WAIT_SECONDS)
-    return longest * random.uniform(0.5, 1.0)
+    return min(backoff_seconds(failures), _LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
 
 
 class Informer:

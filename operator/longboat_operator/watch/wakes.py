@@ -135,8 +135,7 @@ def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _role_read_back(role: Mapping[str, Any]) -> dict[str, Any]:
-    result = {key: value for key, value in role.items() if key not in _SHOWN_OF_A_ROLE}
-    result.pop("intact", None)
+    result = {key: value for key, value in role.items() if key not in (*_SHOWN_OF_A_ROLE, "intact")}
     result["pods"] = {
         (record.get("pool"), record["index"]): {k: v for k, v in record.items() if k not in SEEN}
         for record in stored_records(role)
