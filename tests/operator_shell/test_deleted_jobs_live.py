@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from aiohttp import web
@@ -10,6 +11,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from longboat_operator import observe, planner
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import NotFoundError
 from longboat_operator.kube.resources import CHILDREN, POD, RL_JOB
 from longboat_operator.model import LABEL_JOB, JobKey
 from longboat_operator.shell import Options
@@ -55,7 +57,8 @@ async def test_what_the_garbage_collector_takes_is_not_made_again(
         job = await admin.get(RL_JOB, namespace, "x")
         await admin.delete(RL_JOB, namespace, "x", job["metadata"]["uid"])
         for pod in list(shell._cache.children(key)["Pod"].values()):  # no node ends them
-            await admin.delete(POD, namespace, pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds=0)
+            with suppress(NotFoundError):
+                await admin.delete(POD, namespace, pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds=0)
         await eventually_async(lambda: not any(shell._cache.children(key)[resource.kind] for resource in collected))
         assert shell._cache.job(key) is not None
         await eventually_async(lambda: not shell._queue.depth)

@@ -284,7 +284,7 @@ async def test_without_rights_it_says_what_it_lacks_and_is_not_ready(account: Ac
 
     async def reasons() -> bool:
         status, text = await operator._get(operator.health, "/readyz")
-        return status == 503 and "Pod not yet listed" in text and "RLJob not yet listed" in text
+        return status == 503 and "Pod can't be listed" in text and "RLJob can't be listed" in text
 
     await eventually_async(reasons)
     assert (await operator._get(operator.health, "/healthz"))[0] == 200
