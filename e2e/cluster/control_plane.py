@@ -28,7 +28,7 @@ USERS = {
 
 
 CACHING = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""What Kubernetes' documentation wants restarted when etcd is restored."""
+"""The components that keep copies of etcd's data: Kubernetes' documentation wants them restarted when etcd is restored."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ControlPlane:
 
     @contextmanager
     def etcd_stopped(self) -> Iterator[Path]:
-        """Stops etcd for the block, and yields the folder of its data; then restarts all components that keep copies of them."""
+        """Stops etcd for the block, and yields the folder of its data; then restarts the components of `CACHING`."""
         stateful = [component for component in self._commands if component in CACHING]
         for component in reversed(stateful):
             for pid in self._processes(component):
