@@ -166,6 +166,8 @@ class KopfRun:
         )
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         self._stop.set()  # a thread of kopf's waits for it
+        # Callbacks of kopf's fail when all its tasks are cancelled at once.
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         # Once isn't enough: a request whose connection breaks while it is cancelled waits for other credentials instead.
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in others:
