@@ -94,12 +94,20 @@ class JobWatch:
                 return
 
     async def _answering(self, scopes: Iterable[str | None]) -> list[str | None]:
-        """Returns the namespaces in which every kind can be listed and watched; records of the others why not."""
+        """Returns the namespaces in which every kind can be listed and watched; records of the others why not.
+
+        No kind of the others is watched until then, so each must be listed again.
+        """
         limit = asyncio.Semaphore(_PROBES_AT_ONCE)
 
         async def answers(scope: str | None) -> bool:
             async with limit:
-                return all([await self._answers(resource, scope) for resource in self._resources])
+                answering = [resource for resource in self._resources if await self._answers(resource, scope)]
+            if len(answering) == len(self._resources):
+                return True
+            for resource in answering:
+                self._feed.unwatched(Source(resource.kind, scope))
+            return False
 
         scopes = [*scopes]
         answering = await asyncio.gather(*map(answers, scopes))
