@@ -113,3 +113,18 @@ async def test_jobs_of_a_namespace_in_which_another_kind_was_refused_are_listed_
     await eventually_async(lambda: len(Kopf.runs) == 2)
     await eventually_async(lambda: RUNTIMES not in world.freshness.unlisted)
     assert not world.freshness.serves("a")
+
+
+async def test_kopf_that_ends_at_once_is_started_ever_more_rarely(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[int] = []
+
+    def wait_seconds(number: int) -> float:
+        failures.append(number)
+        return 0.01
+
+    monkeypatch.setattr(Kopf, "ends_at_once", True)
+    monkeypatch.setattr(jobs, "wait_seconds", wait_seconds)
+    await eventually_async(lambda: len(failures) >= 5)
+    assert failures[:5] == [1, 2, 3, 4, 5]
