@@ -115,6 +115,16 @@ async def test_jobs_of_a_namespace_in_which_another_kind_was_refused_are_listed_
     assert not world.freshness.serves("a")
 
 
+async def test_a_job_that_is_gone_before_kopf_has_listed_it_holds_nothing_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "LIST_AGAIN_SECONDS", 0.1)
+    await eventually_async(lambda: world.freshness.owing)
+    world.server.jobs.clear()
+    await eventually_async(lambda: world.freshness.serves("a"))
+    assert not world.freshness.owing
+
+
 async def test_kopf_that_ends_at_once_is_started_ever_more_rarely(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
