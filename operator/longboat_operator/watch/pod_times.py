@@ -42,7 +42,7 @@ def with_server_times(pod: Object, cached: Object | None, now: datetime) -> dict
     first_seen = fine_stamp(now)
 
     def translate(owner: str, text: str, ended: bool) -> str:
-        key = f"{owner} {text}"
+        key = f"{owner} {'ended' if ended else 'since'} {text}"
         if key not in times:
             times[key] = translated.get(key) or (
                 fine_stamp(moment(text) + _correction(pod, now)) if ended else first_seen
