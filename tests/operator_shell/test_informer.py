@@ -11,7 +11,7 @@ import pytest
 
 from longboat_operator.kube.client import Page
 from longboat_operator.kube.clock import ServerClock
-from longboat_operator.kube.errors import TransportError, error_from_status
+from longboat_operator.kube.errors import QuietError, TransportError, error_from_status
 from longboat_operator.kube.resources import POD
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed, RestoredError
@@ -36,13 +36,14 @@ class Server:
         self.refusal, self.versions = refusal, [*versions]
         self.lists = self.watches = 0
         self.newest: int | None = None
+        self.least = 100
         self.tired = asyncio.Event()
 
     async def list_pages(self, *arguments: Any) -> AsyncIterator[Page]:
         self.lists += 1
         version = self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]
         metadata = {"name": "p", "namespace": "a", "uid": "u", "resourceVersion": str(version)}
-        yield Page([{"metadata": metadata}], str(max(version, 100)))
+        yield Page([{"metadata": metadata}], str(max(version, self.least)))
 
     async def version(self, *arguments: Any) -> int:
         return self.newest or 100
@@ -92,6 +93,22 @@ async def test_a_restored_server_that_takes_the_watch_is_found_out_once_it_is_ba
     server.newest = 50
     with pytest.raises(RestoredError, match="from 100 to 50"):
         await task
+
+
+async def test_a_server_that_was_restored_during_a_silence_is_found_out_after_it() -> None:
+    """As a virtual machine whose snapshot is restored: it knows nothing of its connections."""
+    server = Server(QuietError("silent"), 100)
+    server.newest = 50
+    with pytest.raises(RestoredError, match="from 100 to 50"):
+        await asyncio.wait_for(informer(server).run(), 60)
+
+
+async def test_a_list_of_a_restored_server_is_found_out() -> None:
+    """It shows nothing that goes back: its versions are all below those that the cache has."""
+    server = Server(error_from_status(TOO_LARGE), 90, 40)
+    server.least = 0
+    with pytest.raises(RestoredError, match="from 90 to 40"):
+        await informer(server).run()
 
 
 async def test_an_object_that_went_back_tells_of_a_restore_with_newer_versions() -> None:

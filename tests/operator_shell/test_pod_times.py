@@ -106,6 +106,24 @@ def test_ends_keep_their_order_and_distance_whenever_they_are_seen(
     assert moment(newest.time or "") == BEGIN + timedelta(seconds=last), "as the API server dates the last write"
 
 
+def test_a_container_that_is_started_in_the_second_in_which_it_ended_ended_with_the_others() -> None:
+    made = pod(timedelta(), a=100, b=100, written=101)
+    made["status"]["containerStatuses"][1]["state"] = {"running": {"startedAt": stamp(BEGIN + timedelta(seconds=100))}}
+    kept = Operator().sees(made, 5000)
+    [one, other] = terminations(kept)
+    assert one.time == other.time
+    assert kept["status"]["containerStatuses"][1]["state"]["running"]["startedAt"] > str(one.time)
+
+
+def test_times_of_any_year_are_read() -> None:
+    ended = {"exitCode": 1, "startedAt": "0001-01-01T00:00:01Z", "finishedAt": "9999-12-31T23:59:59Z"}
+    for state in ({"terminated": ended}, {"terminated": {**ended, "finishedAt": ended["startedAt"]}}):
+        made = pod(HOUR)
+        made["status"]["containerStatuses"] = [{"name": "a", "restartCount": 1, "lastState": state}]
+        [end] = terminations(Operator().sees(made, 5))
+        assert end.time is not None
+
+
 def test_an_end_whose_write_nobody_dates_happened_when_it_was_first_seen() -> None:
     [end] = terminations(with_server_times(pod(HOUR, a=5), None, BEGIN))
     assert moment(end.time or "") == BEGIN

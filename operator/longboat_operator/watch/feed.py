@@ -75,6 +75,10 @@ class Feed:
         """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served."""
         self._freshness.note_unlisted(source, reason)
 
+    def unwatched(self, source: Source) -> None:
+        """Records that a source isn't watched for now: it must be listed again before its namespace is served."""
+        self._freshness.note_unlisted(source)
+
     def owes(self, source: Source) -> bool:
         """Whether an object that a list has shown hasn't come through the source's stream yet."""
         return self._freshness.owes(source)

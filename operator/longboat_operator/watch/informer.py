@@ -72,7 +72,7 @@ class Informer:
                 self._refusals += 1
                 await self._pause(error, self._refusals)
             except QuietError:
-                self._failures = 0
+                self._failures = 1  # it may have been restored meanwhile
                 log.debug("watch quiet, reconnecting", kind=self._resource.kind)
             except KubeError as error:
                 if is_rejection(error) or self._version is None:
@@ -88,9 +88,11 @@ class Informer:
     async def _check_history(self) -> None:
         """Raises RestoredError if the server's newest version is older than one that was seen: it would take a watch from there without a word.
 
-        Asked after a broken connection, since a server is restarted to be restored.
+        Asked after a broken or silent connection, since a server is restarted to be restored.
         """
-        version = await self._client.version(self._resource, self.source.namespace)
+        self._check_version(await self._client.version(self._resource, self.source.namespace))
+
+    def _check_version(self, version: int) -> None:
         if version < self._newest:
             raise RestoredError(f"the API server's versions went back from {self._newest} to {version}")
 
@@ -106,6 +108,7 @@ class Informer:
                 self._feed.put(obj)
             version = page.resource_version
             await asyncio.sleep(0)
+        self._check_version(int(version))
         self._feed.listed(self.source, versions, int(version))
         self._version = version
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
@@ -34,6 +35,8 @@ _IDLE_SECONDS = 0.5
 # A server that knows no version must not be asked for a new list without pause.
 _LIST_AGAIN_SECONDS = 2.0
 _PROBES_AT_ONCE = 8
+# A run of kopf that lasted for longer hasn't failed at the start.
+_STEADY_SECONDS = 10.0
 _CANCEL_AGAIN_SECONDS = 0.5
 _REFUSALS = (403, 404)
 
@@ -60,12 +63,14 @@ class JobWatch:
         self._repair = repair
 
     async def run(self) -> None:
-        """Runs kopf, again and again, forever."""
-        for failures in count(1):
-            answering = await self._answering(self._scopes)
-            if answering:
+        """Runs kopf, again and again, forever; ever more rarely while it ends at once, or no namespace answers."""
+        failures = 0
+        while True:
+            begun = time.monotonic()
+            if answering := await self._answering(self._scopes):
                 await self._watch(answering, [scope for scope in self._scopes if scope not in answering])
-            await asyncio.sleep(wait_seconds(1 if answering else failures))
+            failures = 1 if time.monotonic() - begun > _STEADY_SECONDS else failures + 1
+            await asyncio.sleep(wait_seconds(failures))
 
     async def _watch(self, scopes: list[str | None], refusing: list[str | None]) -> None:
         """Runs kopf in these namespaces until it ends, or until one of those that refuse answers."""
@@ -94,12 +99,20 @@ class JobWatch:
                 return
 
     async def _answering(self, scopes: Iterable[str | None]) -> list[str | None]:
-        """Returns the namespaces in which every kind can be listed and watched; records of the others why not."""
+        """Returns the namespaces in which every kind can be listed and watched; records of the others why not.
+
+        No kind of the others is watched until then, so each must be listed again.
+        """
         limit = asyncio.Semaphore(_PROBES_AT_ONCE)
 
         async def answers(scope: str | None) -> bool:
             async with limit:
-                return all([await self._answers(resource, scope) for resource in self._resources])
+                answering = [resource for resource in self._resources if await self._answers(resource, scope)]
+            if len(answering) == len(self._resources):
+                return True
+            for resource in answering:
+                self._feed.unwatched(Source(resource.kind, scope))
+            return False
 
         scopes = [*scopes]
         answering = await asyncio.gather(*map(answers, scopes))

@@ -7,7 +7,7 @@ of the present counts from when this process first saw it. How long ago a contai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from longboat_operator.model import Object
@@ -42,11 +42,9 @@ def with_server_times(pod: Object, cached: Object | None, now: datetime) -> dict
     first_seen = fine_stamp(now)
 
     def translate(owner: str, text: str, ended: bool) -> str:
-        key = f"{owner} {text}"
+        key = f"{owner} {'ended' if ended else 'since'} {text}"
         if key not in times:
-            times[key] = translated.get(key) or (
-                fine_stamp(moment(text) + _correction(pod, now)) if ended else first_seen
-            )
+            times[key] = translated.get(key) or (fine_stamp(_end(text, pod, now)) if ended else first_seen)
         return times[key]
 
     changed: dict[str, Any] = {}
@@ -80,14 +78,18 @@ def _translated(fields: Mapping[str, Any], owner: str, translate: Translate, *, 
     return {key: translate(owner, value, ended) if key in _TIMES and value else value for key, value in fields.items()}
 
 
-def _correction(pod: Object, now: datetime) -> timedelta:
-    """Returns what to add to times of the pod's node: the newest of them is as old as the last write of the status."""
+def _end(text: str, pod: Object, now: datetime) -> datetime:
+    """Returns when a container ended by the API server's time: the newest time of its node is as old as the last write of the status."""
     writes = [
         moment(entry["time"])
         for entry in pod["metadata"].get("managedFields") or ()
         if entry.get("subresource") == "status" and entry.get("time")
     ]
-    return min(max(writes, default=now), now) - max(map(moment, _node_times(pod["status"])))
+    written = min(max(writes, default=now), now)
+    try:
+        return written - (max(map(moment, _node_times(pod["status"]))) - moment(text))
+    except OverflowError:  # the times lie thousands of years apart
+        return written
 
 
 def _node_times(status: Mapping[str, Any]) -> Iterator[str]:

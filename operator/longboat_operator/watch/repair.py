@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 
 import structlog
 
@@ -21,6 +20,8 @@ from longboat_operator.watch.informer import wait_seconds
 REPAIR_SECONDS = 300.0
 # How often `confirm` looks whether what the list shows has come.
 _OWED_SECONDS = 0.05
+# How long it waits for that. A watch that has to list thousands of objects first may take longer.
+LIST_AGAIN_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -80,21 +81,27 @@ class Repair:
         """Returns once the cache shows all that a list of the source shows: it counts as listed from then on.
 
         Needed for what kopf watches, which doesn't announce that it has listed, and for a process that has waited for the lease.
+        What doesn't come is listed again: if it was deleted before a watch began, that watch doesn't tell.
         """
         source = Source(resource.kind, namespace)
-        for failures in count(1):
+        failures = 0
+        while True:
             try:
                 async with self._lists:
                     await self.once(resource, namespace, selector)
+                failures = 0
+                async with asyncio.timeout(LIST_AGAIN_SECONDS):
+                    while self._feed.owes(source):  # noqa: ASYNC110
+                        await asyncio.sleep(_OWED_SECONDS)
+            except TimeoutError:
+                continue
             except KubeError as error:
                 log.warning("list failed", source=str(source), error=str(error))
                 self._feed.refused(source, str(error))
+                failures += 1
                 await asyncio.sleep(wait_seconds(failures))
             else:
-                break
-        while self._feed.owes(source):  # noqa: ASYNC110
-            await asyncio.sleep(_OWED_SECONDS)
-        self._feed.caught_up(source)
+                return self._feed.caught_up(source)
 
     async def once(self, resource: Resource, namespace: str | None, selector: str) -> Difference:
         """Lists a source once more, removes what is gone, notes what the watch owes, and returns the difference. Raises KubeError."""
