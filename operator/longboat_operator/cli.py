@@ -120,8 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--adopt",
-        action=argparse.BooleanOptionalAction,
-        default=False,
+        action="store_true",
         help="take over the jobs of other releases (status.operator), also of those whose Lease is held",
     )
     run.add_argument(

@@ -31,6 +31,7 @@ from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.records import (
     Memories,
     RoleCount,
+    all_released,
     count,
     dismissed,
     published_records,
@@ -139,7 +140,7 @@ def _counts(
             text = f"rounds.steps was raised to {view.spec.rounds.steps} when {view.step} steps were trained"
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return _with_unwatched(view, published, counts)
-    return _released(view, memories)
+    return all_released(view, memories)
 
 
 def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
@@ -150,22 +151,11 @@ def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple
     return missing if goes_on or not refused else ()
 
 
-def _released(view: JobView, memories: Memories) -> Memories:
-    """Returns the memories without the pods that are being deleted, but for those that the watch doesn't show: they are looked up."""
-    return {role: released(memories[role], view.pods[role], view.unwatched_places(role)) for role in ROLES}
-
-
 def _with_unwatched(view: JobView, published: Memories, counts: Memories) -> Memories:
     """Returns the counts with the published records of pods that the watch doesn't show: their places aren't free until they are gone."""
-    unwatched = {role: view.unwatched_places(role) & published[role].records.keys() for role in ROLES}
+    unwatched = all_released(view, published)
     return {
-        role: replace(
-            counts[role],
-            records={**{place: published[role].records[place] for place in unwatched[role]}, **counts[role].records},
-        )
-        if unwatched[role]
-        else counts[role]
-        for role in ROLES
+        role: replace(memory, records={**unwatched[role].records, **memory.records}) for role, memory in counts.items()
     }
 
 
@@ -232,7 +222,7 @@ def _finished(view: JobView, now: datetime) -> Plan:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
     status = view.status
     if status.roles and any(memory.records for memory in memories.values()):
-        remaining_records = _released(view, memories)
+        remaining_records = all_released(view, memories)
         roles = {role: view.published(role) for role in ROLES}
         changes = {
             str(role): shown.model_copy(update=published_records(remaining_records[role]))
@@ -265,7 +255,7 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
     else:
         places: Places = {role: tuple(dict.fromkeys(pod.place for pod in view.pods[role])) for role in ROLES}
         if suspension is not Suspension.SUSPENDING:
-            places, memories = NOWHERE, _released(view, memories)
+            places, memories = NOWHERE, all_released(view, memories)
         facts = Facts(suspension, survey(view, places, {}), memories, Creation(), reward_cpu=view.status.reward_cpu)
         status = status_of(view, facts, now)
         removal = _removal(view, memories, suspension, now, Lost(), NOWHERE)

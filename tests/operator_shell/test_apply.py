@@ -42,6 +42,7 @@ from longboat_operator.model import (
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, Rejections
 from longboat_operator.watch.cache import Cache, ObjectKey
 from longboat_operator.watch.expectations import Expectation
+from tests.operator_shell.test_rejections import Clock
 
 KEY = JobKey("a", "x")
 JOB = {
@@ -111,13 +112,6 @@ class Server:
         if write in self.errors:
             raise self.errors[write]
         return {**body, **self.defaults, "metadata": {"uid": "new", **body.get("metadata", {}), "resourceVersion": "9"}}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Bench:

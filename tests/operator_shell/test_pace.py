@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from longboat_operator.pace import Pace
 from longboat_operator.schedule import FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.operator_shell.test_rejections import Clock
 
 
 @given(eagerness=st.floats(0.01, LONGEST_BACKOFF_SECONDS))

@@ -15,11 +15,6 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def machine_clock() -> datetime:
-    """Returns what the operator's own machine takes for the time."""
-    return datetime.now(UTC)
-
-
 class ServerClock:
     """Follows the `Date` headers of the API server's answers. Threads may share it.
 
@@ -28,7 +23,9 @@ class ServerClock:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = boot_clock, machine: Callable[[], datetime] = machine_clock
+        self,
+        clock: Callable[[], float] = boot_clock,
+        machine: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`clock` counts seconds between two headers; `machine` is asked for the time before the first one."""
         self._clock = clock

@@ -20,7 +20,7 @@ from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.intact import compact, is_intact, records_of
 from longboat_operator.reading.terminations import Termination, restart_count, terminations
 from longboat_operator.reading.times import moment, stamp
-from longboat_operator.reading.view import PodView
+from longboat_operator.reading.view import JobView, PodView
 
 # What `PodRecord.failed` says of a pod that was lost as a whole; no container of ours has this name.
 POD = "pod"
@@ -103,6 +103,11 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place]
         return memory
     records = {i: r for i, r in memory.records.items() if i in keep}
     return replace(memory, records=records, next_attempt=max(memory.next_attempt, *(attempt + 1 for attempt in gone)))
+
+
+def all_released(view: JobView, memories: Memories) -> Memories:
+    """Returns the memories with all pods released, but for those that the watch doesn't show: they are looked up until they are gone."""
+    return {role: released(memories[role], view.pods[role], view.unwatched_places(role)) for role in memories}
 
 
 def is_past(memory: RoleCount, pod: PodView) -> bool:

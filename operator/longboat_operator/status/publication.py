@@ -20,7 +20,7 @@ from longboat_crds.status import (
 )
 from longboat_operator.plan.failures import ended_before_last_step
 from longboat_operator.plan.incarnations import granted, revoked
-from longboat_operator.plan.records import Memories, released
+from longboat_operator.plan.records import Memories, all_released
 from longboat_operator.plan.reward_cpus import ended
 from longboat_operator.plan.suspension import Suspension
 from longboat_operator.pods.roles import ROLES
@@ -69,7 +69,6 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
     """Returns the status of a job that has just ended."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=False)
-    roles = survey(view, NOWHERE, {})
     return view.status.model_copy(
         update={
             "observed_generation": view.generation,
@@ -77,9 +76,7 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
             "reason": end.reason,
             "completion_time": stamp(now),
             "suspend_time": None,
-            "roles": roles_status(
-                roles, {role: released(counts[role], view.pods[role], view.unwatched_places(role)) for role in ROLES}
-            ),
+            "roles": roles_status(survey(view, NOWHERE, {}), all_released(view, counts)),
             "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
             "reported": reported_of(view),
             "conditions": conditions,

@@ -58,11 +58,6 @@ class Freshness:
         """Whether the cache shows all kinds in the namespace."""
         return not self._unlisted_in[None] and not self._unlisted_in[namespace]
 
-    @property
-    def serves_any(self) -> bool:
-        """Whether any namespace is served."""
-        return not self._unlisted_in[None] and not all(self._unlisted_in.values())
-
     def note_unlisted(self, source: Source, reason: str | None = None) -> None:
         """Notes that a source must be listed (again), and if that was just tried, why it failed."""
         if source not in self._unlisted:
@@ -114,7 +109,7 @@ class Freshness:
         A namespace that isn't served is no problem while others are.
         """
         problems = [f"{source.kind} not yet listed" for source in self._awaited_lists()]
-        if not self.serves_any and not problems:
+        if not problems and (self._unlisted_in[None] or all(self._unlisted_in.values())):
             problems.append("no namespace is served")
         problems += [
             f"{source.kind} watch silent for {silence:.0f} s"
