@@ -20,7 +20,7 @@ from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.jobs import JobWatch
 from tests.support.waiting import eventually_async
 
-RUNTIMES = Source(RL_RUNTIME.kind, "a")
+JOBS, RUNTIMES = Source(RL_JOB.kind, "a"), Source(RL_RUNTIME.kind, "a")
 
 
 class Server:
@@ -77,7 +77,7 @@ class World:
 
     def __init__(self) -> None:
         self.server, self.cache = Server(), Cache()
-        sources = [Source(RL_JOB.kind, "a"), RUNTIMES]
+        sources = [JOBS, RUNTIMES]
         self.freshness = Freshness(sources, [])
         self.feed = Feed(self.cache, self.freshness, ServerClock(), lambda _: None)
         client: Any = self.server
@@ -119,10 +119,10 @@ async def test_a_job_that_is_gone_before_kopf_has_listed_it_holds_nothing_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "LIST_AGAIN_SECONDS", 0.1)
-    await eventually_async(lambda: world.freshness.owing)
+    await eventually_async(lambda: world.freshness.owes(JOBS))
     world.server.jobs.clear()
     await eventually_async(lambda: world.freshness.serves("a"))
-    assert not world.freshness.owing
+    assert not world.freshness.owes(JOBS)
 
 
 async def test_kopf_that_ends_at_once_is_started_ever_more_rarely(
