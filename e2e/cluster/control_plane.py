@@ -27,10 +27,6 @@ USERS = {
 """Component → its user and group; each has a kubeconfig of its own."""
 
 
-CACHING = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""The components that keep copies of etcd's data: Kubernetes' documentation wants them restarted when etcd is restored."""
-
-
 @dataclass(frozen=True)
 class ControlPlane:
     """etcd, API server, controllers, scheduler, proxy and DNS, all in one control group."""
@@ -93,17 +89,13 @@ class ControlPlane:
         self._spawn(component)
 
     @contextmanager
-    def etcd_stopped(self) -> Iterator[Path]:
-        """Stops etcd for the block, and yields the folder of its data; then restarts the components of `CACHING`."""
-        stateful = [component for component in self._commands if component in CACHING]
-        for component in reversed(stateful):
+    def stopped(self) -> Iterator[Path]:
+        """Kills all components, yields the folder of etcd's data, and starts them again after the block."""
+        for component in self._commands:
             for pid in self._processes(component):
                 process.kill(pid)
         yield self.layout.etcd
-        for component in stateful:
-            self._spawn(component)
-            if component == "kube-apiserver":
-                self._await(component)
+        self.start()
 
     def _processes(self, component: str) -> list[int]:
         return process.find(self._commands[component], self.group)

@@ -100,14 +100,14 @@ def test_a_job_trains_on_while_the_operator_has_no_rights(job: Job) -> None:
 def test_a_job_trains_on_from_its_checkpoint_when_etcd_is_restored(job: Job, tmp_path: Path) -> None:
     """The driver's number is granted twice, since the API server has forgotten the first time; files on the claim have it."""
     plane, saved = job.cluster.control_plane, tmp_path / "etcd"
-    with plane.etcd_stopped() as data:
+    with plane.stopped() as data:
         shutil.copytree(data, saved)
     job.wait_for_step(job.step() + 2)
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", job.pod("driver"), "--grace-period=0", "--force")
     job.wait("a second driver", lambda: job.status()["allocation"]["incarnation"]["number"] > 1)
     job.wait_for_step(job.step() + 2)
     reached = job.step()
-    with plane.etcd_stopped() as data:
+    with plane.stopped() as data:
         shutil.rmtree(data)
         shutil.copytree(saved, data)
     for node in job.cluster.nodes:  # a kubelet would wait for versions that it has had already
