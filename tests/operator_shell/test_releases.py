@@ -84,6 +84,20 @@ async def test_a_lease_that_cannot_be_read_counts_as_held(error: Exception) -> N
     assert not await world.leaves(OTHER, after=2 * READ_SECONDS)
 
 
+async def test_a_lease_whose_read_takes_long_is_not_read_for_each_job() -> None:
+    world = World()
+    read = world.get
+
+    async def slow(*arguments: Any) -> dict[str, Any]:
+        world.now += READ_SECONDS
+        return await read(*arguments)
+
+    world.get = slow  # type: ignore[method-assign]
+    world.lease = TransportError("silence")
+    assert [await world.leaves(OTHER) for _ in range(5)] == [True] * 5
+    assert len(world.reads) == 1
+
+
 async def test_jobs_that_name_another_release_share_its_lease() -> None:
     world = World()
     for name in "xyz":
