@@ -58,8 +58,9 @@ class Releases:
             read, lease = self._leases.get(release, (float("-inf"), None))
             if self._clock() - read >= READ_SECONDS:
                 lease = await self._read(release, lease)
-                self._leases[release] = self._clock(), lease
-            return not may_take(lease, self._own, self._clock())
+                read = self._clock()
+                self._leases[release] = read, lease
+            return not may_take(lease, self._own, read)  # it may have been renewed since
 
     async def _read(self, release: str, last_read: Seen | None) -> Seen | None:
         try:

@@ -65,6 +65,14 @@ async def test_a_lease_that_is_no_longer_renewed_is_taken_for_expired_by_the_own
     assert world.releases.jobs == {}
 
 
+async def test_a_lease_is_not_taken_for_expired_before_it_was_read_again() -> None:
+    world = World()
+    world.lease["leaseDurationSeconds"] = 5
+    for renewal in range(5):
+        world.lease["renewTime"] = str(renewal)
+        assert await world.leaves(OTHER, after=READ_SECONDS - 1.0)
+
+
 @pytest.mark.parametrize("lease", [NotFoundError(404, "NotFound", "none"), {"holderIdentity": ""}])
 async def test_an_absent_lease_or_one_that_was_given_up_is_free(lease: Any) -> None:
     world = World()
