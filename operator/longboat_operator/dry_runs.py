@@ -17,8 +17,10 @@ class AcceptedDryRuns:
 
     def note(self, namespace: str, shape: str) -> None:
         """Notes that an object of this shape was accepted."""
-        shapes = self._until.setdefault(namespace, {})
         now = self._clock()
+        # A namespace may be gone, so that nothing is noted in it any more.
+        self._until = {name: shapes for name, shapes in self._until.items() if now < next(reversed(shapes.values()))}
+        shapes = self._until.setdefault(namespace, {})
         while shapes and shapes[oldest := next(iter(shapes))] <= now:
             del shapes[oldest]
         shapes.pop(shape, None)

@@ -23,8 +23,8 @@ class Overwrites:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # What each job's plan published last: the job's version, and a digest of the plan's part of the status.
-        self._published: dict[Key, tuple[int, str]] = {}
+        # What each job's plan published last: the job's uid and version, and a digest of the plan's part of the status.
+        self._published: dict[Key, tuple[str, int, str]] = {}
         self._paces: dict[Key, Pace] = {}
 
     def published(self, key: Key, job: Object | None) -> None:
@@ -32,12 +32,12 @@ class Overwrites:
         if job is None:
             self._published.pop(key, None)
         else:
-            self._published[key] = version_of(job), _digest(job)
+            self._published[key] = job["metadata"]["uid"], version_of(job), _digest(job)
 
     def wait(self, key: Key, job: Object) -> float:
         """Returns the seconds for which the job has to wait."""
-        last = self._published.get(key)
-        if last and version_of(job) > last[0] and _digest(job) != last[1]:
+        uid, version, digested = self._published.get(key, ("", 0, ""))
+        if job["metadata"]["uid"] == uid and version_of(job) > version and _digest(job) != digested:
             log.warning("another process publishes this job's status: let one release alone serve it", key=str(key))
             self.published(key, job)
             self._paces.setdefault(key, Pace(self._clock)).note()

@@ -55,12 +55,12 @@ class Releases:
     async def _holds(self, release: str) -> bool:
         """Whether the release holds its Lease, as far as can be known."""
         async with self._reading[release]:
-            now = self._clock()
-            since, lease = self._leases.get(release, (float("-inf"), None))
-            if now - since >= READ_SECONDS:
+            read, lease = self._leases.get(release, (float("-inf"), None))
+            if self._clock() - read >= READ_SECONDS:
                 lease = await self._read(release, lease)
-                self._leases[release] = now, lease
-            return not may_take(lease, self._own, now)
+                read = self._clock()
+                self._leases[release] = read, lease
+            return not may_take(lease, self._own, read)  # it may have been renewed since
 
     async def _read(self, release: str, last_read: Seen | None) -> Seen | None:
         try:

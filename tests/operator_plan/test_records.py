@@ -263,3 +263,5 @@ def test_compact_records_of_another_form_are_left_out() -> None:
     huge = {"intact": [{"attempt": attempt, "indexes": "0-999999"} for attempt in range(9)]}
     assert sum(1 for _ in stored_records(huge)) == MAX_PODS
     assert len(remembered(RoleStatus.model_validate(huge)).records) <= MAX_PODS
+    backwards = {"intact": [{"attempt": 0, "indexes": ",".join(["5-3"] * 8000)}] * 45}
+    assert sum(1 for _ in stored_records(backwards)) == MAX_PODS, "it ends soon"

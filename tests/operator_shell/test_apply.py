@@ -346,6 +346,16 @@ async def test_a_refused_create_makes_dry_runs_necessary_again_in_its_namespace_
     assert bench.server.writes == ["create Pod p0"]
 
 
+def test_accepted_dry_runs_of_namespaces_that_are_gone_are_forgotten() -> None:
+    now = 0.0
+    accepted = AcceptedDryRuns(lambda: now)
+    accepted.note("gone", "shape")
+    now = KEPT_SECONDS
+    accepted.note("b", "shape")
+    assert accepted.has("b", "shape")
+    assert list(accepted._until) == ["b"]
+
+
 async def test_a_dry_run_without_an_answer_ends_the_plan(bench: Bench) -> None:
     bench.server.errors["dry Pod p0"] = error = TransportError("no answer")
     applied = await bench.apply(*DRY, STATUS)

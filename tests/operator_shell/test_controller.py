@@ -516,6 +516,17 @@ async def test_what_driver_and_capacity_write_overwrites_nothing(bench: Bench) -
     assert await bench.controller.reconcile(X) == "applied"
 
 
+async def test_a_job_of_the_same_name_overwrites_nothing(bench: Bench) -> None:
+    """Its predecessor may have gone without a plan that saw it gone, as with `kubectl replace --force`."""
+    bench.plan, bench.outcome = SOMETHING, Applied((), published=published(10, phase="Running"))
+    await bench.controller.reconcile(X)
+    successor = job("x", 12)
+    successor["metadata"]["uid"] = "another"
+    bench.tell(bench.cache.remove(ObjectKey("RLJob", "a", "x"), 11))
+    bench.put(successor)
+    assert await bench.controller.reconcile(X) == "applied"
+
+
 async def test_a_status_that_may_have_been_stored_overwrites_nothing(bench: Bench) -> None:
     bench.plan, bench.outcome = SOMETHING, Applied((), published=published(10, phase="Running"))
     await bench.controller.reconcile(X)

@@ -65,6 +65,14 @@ async def test_a_lease_that_is_no_longer_renewed_is_taken_for_expired_by_the_own
     assert world.releases.jobs == {}
 
 
+async def test_a_lease_is_not_taken_for_expired_before_it_was_read_again() -> None:
+    world = World()
+    world.lease["leaseDurationSeconds"] = 5
+    for renewal in range(5):
+        world.lease["renewTime"] = str(renewal)
+        assert await world.leaves(OTHER, after=READ_SECONDS - 1.0)
+
+
 @pytest.mark.parametrize("lease", [NotFoundError(404, "NotFound", "none"), {"holderIdentity": ""}])
 async def test_an_absent_lease_or_one_that_was_given_up_is_free(lease: Any) -> None:
     world = World()
@@ -82,6 +90,20 @@ async def test_a_lease_that_cannot_be_read_counts_as_held(error: Exception) -> N
     world.lease = {"holderIdentity": "pod-1", "leaseDurationSeconds": 15, "renewTime": "first"}
     assert await world.leaves(OTHER, after=READ_SECONDS)
     assert not await world.leaves(OTHER, after=2 * READ_SECONDS)
+
+
+async def test_a_lease_whose_read_takes_long_is_not_read_for_each_job() -> None:
+    world = World()
+    read = world.get
+
+    async def slow(*arguments: Any) -> dict[str, Any]:
+        world.now += READ_SECONDS
+        return await read(*arguments)
+
+    world.get = slow  # type: ignore[method-assign]
+    world.lease = TransportError("silence")
+    assert [await world.leaves(OTHER) for _ in range(5)] == [True] * 5
+    assert len(world.reads) == 1
 
 
 async def test_jobs_that_name_another_release_share_its_lease() -> None:

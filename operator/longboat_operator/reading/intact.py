@@ -67,10 +67,10 @@ def ranges_of(indexes: Iterable[int]) -> str:
 
 
 def indexes_of(ranges: str) -> Iterator[int]:
-    """Yields the numbers in `ranges`."""
+    """Yields the numbers in `ranges`; of a range that ends before it begins, the first, so that each takes no more time than it has numbers."""
     for each in ranges.split(","):
         first, _, last = each.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        yield from range(int(first), max(int(first), int(last or first)) + 1)
 
 
 def _places(groups: Iterable[IntactPods]) -> Iterator[tuple[IntactPods, int]]:
