@@ -333,7 +333,7 @@ async def test_a_pod_that_came_and_went_before_a_new_list_wakes_its_job(bench: B
 
 async def test_a_namespace_is_planned_once_all_its_kinds_have_been_listed(bench: Bench) -> None:
     bench.due()
-    feed = Feed(bench.cache, bench.freshness, bench.controller.changed, bench.controller.listed)
+    feed = Feed(bench.cache, bench.freshness, ServerClock(), bench.controller.changed, bench.controller.listed)
     feed.refused(PODS, "forbidden")
     assert await bench.controller.reconcile(X) == "unserved"
     assert bench.due() == []
