@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import secrets
 import time
@@ -94,6 +95,7 @@ class Controller:
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._overwrites = Overwrites(clock)
+        self._turn = asyncio.Lock()
         self._held: set[Key] = set()
         # The keys of each namespace that isn't served.
         self._unserved: defaultdict[str, set[Key]] = defaultdict(set)
@@ -151,6 +153,7 @@ class Controller:
 
     async def reconcile(self, key: Key) -> str:
         """Makes one pass for one key; returns a word for the outcome, for the metric. Raises LeadershipLostError."""
+        await self._take_turn()
         if not self._freshness.serves(key.namespace):
             self._unserved[key.namespace].add(key)
             return "unserved"
@@ -247,7 +250,16 @@ class Controller:
                 return observed, plan
             requested |= set(unknown)
             answers = await self._look_ups.answers(unknown, observed, rejections)
+            await self._take_turn()
             observed = dataclasses.replace(observed, looked_up={**observed.looked_up, **answers})
+
+    async def _take_turn(self) -> None:
+        """Returns when a plan may be made: one at most each time that all other tasks have had their turn.
+
+        Many workers with plans of big jobs would otherwise hold up the lease's renewal until it is lost.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
 
     def _forget(self, key: Key) -> None:
         self._rejections.pop(key, None)

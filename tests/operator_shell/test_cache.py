@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from longboat_operator.model import JobKey
-from longboat_operator.watch.cache import Cache, ObjectKey, Source
+from longboat_operator.watch.cache import BySource, Cache, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation, Expectations
 from longboat_operator.watch.repair import compare
 
@@ -77,6 +77,29 @@ def test_any_order_any_loss_of_deletions_repaired(
             alive[name] = version
     assert cache.versions(Source("Pod", None)) == {key(name): version for name, version in alive.items()}
     assert set(cache.children(X)["Pod"]) == set(alive)
+
+
+KINDS, NAMESPACES = ("Pod", "Role"), ("a", "b")
+KEYS = st.builds(ObjectKey, st.sampled_from(KINDS), st.sampled_from(NAMESPACES), st.sampled_from("pq"))
+
+
+@given(st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers()))))
+def test_the_values_of_a_source_are_those_of_its_objects(changes: list[tuple[ObjectKey, int | None]]) -> None:
+    by_source: BySource[int] = BySource()
+    values: dict[ObjectKey, int] = {}
+    for changed, value in changes:
+        if value is None:
+            by_source.drop(changed)
+            values.pop(changed, None)
+        else:
+            by_source.put(changed, value)
+            values[changed] = value
+        assert by_source.get(changed) == values.get(changed)
+    assert dict(by_source.all()) == values
+    for kind in KINDS:
+        for namespace in (None, *NAMESPACES):
+            expected = {k: v for k, v in values.items() if k.kind == kind and namespace in (None, k.namespace)}
+            assert dict(by_source.within(Source(kind, namespace))) == expected
 
 
 def test_children_are_found_by_job_and_move_with_their_label() -> None:

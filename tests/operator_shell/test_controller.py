@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Any
 
@@ -309,6 +310,28 @@ async def test_a_write_that_came_too_late_is_planned_again_at_once_if_the_cache_
     bench.plan, bench.outcome = SOMETHING, TOO_LATE
     await bench.controller.reconcile(X)
     assert bench.due() == [X]
+
+
+async def test_between_two_plans_all_other_tasks_get_a_turn(bench: Bench) -> None:
+    turns, turns_of_plans = 0, []
+
+    def plan(observed: Observed) -> Plan:
+        turns_of_plans.append(turns)
+        return Plan() if observed.looked_up else Plan(look_up=(("Pod", "p"),))
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    bench.plan = plan
+    others = [JobKey("a", f"job-{n}") for n in range(20)]
+    other = asyncio.create_task(take_turns())
+    await asyncio.gather(*(bench.controller.reconcile(each) for each in others))
+    other.cancel()
+    assert len(turns_of_plans) == 40
+    assert len(set(turns_of_plans)) == 40
 
 
 async def test_a_write_that_came_too_late_is_planned_again_in_any_case(bench: Bench) -> None:

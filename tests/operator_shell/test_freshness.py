@@ -33,6 +33,11 @@ def test_what_is_not_listed_is_named() -> None:
     assert freshness.problems(0.0) == []
 
 
+def test_a_kind_that_is_not_listed_in_many_namespaces_is_named_once() -> None:
+    freshness = Freshness([Source("Pod", f"ns-{n}") for n in range(1000)], bookmarked=[])
+    assert freshness.problems(0.0) == ["Pod not yet listed"]
+
+
 def test_a_namespace_is_served_while_all_its_kinds_have_been_listed_whatever_others_do() -> None:
     sources = {name: [Source("RLJob", name), Source("Pod", name)] for name in ("a", "b")}
     freshness = Freshness([*sources["a"], *sources["b"]], bookmarked=[])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, SECRET
 from longboat_operator.model import LABEL_JOB, JobKey, Object
 
 _CHILD_KINDS = (*(resource.kind for resource in CHILDREN), SECRET.kind)
 RUNTIME_KINDS = (RL_RUNTIME.kind, CLUSTER_RL_RUNTIME.kind)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,41 @@ def job_of(obj: Object) -> JobKey | None:
     return JobKey(metadata["namespace"], name) if name else None
 
 
+class BySource(Generic[T]):
+    """Holds a value for each of some objects; those of one source are found without a look at the others."""
+
+    def __init__(self) -> None:
+        # By kind and namespace.
+        self._values: dict[str, dict[str, dict[ObjectKey, T]]] = {}
+
+    def get(self, key: ObjectKey) -> T | None:
+        """Returns the object's value; None: it has none."""
+        return self._values.get(key.kind, {}).get(key.namespace, {}).get(key)
+
+    def put(self, key: ObjectKey, value: T) -> None:
+        """Sets the object's value."""
+        self._values.setdefault(key.kind, {}).setdefault(key.namespace, {})[key] = value
+
+    def drop(self, key: ObjectKey) -> None:
+        """Removes the object's value, if it has one."""
+        namespaces = self._values.get(key.kind, {})
+        values = namespaces.get(key.namespace, {})
+        values.pop(key, None)
+        if not values:
+            namespaces.pop(key.namespace, None)
+
+    def within(self, source: Source) -> Iterator[tuple[ObjectKey, T]]:
+        """Yields the objects of a source and their values."""
+        namespaces = self._values.get(source.kind, {})
+        for values in namespaces.values() if source.namespace is None else [namespaces.get(source.namespace, {})]:
+            yield from values.items()
+
+    def all(self) -> Iterator[tuple[ObjectKey, T]]:
+        """Yields all objects and their values."""
+        for kind in self._values:
+            yield from self.within(Source(kind, None))
+
+
 class Cache:
     """Holds the newest version of each object: one older than what is held, or than its own deletion, is ignored.
 
@@ -68,9 +106,9 @@ class Cache:
     def __init__(self, *, sees_cluster_runtimes: bool = True) -> None:
         """`sees_cluster_runtimes` is whether ClusterRLRuntimes are watched at all."""
         self.sees_cluster_runtimes = sees_cluster_runtimes
-        self._objects: dict[str, dict[ObjectKey, Object]] = {}
+        self._objects: BySource[Object] = BySource()
         self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
-        self._deleted: dict[ObjectKey, int] = {}
+        self._deleted: BySource[int] = BySource()
         self._seen: dict[Source, int] = {}
 
     # -- reading
@@ -81,7 +119,7 @@ class Cache:
 
     def jobs(self) -> Iterator[tuple[JobKey, Object]]:
         """Yields all RLJobs."""
-        for key, obj in self._objects.get(RL_JOB.kind, {}).items():
+        for key, obj in self._objects.within(Source(RL_JOB.kind, None)):
             yield JobKey(key.namespace, key.name), obj
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
@@ -95,22 +133,18 @@ class Cache:
 
     def get(self, key: ObjectKey) -> Object | None:
         """Returns an object of any kind; None: the cache lacks it."""
-        return self._objects.get(key.kind, {}).get(key)
+        return self._objects.get(key)
 
     def versions(self, source: Source) -> dict[ObjectKey, int]:
         """Returns the resourceVersion of every cached object of one source."""
-        return {
-            key: version_of(obj)
-            for key, obj in self._objects.get(source.kind, {}).items()
-            if source.namespace in (None, key.namespace)
-        }
+        return {key: version_of(obj) for key, obj in self._objects.within(source)}
 
     def has_reached(self, key: ObjectKey, version: int) -> bool:
         """Whether the cache shows everything that happened to the object up to `version`."""
         cached = self.get(key)
         return (
             (cached is not None and version_of(cached) >= version)
-            or self._deleted.get(key, -1) >= version
+            or self._deletion(key) >= version
             or self._seen.get(Source(key.kind, key.namespace), -1) >= version
             or self._seen.get(Source(key.kind, None), -1) >= version
         )
@@ -123,10 +157,10 @@ class Cache:
         old = self.get(key)
         if old is not None and version_of(old) >= version > 0:
             return None
-        if self._deleted.get(key, -1) >= version > 0:
+        if self._deletion(key) >= version > 0:
             return None
-        self._deleted.pop(key, None)
-        self._objects.setdefault(key.kind, {})[key] = obj
+        self._deleted.drop(key)
+        self._objects.put(key, obj)
         self._index(old, obj)
         return Change(key, old, obj)
 
@@ -135,10 +169,10 @@ class Cache:
         old = self.get(key)
         if old is not None and version_of(old) > version:
             return None
-        self._deleted[key] = max(version, self._deleted.get(key, -1))
+        self._deleted.put(key, max(version, self._deletion(key)))
         if old is None:
             return None
-        del self._objects[key.kind][key]
+        self._objects.drop(key)
         self._index(old, None)
         return Change(key, old, None)
 
@@ -148,9 +182,14 @@ class Cache:
 
     def forget_deletions(self, source: Source, before: int) -> None:
         """Drops the memory of deletions older than `before`: no event that old is under way any more."""
-        for key, version in list(self._deleted.items()):
-            if key.kind == source.kind and source.namespace in (None, key.namespace) and version < before:
-                del self._deleted[key]
+        for key, version in list(self._deleted.within(source)):
+            if version < before:
+                self._deleted.drop(key)
+
+    def _deletion(self, key: ObjectKey) -> int:
+        """Returns the version as of which the object is known to have been deleted; -1 if it isn't."""
+        version = self._deleted.get(key)
+        return -1 if version is None else version
 
     def _index(self, old: Object | None, new: Object | None) -> None:
         for obj in (old, new):

@@ -10,9 +10,9 @@ A namespace is served only while each of its sources has been listed: without it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 
-from longboat_operator.watch.cache import ObjectKey, Source
+from longboat_operator.watch.cache import BySource, ObjectKey, Source
 
 # Bookmarks come every minute, a dead connection is given up after 90 s, one reconnection may fail.
 SILENCE_SECONDS = 240.0
@@ -32,12 +32,12 @@ class Freshness:
         self._unlisted_in = Counter[str | None](source.namespace for source in self._unlisted)
         self._bookmarked = frozenset(bookmarked)
         self._heard: dict[Source, float] = {}
-        self._awaited: dict[ObjectKey, tuple[int, float]] = {}
+        self._awaited: BySource[tuple[int, float]] = BySource()
 
     @property
     def settled(self) -> bool:
         """Whether each namespace is served, or is known why it isn't."""
-        return not self._awaited_lists()
+        return not any(self._awaited_lists())
 
     @property
     def unlisted(self) -> list[Source]:
@@ -78,16 +78,16 @@ class Freshness:
     def note_newer(self, key: ObjectKey, version: int, now: float) -> None:
         """Notes that a re-list shows `version`, which the cache lacks: the stream owes it from now on, or still."""
         owed = self._awaited.get(key)
-        self._awaited[key] = (version, owed[1] if owed else now)
+        self._awaited.put(key, (version, owed[1] if owed else now))
 
     def note_reached(self, key: ObjectKey, version: int) -> None:
         """Notes that `version` of the object, or its deletion as of then, has come: it, or an older one, is no longer owed."""
         if (awaited := self._awaited.get(key)) and version >= awaited[0]:
-            del self._awaited[key]
+            self._awaited.drop(key)
 
     def note_gone(self, source: Source, present: Container[ObjectKey], version: int) -> None:
         """Notes that a list as of `version` shows nothing but `present` of a source: what else was owed up to then is gone."""
-        for key in self._awaited_keys(source):
+        for key, _ in list(self._awaited.within(source)):
             if key not in present:
                 self.note_reached(key, version)
 
@@ -97,18 +97,19 @@ class Freshness:
 
     def lag(self, now: float) -> float:
         """Returns the seconds that the most overdue object has been owed; 0 if none is."""
-        return max((now - since for _, since in self._awaited.values()), default=0.0)
+        return max((now - since for _, (_, since) in self._awaited.all()), default=0.0)
 
     def owes(self, source: Source) -> bool:
         """Whether an object that a re-list has shown still hasn't come through this source's stream."""
-        return bool(self._awaited_keys(source))
+        return any(self._awaited.within(source))
 
     def problems(self, now: float) -> list[str]:
         """Says why plans may be made from a stale view, or none can be made; empty when all is well.
 
         A namespace that isn't served is no problem while others are.
         """
-        problems = [f"{source.kind} not yet listed" for source in self._awaited_lists()]
+        kinds = {source.kind for source in self._awaited_lists()}
+        problems = [f"{kind} not yet listed" for kind in sorted(kinds)]
         if not problems and (self._unlisted_in[None] or all(self._unlisted_in.values())):
             problems.append("no namespace is served")
         problems += [
@@ -116,7 +117,7 @@ class Freshness:
             for source, silence in self.silence(now).items()
             if silence > SILENCE_SECONDS
         ]
-        overdue = [key for key, (_, since) in self._awaited.items() if now - since > LAG_SECONDS]
+        overdue = [key for key, (_, since) in self._awaited.all() if now - since > LAG_SECONDS]
         problems += [
             f"{kind} watch is dead: re-lists show newer objects" for kind in sorted({key.kind for key in overdue})
         ]
@@ -129,10 +130,7 @@ class Freshness:
         """
         return self.lag(now) > DEAD_SECONDS
 
-    def _awaited_lists(self) -> list[Source]:
-        """Returns the sources to be listed in namespaces in which none fails."""
-        failing = {source.namespace for source in self.failing}
-        return [source for source in self.unlisted if source.namespace not in failing]
-
-    def _awaited_keys(self, source: Source) -> list[ObjectKey]:
-        return [key for key in self._awaited if key.kind == source.kind and source.namespace in (None, key.namespace)]
+    def _awaited_lists(self) -> Iterator[Source]:
+        """Yields the sources to be listed in namespaces in which none fails."""
+        failing = {source.namespace for source, reason in self._unlisted.items() if reason is not None}
+        return (source for source in self._unlisted if source.namespace not in failing)
