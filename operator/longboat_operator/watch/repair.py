@@ -19,7 +19,7 @@ from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.informer import wait_seconds
 
 REPAIR_SECONDS = 300.0
-# How often `confirm` looks whether what the list shows has come.
+# How often `confirm` checks whether what the list shows has come.
 _OWED_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
