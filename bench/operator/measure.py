@@ -1,4 +1,7 @@
-"""CPU of the operator's plans, a thousand jobs that change their demand, a long queue, and demand to grant on a real API server. A quarter of an hour; root."""
+"""CPU of the operator's plans, a thousand jobs that change their demand, a long queue, and demand to grant on a real API server.
+
+It takes a quarter of an hour, as root.
+"""
 
 from __future__ import annotations
 

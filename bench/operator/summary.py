@@ -13,7 +13,7 @@ PLAN_MS = 2.0
 OLDEST_SECONDS = 2.0
 CORES = 0.5
 GRANT_SECONDS = 1.0
-# With a long queue: how many times as many jobs as by the first release, and plans before that of a small namespace.
+# Bars of the long queue: jobs planned, as a multiple of the first release's, and plans before that of a small namespace.
 QUEUED_RATIO = 4
 PLANS_BEFORE = 100
 REQUEST_MS = 30

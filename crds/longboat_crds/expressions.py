@@ -36,7 +36,7 @@ def field(path: str, variable: str = "self") -> Expression:
 
 
 def field_or(path: str, default: Any) -> Expression:
-    """Reads the value at a path, or takes the default where there is none: the API server fills in none (`READER_DEFAULT`)."""
+    """Reads the value at a path, or the default where there is none and the API server fills in none (`READER_DEFAULT`)."""
     return choose(present(path), field(path), constant(default))
 
 

@@ -26,7 +26,7 @@ def json_schema(model: type[ApiModel]) -> Schema:
 def structural(schema: Schema) -> Schema:
     """Returns the same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly.
 
-    It lacks the defaults that readers fill in.
+    The defaults that readers fill in are left out.
     """
     dropped = {"additionalProperties", "const", "deprecated", READER_DEFAULT}
     dropped |= {"default"} if schema.get(READER_DEFAULT) else set()
@@ -130,7 +130,7 @@ def _properties(
                 description = paragraph(f"{result[key].get('description', '')} {mark.message}.")
                 result[key] |= {"enum": [*result[key]["enum"], *mark.values], "description": description}
             else:
-                # Not one that preserves unknown fields: the API server takes such an object for changed by any write, and refuses that.
+                # Unknown fields aren't preserved: the API server would think that any write changes such an object, and refuse it.
                 body = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
                 body = body if result[key]["type"] == "object" else result[key]
                 result[key] = {**body, "description": f"Removed: {mark.cure}.", "deprecated": True}

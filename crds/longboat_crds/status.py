@@ -424,7 +424,7 @@ class PodRecord(FieldsModel):
 
 
 class IntactPods(FieldsModel):
-    """Pods to which nothing has happened, nor to any that they replaced: they need no record each."""
+    """Pods to which nothing has happened, nor to any that they replaced. They share a record."""
 
     pool: Line | None = Field(default=None, description="The pool that they belong to, if they are reward pods.")
     attempt: Count = Field(description="The number of each within its place.")
@@ -569,7 +569,7 @@ class RoleStatus(FieldsModel):
     pods: list[PodRecord] | None = Field(
         default=None,
         max_length=MAX_PODS,
-        description="The operator's memory of each pod, but for those in `intact`.",
+        description="The operator's memory of each pod, except those in `intact`.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     intact: list[IntactPods] | None = Field(
@@ -643,7 +643,8 @@ class RLJobStatus(ApiModel):
         default=None,
         pattern="^[^/]+/[^/]+$",
         max_length=317,
-        description="The release that serves the job, by namespace and name of its Lease. Others leave the job alone while that is held.",
+        description="The release that serves the job, by namespace and name of its Lease. Others leave the job alone while that Lease is "
+        "held.",
     )
     phase: Phase | None = None
     reason: Line | None = Field(default=None, description="Reason of the condition that explains the phase.")

@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(5400)]
 
-# More than jobs train until the end, since each is held while nothing waits for its next steps.
+# So many that no job ends early: each is held while nothing waits for its next steps.
 STEPS = 120
 
 # Writes a profile of made-up engines, as `longboat profile` of the first release would for a job's spec.

@@ -4,10 +4,10 @@
   prerequisite, that is a create or apply of anything but a Pod, ends the plan's creates and applies, since later ones may depend
   on it; pods don't depend on each other. Everything else is still carried out.
 * The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
-  plan creates and applies nothing more. What was accepted isn't asked again for an hour, for whichever job, unless a create is rejected
+  plan creates and applies nothing more. An accepted one isn't repeated for an hour, whichever job needs it, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
 * Before the first create or apply for a job that was started, the server is asked whether the job still exists. If it doesn't, the plan
-  ends: deletions of its children, by the garbage collector, may have been seen before the job's own.
+  ends: the watch may show what the garbage collector deletes before it shows the job's own deletion.
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
@@ -179,7 +179,7 @@ class _Run:
             raise error
 
     async def _dry_run(self, action: CreateObject) -> KubeError | None:
-        """Makes a dry run, unless its like was accepted; returns the error of one without an answer."""
+        """Makes a dry run, unless one of the same shape was accepted; returns the error if there is no answer."""
         shape = action.dry_run or ""
         if self._accepted.has(self._namespace, shape):
             return None

@@ -27,7 +27,7 @@ from longboat_operator.shell import LeaseOptions, Options, Shell
 # drops have no cycles, and with a thousand jobs a full collection takes half a second.
 COLLECTED_AFTER = (20_000, 20, 20)
 
-# The leader may write for as long after a renewal, less a second, however long a request may take.
+# By how much the Lease outlasts a request: less a second, it is how long after a renewal the leader may still begin a write.
 LEASE_BEYOND_REQUEST_SECONDS = DURATION_SECONDS - REQUEST_TIMEOUT_SECONDS
 
 log = structlog.get_logger(__name__)
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--adopt",
         action="store_true",
-        help="take over the jobs of other releases (status.operator), also of those whose Lease is held",
+        help="take over the jobs of other releases (status.operator), even of those that hold their Lease",
     )
     run.add_argument(
         "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"
@@ -133,14 +133,14 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=32,
         metavar="N",
-        help="requests to the API server for jobs that may be under way at once, but for watches; default: %(default)s",
+        help="how many requests to the API server may be in flight at once for jobs, apart from watches; default: %(default)s",
     )
     run.add_argument(
         "--request-timeout",
         type=_seconds,
         default=REQUEST_TIMEOUT_SECONDS,
         metavar="SECONDS",
-        help="how long a request may take, but for lists and watches; default: %(default)g",
+        help="how long a request may take, apart from lists and watches; default: %(default)g",
     )
     run.add_argument(
         "--dns-peers",

@@ -49,7 +49,7 @@ from longboat_operator.watch.wakes import (
 
 # A held key is woken by what it waits for or, if that is missed, after this time.
 HELD_SECONDS = 10.0
-# How often a job of another release is looked at again: that release may be gone.
+# How often a job of another release is checked again: that release may be gone.
 OTHER_RELEASE_SECONDS = 30.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
 # Plans of capacities are cheap and drivers wait for them, so they aren't delayed. Nor is what nodes say about moving CPUs.
@@ -79,7 +79,7 @@ class Controller:
         releases: Releases | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`freshness` tells which namespaces are served, and `releases` which jobs are another release's: those aren't planned."""
+        """`freshness` tells which namespaces are served, and `releases` which jobs another release serves: those aren't planned."""
         self.expectations = Expectations(cache)
         # The newer versions because of which a key's last writes failed: they seldom call for a plan by themselves.
         self._newer = Expectations(cache)
@@ -97,7 +97,7 @@ class Controller:
         self._overwrites = Overwrites(clock)
         self._turn = asyncio.Lock()
         self._held: set[Key] = set()
-        # The keys of each namespace that isn't served.
+        # Keys to be planned once their namespace is served, by namespace.
         self._unserved: defaultdict[str, set[Key]] = defaultdict(set)
         # The version of each job after the last plan, its own or its capacity's, that only published and reported.
         self._published_versions: dict[Key, int] = {}
@@ -123,9 +123,9 @@ class Controller:
                         self._queue.add(key)
 
     def listed(self, source: Source) -> None:
-        """Wakes the keys of a namespace that is served from now on, and those that wait to see a write.
+        """Wakes the keys of namespaces that are served from now on, and those that wait to see a write.
 
-        A stream started over, so an object that a plan created may be gone unseen.
+        The stream started over, so an object that a plan created may be gone unseen.
         """
         for namespace in [*self._unserved] if source.namespace is None else [source.namespace]:
             if self._freshness.serves(namespace):
@@ -167,7 +167,7 @@ class Controller:
         try:
             if await self._is_of_another_release(key):
                 self._queue.add_after(key, OTHER_RELEASE_SECONDS)
-                return "another release's"
+                return "other release"
             observed = self._observe(self._cache, key)
             if isinstance(key, JobKey) and observed.job and (wait := self._overwrites.wait(key, observed.job)):
                 self._queue.add_after(key, wait)

@@ -1,4 +1,4 @@
-"""Dry runs that the API server has accepted, which needn't be asked again for a while. No I/O."""
+"""Remembers which dry runs the API server has accepted, so that none is repeated for a while. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class AcceptedDryRuns:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # By namespace and shape until when, the soonest first.
+        # By namespace: until when each shape counts as accepted, the soonest first.
         self._until: dict[str, dict[str, float]] = {}
 
     def note(self, namespace: str, shape: str) -> None:
@@ -27,7 +27,7 @@ class AcceptedDryRuns:
         shapes[shape] = now + KEPT_SECONDS
 
     def has(self, namespace: str, shape: str) -> bool:
-        """Whether an object of this shape was accepted within the last hour, and nothing refused in its namespace since."""
+        """Whether an object of this shape was accepted within the last hour, and nothing was refused in its namespace since."""
         return self._clock() < self._until.get(namespace, {}).get(shape, float("-inf"))
 
     def forget(self, namespace: str) -> None:

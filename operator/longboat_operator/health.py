@@ -17,7 +17,7 @@ PLANS_STUCK_SECONDS = 600.0
 class Health:
     """Says why the process should not be trusted (`not_ready`) and why it should be restarted (`not_alive`).
 
-    `notes` are for people: what isn't served by a process that is ready.
+    `notes` tell people what a process that is ready doesn't serve.
     """
 
     not_ready: tuple[str, ...] = ()

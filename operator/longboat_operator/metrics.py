@@ -41,7 +41,7 @@ _GAUGES = {
     "rljob_queue_depth": "Jobs that wait to be planned.",
     "rljob_queue_oldest_seconds": "Longest time that a job has been waiting to be planned.",
     "longboat_jobs": "RLJobs known.",
-    "longboat_jobs_of_other_releases": "RLJobs that are left alone, since another release serves them.",
+    "longboat_jobs_of_other_releases": "RLJobs that are left alone because another release serves them.",
     "longboat_leader": "1 if this process writes.",
     "longboat_watch_lag_seconds": "How long a watch has failed to deliver an object that a re-list has shown.",
     "longboat_watch_silence_seconds": "Longest time since one of the watches was last heard.",
@@ -60,7 +60,7 @@ class ProcessMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yields the gauges as they are now, for Prometheus' client."""
-        text = "1 for each kind, in a namespace or in all, that can't be listed: nothing is planned there."
+        text = "1 for each kind that can't be listed in a namespace, or in any: nothing is planned there."
         family = GaugeMetricFamily("longboat_watch_failing", text, labels=["kind", "namespace"])
         for labels in self._failing():
             family.add_metric(labels, 1.0)

@@ -127,9 +127,9 @@ class Observed:
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
     `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a write may be under way, are options
-    of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in place of the
-    last four.
+    for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a write may be under way, are
+    options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
+    place of the last four.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
@@ -153,7 +153,7 @@ class Observed:
 class CreateObject:
     """POST; with `dry_run`, a dry run first, unless one was lately accepted in the namespace for an object of the same shape.
 
-    `dry_run` names the shape: the digest of what isn't the job's own, such as its name.
+    `dry_run` names the shape: the digest of everything but what is the job's own, such as its name.
     "Already exists" is success only if the existing object is the job's, and never for a Secret, which can't be read.
     `random_key` names a key of `stringData` that apply fills with 64 random hexadecimal digits.
     """

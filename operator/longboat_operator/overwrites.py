@@ -1,4 +1,4 @@
-"""Finds out that another process publishes the status of the same jobs. No I/O.
+"""Detects that another process publishes the status of the same jobs. No I/O.
 
 Two operators that know different things, such as which requests were refused, would otherwise overwrite each other's status without end.
 """
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Overwrites:
-    """Makes a job wait each time another process has published over the status of this one: ever longer, up to a minute."""
+    """Makes a job wait each time another process has published over this one's status: ever longer, up to a minute."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Overwrites:
             self._published[key] = job["metadata"]["uid"], version_of(job), _digest(job)
 
     def wait(self, key: Key, job: Object) -> float:
-        """Returns the seconds for which the job has to wait."""
+        """Returns the seconds for which the job has to wait. Notes it if `job` shows that its status was overwritten."""
         uid, version, digested = self._published.get(key, ("", 0, ""))
         if job["metadata"]["uid"] == uid and version_of(job) > version and _digest(job) != digested:
             log.warning("another process publishes this job's status: let one release alone serve it", key=str(key))

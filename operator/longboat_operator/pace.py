@@ -1,4 +1,4 @@
-"""Spaces out what a job may need again and again, but never often. No I/O."""
+"""Spaces out what may happen repeatedly, but not often. No I/O."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS, backoff_seconds
 
-# Twice as long as the longest wait and more: who waits for a minute and tries again hasn't stopped.
+# Far longer than the longest wait: what happens again after a minute hasn't stopped.
 _FORGOTTEN_SECONDS = 10 * LONGEST_BACKOFF_SECONDS
 
 
 class Pace:
-    """Waits after each time twice as long as after the last, up to a minute; begins anew after ten minutes without one."""
+    """Doubles the wait each time, up to a minute; starts over after ten minutes without one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What Events warn about pods whose containers don't start, asked for once a minute for each namespace."""
+"""Warnings in Events about pods whose containers don't start, listed at most once a minute in each namespace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Listing:
 
 
 class PodWarnings:
-    """The newest warning about each pod, by namespace. One list serves all that ask within a minute of its beginning."""
+    """The newest warning about each pod, by namespace. One list serves all that ask within a minute of its start."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
         self._client = client
@@ -34,10 +34,10 @@ class PodWarnings:
         self._listings: dict[str, _Listing] = {}
 
     async def about(self, namespace: str, uid: str) -> Object | None:
-        """Returns the newest warning about the pod, reduced to its reason and message; None if there was none when it was asked for.
+        """Returns the newest warning about the pod, reduced to its reason and message; None if there was none when they were listed.
 
         Raises:
-            KubeError: the list failed. One that was refused isn't asked for again within the minute either.
+            KubeError: the list failed. A refused one isn't repeated within the minute either.
         """
         now = self._clock()
         self._listings = {name: each for name, each in self._listings.items() if now - each.begun < KEPT_SECONDS}

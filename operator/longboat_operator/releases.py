@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class Releases:
-    """Tells which jobs are another release's."""
+    """Tells which jobs another release serves."""
 
     def __init__(
         self, client: KubeClient, events: EventRecorder, own: str, clock: Callable[[], float] = boot_clock
@@ -73,7 +73,7 @@ class Releases:
         return see(last_read, lease, self._clock())
 
     async def _tell(self, key: JobKey, job: Object, release: str) -> None:
-        log.warning("a job is another release's and is left alone", key=str(key), release=release)
+        log.warning("another release serves a job, which is left alone", key=str(key), release=release)
         text = f"Release {release} serves the job (status.operator); release {self._own} leaves it alone."
         try:
             await self._events.record(job, EmitEvent("Warning", "ServedByAnotherRelease", text))

@@ -59,7 +59,7 @@ class LeaseOptions:
 class Options:
     """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
 
-    `release` is the name that its jobs bear (`status.operator`): namespace and name of its Lease. None: whatever they bear is ignored.
+    `release` is written into the jobs that it serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ class Shell:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     async def _become_leader(self, lead: asyncio.Event) -> None:
-        """Waits until every source has been listed, or refuses, and wins the lease if there is one; then starts the workers.
+        """Waits until every source has been listed or has refused, and wins the lease if there is one; then starts the workers.
 
         A standby may have waited for days. What its streams missed meanwhile is found by listing every source again, before its
         namespace is planned. The previous leader wrote nothing after it lost the lease, so one list is enough.

@@ -209,7 +209,7 @@ class Writes:
         return {"namespace": self._namespace, "name": name}
 
     async def _existing(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """Reads the object that has the name of one that was to be created. NotOursError: it isn't the job's."""
+        """Reads the object that has the name already. NotOursError: it isn't the job's."""
         existing = {
             **await self._client.get(resource, self._namespace, body["metadata"]["name"]),
             "kind": resource.kind,

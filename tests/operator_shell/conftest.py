@@ -101,7 +101,7 @@ async def other(admin: KubeClient) -> AsyncIterator[str]:
 
 
 async def create_runtime(admin: KubeClient, namespace: str) -> None:
-    """Creates the runtime template `nowhere`, whose pods no node takes: nothing but the API server and operators has a part."""
+    """Creates the runtime template `nowhere`, whose pods no node takes."""
     template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
     spec = {"image": "localhost/none:1", "common": {"template": template}}
     metadata = {"namespace": namespace, "name": "nowhere"}
@@ -134,6 +134,6 @@ async def running(shell: Shell) -> AsyncIterator[Shell]:
 
 @pytest.fixture
 async def gateway(transport: Transport) -> AsyncIterator[tuple[Gateway, Configuration]]:
-    """A gateway to the API server, and the way to it."""
+    """A gateway to the API server, and the configuration of its clients."""
     async with open_gateway(transport) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""A way to the API server on which answers can be late, refused or cut off."""
+"""A proxy of the API server, whose answers can be late, refused or cut off."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(transport: Transport) -> AsyncIterator[tuple[Gateway, Configuration]]:
-    """Opens a gateway; yields it, and the way to it."""
+    """Opens a gateway; yields it, and the configuration of its clients."""
     async with transport.session() as session:
         gateway = Gateway(session, transport.configuration.host)
         app = web.Application()

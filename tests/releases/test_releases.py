@@ -28,7 +28,7 @@ for name, pod in cluster.children["Pod"].items():
 json.dump(made, sys.stdout)
 """
 
-# Has the runtime's command line take commands, without carrying them out; prints its words of each that it refuses.
+# Has the runtime's command line take commands, without carrying them out; prints the error of each that it refuses.
 PARSE = """
 import json, sys
 import typer

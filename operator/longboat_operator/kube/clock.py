@@ -18,7 +18,7 @@ def boot_clock() -> float:
 class ServerClock:
     """Follows the `Date` headers of the API server's answers. Threads may share it.
 
-    A header is cut to whole seconds and takes a while to arrive, so the server's own clock may be ahead of it but is never behind.
+    A header is truncated to whole seconds and takes a while to arrive, so the server's own clock may be ahead of it but is never behind.
     While the server's clock runs evenly, so does this one: durations are exact.
     """
 
@@ -27,17 +27,17 @@ class ServerClock:
         clock: Callable[[], float] = boot_clock,
         machine: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`clock` counts seconds between two headers; `machine` is asked for the time before the first one."""
+        """`clock` counts the seconds since a header; `machine` gives the time until the first one comes."""
         self._clock = clock
         self._machine = machine
         self._lock = threading.Lock()
-        self._boot: datetime | None = None  # by the server's clock
+        self._boot: datetime | None = None  # when this machine booted, by the server's clock
         self._latest = datetime.min.replace(tzinfo=UTC)
 
     def note(self, date: str | None) -> None:
         """Takes the `Date` header of an answer that has just come; a missing or unreadable one is ignored.
 
-        Rule: the newest header counts, unless it is less than a second behind this clock: then it was only cut by more than an earlier one.
+        Rule: the newest header counts, unless it is less than a second behind this clock: then only more of it was truncated.
         """
         with suppress(ValueError, OverflowError):
             if date:
@@ -52,7 +52,7 @@ class ServerClock:
     def now(self) -> datetime:
         """Returns the header that counts plus the seconds since, as an aware time.
 
-        It never goes backwards: when the server's clock is set back, this one stands still until it is reached again.
+        It never goes backwards: when the server's clock is set back, this one stands still until the server's has caught up.
         """
         with self._lock:
             if self._boot is None:

@@ -55,7 +55,7 @@ class Request:
 class Transport:
     """Sends requests with the credentials of a `Configuration`. One per process; `close` it at the end.
 
-    `server_clock` follows all answers, those to sessions too.
+    `server_clock` follows all answers, also those to sessions.
     """
 
     def __init__(self, configuration: Configuration, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None:
@@ -111,7 +111,7 @@ class Transport:
     def session(self, answered: Callable[[int], None] = lambda _: None) -> aiohttp.ClientSession:
         """Opens a session with the same credentials and proxy, for a library that sets its own time limits. Answers are counted.
 
-        `answered` is told the HTTP status of each answer.
+        `answered` is called with the HTTP status of each answer.
         """
 
         async def authenticate(

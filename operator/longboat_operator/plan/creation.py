@@ -59,10 +59,10 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
     others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
-    of each role, and of each reward pool, are checked by a dry run, unless the like was accepted lately: a template that is rejected gets no revision, so the next plan takes
-    the template as it then is. A role or pool whose pod was rejected asks for no pods of later places until that one is accepted. With
-    spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; while the template has no revision yet, also
-    with those that this plan's status promises.
+    of each role, and of each reward pool, are checked by a dry run, unless one of the same shape was accepted lately. A template that is
+    rejected gets no revision, so the next plan takes the template as it then is. A role or pool whose pod was rejected asks for no pods of
+    later places until that one is accepted. With spec.rewardCpu a reward pod is created with the CPUs that the published
+    status promises it; while the template has no revision yet, also with those that this plan's status promises.
     """
     template = template_of(view)
     if isinstance(template, Finding):
@@ -88,7 +88,7 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
     if pods:
         actions += token.actions
     if template.is_new and token.may_be_used:
-        shape = digest(runtime_revision(_any_job(view), 0, template.runtime))
+        shape = digest(runtime_revision(_nameless_job(view), 0, template.runtime))
         actions.append(CreateObject(runtime_revision(view.job, template.number, template.runtime), dry_run=shape))
     actions += pods
     waits = [vacancy.wait for vacancy in vacant if vacancy.wait > 0]
@@ -189,15 +189,15 @@ def _pods(
         body = build(view.job, spec, runtime, revision, role, place, vacancy.attempt, token=token.name or "")
         shape = None
         if template.is_new and alike not in checked:
-            shape = digest(build(_any_job(view), spec, runtime, "", role, Place(place.pool, 0), 0, token=""))
+            shape = digest(build(_nameless_job(view), spec, runtime, "", role, Place(place.pool, 0), 0, token=""))
         yield CreateObject(body, dry_run=shape)
         checked.add(alike)
         if body["metadata"]["name"] in view.observed.rejections:
             rejected.add(alike)
 
 
-def _any_job(view: JobView) -> JobRef:
-    """Names a job in place of this one: objects that are made for it tell no more than their shape."""
+def _nameless_job(view: JobView) -> JobRef:
+    """Returns a stand-in for the job, without a name: an object that is built for it shows only its shape."""
     return JobRef(view.job.namespace, "", "")
 
 

@@ -10,7 +10,7 @@ def granted(current: Incarnation | None, request: str | None) -> Incarnation | N
     """Returns the incarnation that is current once the token that a driver asks with is answered.
 
     Rule: a token other than the one answered last is a new start and gets the next number, or the least that it asks for if that is higher:
-    a status that was restored from a backup has forgotten later starts. Numbers only grow. The token answered last, or none, changes nothing.
+    a status that was restored from a backup lacks later starts. Numbers only grow. The token answered last, or none, changes nothing.
     """
     if not request or (current and current.request == request):
         return current

@@ -19,7 +19,7 @@ from longboat_operator.rejections import WITHOUT_ITS_LABEL
 STUCK_SECONDS = 60.0
 # One whose node is tainted as gone has been silent for much longer than that already.
 LOST_NODE_SECONDS = 10.0
-# A deletionTimestamp and the `Date` headers that `now` comes from are cut to whole seconds, and several API servers' clocks differ a little.
+# A deletionTimestamp and the `Date` headers that `now` comes from are truncated to seconds, and the clocks of API servers differ a little.
 INEXACT_SECONDS = 2.0
 
 
@@ -36,7 +36,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
 
     Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
     the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
-    still run there is fenced off by its incarnation and by Ray's new head. `INEXACT_SECONDS` more make sure that none goes too early.
+    still run there is fenced off by its incarnation and by Ray's new head. `INEXACT_SECONDS` are added so that none is deleted too early.
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []

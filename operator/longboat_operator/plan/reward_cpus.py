@@ -41,7 +41,7 @@ from longboat_operator.reading.view import JobView
 # would make room is unknown; one that says nothing may be busy.
 PATIENCE = {"Infeasible": 0.0, "Deferred": 5.0, "Error": 5.0}
 SILENT_SECONDS = 60.0
-# No write is under way for longer than a request may take, and this.
+# A write may be under way for this much longer than a request may take.
 AFTER_REQUEST_SECONDS = 5.0
 # How long a pod keeps what it has once a change has failed: doubled with each failure in a row.
 FIRST_PIN_SECONDS = 30.0

@@ -58,7 +58,7 @@ class Surroundings:
 def surroundings_of(view: JobView) -> Surroundings:
     """Creates what is missing and repairs what was changed.
 
-    Rules, for a name that the watch doesn't show: the object is created, by a write that changes nothing of a stranger's that has the name.
+    Rules, for a name that the watch doesn't show: the object is created, by a write that leaves a stranger's object of that name alone.
     Once a name was found taken, whatever has one of the names is looked up first. What is the job's (by its uid: created before a crash, or
     stripped of its labels) is made as it should be. What a deleted job of this name left to the garbage collector is
     waited for. Anything else is a stranger's: it is left untouched, and nothing more is created.
@@ -97,7 +97,7 @@ def surroundings_of(view: JobView) -> Surroundings:
 
 
 def _found_taken(view: JobView, wanted: Sequence[_Wanted]) -> bool:
-    """Whether one of the names was refused, or is taken as the published condition says."""
+    """Whether a write to one of the names was refused, or the published condition says that one is taken."""
     if any(each.target[1] in view.observed.rejections for each in wanted):
         return True
     scheduled = find(view.status.conditions, ConditionType.SCHEDULED)

@@ -116,7 +116,7 @@ def read_dns_peers(text: str) -> tuple[Object, ...]:
 def head_service(job: JobRef) -> Object:
     """Builds the headless Service that names the Ray head. It publishes the address even while the driver's pod isn't ready.
 
-    It has the server's defaults, so that the server keeps what is applied.
+    It spells out the server's defaults, so that the server stores exactly what is applied.
     """
     return {
         "apiVersion": "v1",

@@ -9,7 +9,7 @@ from typing import Any
 from longboat_crds.status import MAX_PODS, IntactPods, PodRecord, RoleStatus
 from longboat_crds.tolerance import read_known
 
-# What a record says besides which pod it is about; of one that says no more, nothing has happened to the pod.
+# What a record says of a pod to which nothing has happened, besides which pod it is.
 SEEN = ("node", "wasReady")
 IDENTITY = ("pool", "index", "attempt")
 _HISTORY = tuple(
@@ -56,7 +56,7 @@ def stored_records(role: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def ranges_of(indexes: Iterable[int]) -> str:
-    """Writes different numbers as ranges: `0-3,5`."""
+    """Returns distinct numbers as ranges: `0-3,5`."""
     ranges: list[list[int]] = []
     for index in sorted(indexes):
         if ranges and ranges[-1][1] == index - 1:

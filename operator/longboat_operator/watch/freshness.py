@@ -36,7 +36,7 @@ class Freshness:
 
     @property
     def settled(self) -> bool:
-        """Whether each namespace is served, or is known why it isn't."""
+        """Whether each namespace is served, or has a source that couldn't be listed."""
         return not any(self._awaited_lists())
 
     @property
@@ -46,7 +46,7 @@ class Freshness:
 
     @property
     def failing(self) -> dict[Source, str]:
-        """Sources that couldn't be listed so far, and the server's words."""
+        """Sources that couldn't be listed so far, with the server's words."""
         return {source: reason for source in self.unlisted if (reason := self._unlisted[source]) is not None}
 
     @property
@@ -59,7 +59,7 @@ class Freshness:
         return not self._unlisted_in[None] and not self._unlisted_in[namespace]
 
     def note_unlisted(self, source: Source, reason: str | None = None) -> None:
-        """Notes that a source must be listed (again), and if that was just tried, why it failed."""
+        """Notes that a source must be listed (again), and why that failed if it was just tried."""
         if source not in self._unlisted:
             self._unlisted_in[source.namespace] += 1
         self._unlisted[source] = reason

@@ -5,7 +5,7 @@ posting are off. Scanning is off: kopf then needs no right to list namespaces or
 authenticated account has; namespaces are served as named.
 
 kopf ends with the first source that is gone, such as a kind whose CRD is deleted; one that is forbidden, as when a RoleBinding is
-deleted, it asks again in silence. In both cases it is started again without the namespaces in which a kind refuses, until they answer.
+deleted, it asks for again without a word. In both cases it is restarted without the namespaces in which a kind refuses, until they answer.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class JobWatch:
                 return
 
     async def _answering(self, scopes: Iterable[str | None]) -> list[str | None]:
-        """Returns the namespaces in which every kind can be listed and watched; records of the others why not.
+        """Returns the namespaces in which every kind can be listed and watched; records why the others can't.
 
         No kind of the others is watched until then, so each must be listed again.
         """

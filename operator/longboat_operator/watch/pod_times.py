@@ -1,7 +1,7 @@
 """Times in the status of a pod. Kubelets and the scheduler wrote them, whose clocks may be wrong by any amount. Pure.
 
-In what is kept of a pod the API server's time stands in their place, so that all rules compare times of one clock. What a status says
-of the present counts from when this process first saw it. How long ago a container ended is told from when the status was written.
+In what is kept of a pod the API server's time replaces them, so that all rules compare times of one clock. What a status says of the
+present counts from when this process first saw it. How long ago a container ended is told from when the status was written.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from longboat_operator.reading.times import fine_stamp, moment
 _TIMES = frozenset({"lastTransitionTime", "startedAt", "finishedAt"})
 _CONTAINERS = ("initContainerStatuses", "containerStatuses")
 _STATES = ("state", "lastState")
-# The conditions of whose times rules make use; memory matters with 10^5 pods, so the others' are dropped.
+# The conditions whose times the rules use; memory matters with 10^5 pods, so those of others are dropped.
 _DATED = frozenset({"Ready", "PodScheduled", "PodResizePending", "PodResizeInProgress"})
 # The only condition about readiness that nobody but the kubelet writes.
-_OF_THE_KUBELET = "ContainersReady"
+_KUBELET_CONDITION = "ContainersReady"
 
 Translate = Callable[[str, str, bool], str]
 
@@ -27,7 +27,7 @@ Translate = Callable[[str, str, bool], str]
 def with_server_times(pod: Object, cached: Object | None, now: datetime) -> dict[str, Any]:
     """Returns a pod as the API server gave it at `now`, with the times in its status translated; `cached` is what is kept of it so far.
 
-    `serverTimes` says what each time was translated to, by its condition or container, so that the same one is never translated anew.
+    `serverTimes` says what each time was translated to, by its condition or container, so that no time is translated twice.
 
     Rules:
     * a condition changed, and a container that runs was started, when this was first seen, which is `now` if it is new;
@@ -94,7 +94,7 @@ def _end(text: str, pod: Object, now: datetime) -> datetime:
 
 def _node_times(status: Mapping[str, Any]) -> Iterator[str]:
     details: list[Mapping[str, Any]] = [
-        each for each in status.get("conditions") or () if each["type"] == _OF_THE_KUBELET
+        each for each in status.get("conditions") or () if each["type"] == _KUBELET_CONDITION
     ]
     for name in _CONTAINERS:
         for container in status.get(name) or ():

@@ -18,7 +18,7 @@ from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.informer import wait_seconds
 
 REPAIR_SECONDS = 300.0
-# How often `confirm` looks whether what the list shows has come.
+# How often `confirm` checks whether what the list shows has come.
 _OWED_SECONDS = 0.05
 # How long it waits for that. A watch that has to list thousands of objects first may take longer.
 LIST_AGAIN_SECONDS = 10.0

@@ -145,7 +145,7 @@ class KubernetesBroker:
         """Asks until a number of at least `least` is granted: an operator up to 0.2.0 answers each request with the next number."""
         while True:
             request = incarnation_request(secrets.token_hex(16), least)
-            # The operator counts the previous start's failure with every request that tells it.
+            # The operator counts the previous start's failure with every request that reports it.
             self._demand, self._failure = Demand(incarnation_request=request, previous_failure=self._failure), None
             await self._persist(self._ask)
             await self._until(lambda: self._granted() is not None)
@@ -185,11 +185,11 @@ class KubernetesBroker:
 
         The next watch then begins with the job as it is: the version of one that hasn't changed for long may be too old for any watch.
         """
-        goes_on = True
+        resumes = True
         while True:
             try:
-                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"] if goes_on else None):
-                    goes_on = True
+                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"] if resumes else None):
+                    resumes = True
                     match kind:
                         case "DELETED":
                             raise Superseded("the job was deleted")
@@ -203,7 +203,7 @@ class KubernetesBroker:
                 if self._stored and not self._stored.is_in(job.get("status", {})):
                     self._stored = None  # the API server was restored to an earlier time
                 self._take(job)
-                goes_on = False
+                resumes = False
             await asyncio.sleep(_WATCH_PAUSE)
 
     async def _write(self) -> None:

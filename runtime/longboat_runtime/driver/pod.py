@@ -43,7 +43,7 @@ async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str 
     broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic, after_failure)
     try:
         job_object = await broker.start()
-        # After a restore of the API server a number that it hasn't granted yet may be that of files on the claim.
+        # An API server that was restored may grant numbers again that files on the claim have already.
         number = await broker.incarnation(max(await asyncio.to_thread(incarnations, CHECKPOINT), default=0) + 1)
         log.info("driver starts", job=f"{namespace}/{name}", incarnation=number)
         try:

@@ -40,7 +40,7 @@ class DriverStatus:
         return {name: part.to_json() for name, part in parts.items() if part is not None}
 
     def is_in(self, status: Mapping[str, Any]) -> bool:
-        """Whether the driver's fields of a job's status are these."""
+        """Whether the driver's part of a job's status is this one."""
         return {name: status[name] for name in DRIVER_FIELDS & status.keys()} == self.to_json()
 
     @classmethod
