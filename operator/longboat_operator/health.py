@@ -11,6 +11,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 # A plan takes a few requests of a few seconds at most.
 PLANS_LATE_SECONDS = 120.0
 PLANS_STUCK_SECONDS = 600.0
+# Notes in an answer: an operator of a thousand namespaces may have ten thousand.
+MOST_NOTES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ async def serve_metrics(port: int, registries: tuple[CollectorRegistry, ...]) ->
 
 
 def _answer(reasons: tuple[str, ...], notes: tuple[str, ...] = ()) -> web.Response:
-    return web.Response(status=503 if reasons else 200, text="\n".join([*(reasons or ("ok",)), *notes]) + "\n")
+    lines = [*(reasons or ("ok",)), *notes[:MOST_NOTES]]
+    if len(notes) > MOST_NOTES:
+        lines.append(f"and {len(notes) - MOST_NOTES} more: all are in the metric longboat_watch_failing")
+    return web.Response(status=503 if reasons else 200, text="\n".join(lines) + "\n")
 
 
 async def _serve(port: int, routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]]) -> web.AppRunner:

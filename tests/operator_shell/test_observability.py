@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from longboat_operator import cli
-from longboat_operator.health import Health, serve_health, serve_metrics
+from longboat_operator.health import MOST_NOTES, Health, serve_health, serve_metrics
 from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.metrics import REGISTRY
 from longboat_operator.model import DNS_PEERS, JobKey
@@ -35,6 +35,11 @@ async def test_probes_give_reasons() -> None:
         health = Health(not_ready=("Pod not yet listed", "Service not yet listed"))
         assert await get(port, "/healthz") == (200, "ok\n")
         assert await get(port, "/readyz") == (503, "Pod not yet listed\nService not yet listed\n")
+        health = Health(notes=tuple(map(str, range(MOST_NOTES + 2))))
+        status, text = await get(port, "/readyz")
+        first, *notes, last = text.splitlines()
+        assert (status, first, notes) == (200, "ok", [*map(str, range(MOST_NOTES))])
+        assert last.startswith("and 2 more")
         health = Health(not_alive=("workers are stuck",))
         assert (await get(port, "/healthz"))[0] == 503
     finally:
