@@ -6,8 +6,9 @@
 * The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more. An accepted one isn't repeated for an hour, whichever job needs it, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
-* Before the first create or apply for a job that was started, the server is asked whether the job still exists. If it doesn't, the plan
-  ends: the watch may show what the garbage collector deletes before it shows the job's own deletion.
+* Nothing is created or applied any more for a job that is gone, is being deleted, or was replaced: the plan ends. Before the first create
+  or apply for a job that was started, the server is asked too: the watch may show what the garbage collector deletes before it shows the
+  job's own deletion.
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
@@ -134,12 +135,10 @@ class _Run:
         return None
 
     async def _apply_action(self, action: Action) -> None:
-        if isinstance(action, (CreateObject, ApplyObject)) and not self._is_job_confirmed:
-            self._is_job_confirmed = await self._writes.job_exists()
-            if not self._is_job_confirmed:
-                self._end_plan()
-                self._count(action, "skipped")
-                return
+        if isinstance(action, (CreateObject, ApplyObject)) and not await self._job_exists():
+            self._end_plan()
+            self._count(action, "skipped")
+            return
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:
             await self._make_dry_runs()
         if self._rejections.waits(target_of(action)):
@@ -154,6 +153,12 @@ class _Run:
             self._count(action, "waiting")
         else:
             await self._try(action)
+
+    async def _job_exists(self) -> bool:
+        """Whether the job exists, as far as the cache shows; for one that was started, the server is asked once."""
+        if not self._is_job_confirmed and self._writes.shows_job():
+            self._is_job_confirmed = await self._writes.job_exists()
+        return self._is_job_confirmed and self._writes.shows_job()
 
     async def _try(self, action: Action) -> None:
         try:

@@ -177,7 +177,8 @@ class Shell:
         """
         await _until(lambda: self._freshness.settled)
         log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
-        sources = self._jobs + self._children if self._elector else []
+        # One namespace after the other, so that the first is served long before the last.
+        sources = sorted(self._jobs + self._children, key=lambda source: source[1] or "") if self._elector else []
         if self._elector is not None:
             await self._elector.acquire()
             self._elected.set()

@@ -20,6 +20,7 @@ from longboat_operator.model import (
     CreateObject,
     DeleteObject,
     EmitEvent,
+    JobKey,
     Object,
     Observed,
     PatchMetadata,
@@ -90,14 +91,20 @@ class Writes:
         except AlreadyExistsError:
             return  # the real create finds out who owns it
 
+    def shows_job(self) -> bool:
+        """Whether the cache shows the observed job, and doesn't show that it is being deleted."""
+        return self._is_observed(self._cache.job(JobKey(self._namespace, self._observed.key.name)))
+
     async def job_exists(self) -> bool:
         """Asks whether the observed job exists and isn't being deleted."""
         try:
-            job = await self._client.get(RL_JOB, self._namespace, self._observed.key.name)
+            return self._is_observed(await self._client.get(RL_JOB, self._namespace, self._observed.key.name))
         except NotFoundError:
             return False
-        metadata = (self._observed.job or {})["metadata"]
-        return job["metadata"]["uid"] == metadata["uid"] and "deletionTimestamp" not in job["metadata"]
+
+    def _is_observed(self, job: Object | None) -> bool:
+        uid = (self._observed.job or {})["metadata"]["uid"]
+        return job is not None and job["metadata"]["uid"] == uid and "deletionTimestamp" not in job["metadata"]
 
     async def _create(self, action: CreateObject) -> str:
         resource, body = BY_KIND[action.body["kind"]], action.body

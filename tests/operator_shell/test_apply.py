@@ -122,6 +122,7 @@ class Bench:
         self.clock = Clock()
         self.rejections = Rejections(self.clock)
         self.cache = Cache()
+        self.cache.put(JOB)
         client: Any = self.server
         recorder = EventRecorder(client, ServerClock(), "me")
         self.applier = Applier(client, self.cache, recorder, AcceptedDryRuns(self.clock))
@@ -162,6 +163,22 @@ async def test_nothing_is_made_for_a_job_that_is_gone_already(bench: Bench, now:
         Plan((DELETE, SERVICE, *PODS, STATUS, EVENT)), Observed(KEY, STARTED), bench.rejections
     )
     assert bench.server.writes == ["delete Pod old"]
+    assert applied.newer == NEWER_JOB
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_a_plan_ends_once_the_cache_shows_that_its_job_goes(bench: Bench, deleted: bool) -> None:
+    async def goes(*_: Any, **__: Any) -> Any:
+        if deleted:
+            bench.cache.remove(ObjectKey("RLJob", "a", "x"), 6)
+        else:
+            going = {"resourceVersion": "6", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            bench.cache.put({**JOB, "metadata": {**JOB["metadata"], **going}})
+        return {"kind": "Status"}
+
+    bench.server.delete = goes  # type: ignore[method-assign]
+    applied = await bench.apply(ACCOUNT, DELETE, SERVICE, *PODS, STATUS)
+    assert bench.server.writes == ["create ServiceAccount x"]
     assert applied.newer == NEWER_JOB
 
 
@@ -333,7 +350,9 @@ async def test_a_dry_run_of_an_accepted_shape_isnt_made_again_for_an_hour(bench:
 async def test_a_refused_create_makes_dry_runs_necessary_again_in_its_namespace_alone(
     bench: Bench, refused: str
 ) -> None:
-    other = Observed(JobKey("b", "x"), JOB)
+    job: Any = {**JOB, "metadata": {**JOB["metadata"], "namespace": "b"}}
+    bench.cache.put(job)
+    other = Observed(JobKey("b", "x"), job)
     accepted = Plan((DRY[0],))
     await bench.apply(*DRY)
     await bench.applier.apply(accepted, other, bench.rejections)
