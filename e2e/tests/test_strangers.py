@@ -57,9 +57,9 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
         job.wait("reason NameTaken", lambda: job.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
         assert job.status()["phase"] == "Pending"
         assert job.status()["reason"] == "NameTaken"
-        message = job.condition("Scheduled")["message"]
+        # What has the name is looked up after the refusal, which is told at once.
+        message = job.wait("the cure", lambda: job.condition("Scheduled")["message"], lambda text: cure in text)
         assert f"{body['kind']} {body['metadata']['name']} exists and is not this job's" in message
-        assert cure in message
         assert not job.pods()
         assert stored(site, body) == before
         job.delete()
