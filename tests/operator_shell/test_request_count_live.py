@@ -12,7 +12,7 @@ import pytest
 from longboat_operator.kube.client import MERGE_PATCH, KubeClient
 from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME
 from longboat_operator.kube.transport import Request, Transport
-from longboat_operator.model import LABEL_JOB
+from longboat_operator.model import LABEL_JOB, JobKey
 from longboat_operator.shell import Shell
 from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_reward_cpus_live import bind, fake_node
@@ -72,6 +72,10 @@ async def bring_up(bench: Bench, shell: Shell, node: str, name: str) -> None:
     async def ready_and_idle() -> bool:
         return (await bench.condition(name, "RolesReady")).get("status") == "True" and shell._queue.idle(1.0)
 
+    async def all_seen_ready() -> bool:
+        seen = shell._cache.children(JobKey(bench.namespace, name))[POD.kind].values()
+        return len(seen) == PODS and all(pod["status"].get("phase") == "Running" for pod in seen)
+
     await eventually_async(all_pods_and_idle)
     condition = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     patch = {"status": {"phase": "Running", "conditions": [condition]}}
@@ -79,6 +83,7 @@ async def bring_up(bench: Bench, shell: Shell, node: str, name: str) -> None:
         await bind(bench, node, *await pods())
         for pod in await pods():
             await bench.admin.patch(POD, bench.namespace, pod, patch, MERGE_PATCH, subresource="status")
+        await eventually_async(all_seen_ready)
     await eventually_async(ready_and_idle)
 
 
