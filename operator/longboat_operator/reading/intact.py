@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
 from longboat_crds.status import MAX_PODS, IntactPods, PodRecord, RoleStatus
@@ -38,10 +39,8 @@ def compact(records: Iterable[PodRecord]) -> list[IntactPods]:
 def records_of(role: RoleStatus | None) -> Iterator[PodRecord]:
     """Yields all records of a role's pods, those in the compact form of no more pods than a job may have."""
     if role is not None:
-        for group, index in _places(role.intact or ()):
-            yield PodRecord.model_construct(
-                pool=group.pool, index=index, attempt=group.attempt, was_ready=group.was_ready
-            )
+        expanded = (_records(each.pool, each.attempt, each.was_ready, each.indexes) for each in role.intact or ())
+        yield from islice(chain.from_iterable(expanded), MAX_PODS)
         yield from role.pods or ()
 
 
@@ -71,6 +70,15 @@ def indexes_of(ranges: str) -> Iterator[int]:
     for each in ranges.split(","):
         first, _, last = each.partition("-")
         yield from range(int(first), max(int(first), int(last or first)) + 1)
+
+
+@lru_cache(maxsize=1024)
+def _records(pool: str | None, attempt: int, was_ready: bool, indexes: str) -> tuple[PodRecord, ...]:
+    """Returns the records of intact pods. They are cached because making them takes longer than the rest of a plan, and jobs are alike."""
+    return tuple(
+        PodRecord.model_construct(pool=pool, index=index, attempt=attempt, was_ready=was_ready)
+        for index in islice(indexes_of(indexes), MAX_PODS)
+    )
 
 
 def _places(groups: Iterable[IntactPods]) -> Iterator[tuple[IntactPods, int]]:
