@@ -92,9 +92,9 @@ class Rejections:
         """
         put_off, self._put_off = self._put_off, set()
         waits = {target: pace.wait for target, pace in self._paces.items()}
-        known = self._messages.keys() | self._unanswered.keys()
+        failed = self._messages.keys() | self._unanswered.keys()
         return min(
-            (wait for target, wait in waits.items() if target in put_off or (wait > 0 and target in known)),
+            (wait for target, wait in waits.items() if target in put_off or (wait > 0 and target in failed)),
             default=None,
         )
 

@@ -25,7 +25,7 @@ class Contact:
 
     @property
     def cause(self) -> str | None:
-        """Why the last start that ended for want of an answer had none; None if there was no such start."""
+        """Returns why the last start that ended for want of an answer had none; None if there was no such start."""
         return None if self.answered else self._text() or None
 
     def note_answer(self) -> None:

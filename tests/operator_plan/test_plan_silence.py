@@ -351,11 +351,10 @@ def fails(cluster: SimulatedCluster, kind: str, name: str) -> None:
 
 def test_a_create_that_fails_for_long_is_told_with_the_servers_words_and_by_an_event() -> None:
     cluster = SimulatedCluster()
-    cluster.grant()
+    cluster.reconcile()
     fails(cluster, "Pod", DRIVER)
     made = cluster.planned()[1]
     assert any(isinstance(action, CreateObject) for action in made.actions), "it is repeated"
-    cluster.carry_out(made, 0)
     cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, CreateObject))))
     said = condition(cluster, ConditionType.SCHEDULED)
     assert (said.status, said.reason) == ("False", Reason.REQUEST_FAILED)

@@ -111,8 +111,8 @@ def foreign_containers(view: JobView, now: datetime) -> ForeignContainers:
     for pod, status in _foreign(view.all_pods):
         if pod.deleted_at is not None:
             continue
-        found, wait = _foreign_problem(pod, status, now)
-        problem = problem or found
+        failure, wait = _foreign_problem(pod, status, now)
+        problem = problem or failure
         waits += [wait] if wait else []
     return ForeignContainers(problem, min(waits, default=None))
 

@@ -71,9 +71,9 @@ def final_findings(end: Finding) -> Iterator[Finding]:
 
 def deleted_findings(view: JobView, finalizers: Sequence[str], refused: Finding | None) -> Iterator[Finding]:
     """Yields findings about a job that is deleted and that only these finalizers keep."""
-    by = "its finalizers keep it" if finalizers[1:] else "its finalizer keeps it"
+    keepers = "its finalizers keep it" if finalizers[1:] else "its finalizer keeps it"
     details = [refused.message if refused else "", kept_by_finalizers(view.ended_pods)]
-    message = "; ".join([f"the job was deleted, and {by}: {', '.join(finalizers)}", *filter(None, details)])
+    message = "; ".join([f"the job was deleted, and {keepers}: {', '.join(finalizers)}", *filter(None, details)])
     yield Finding(ConditionType.SCHEDULED, False, Reason.JOB_DELETED)
     yield Finding(ConditionType.ROLES_READY, False, Reason.JOB_DELETED)
     yield Finding(ConditionType.RUNNING, False, Reason.JOB_DELETED, message)
@@ -109,15 +109,15 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
     """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
-    kept = kept_by_finalizers(view.ended_pods)
+    ended_pods = kept_by_finalizers(view.ended_pods)
     if all(role.all_ready for role in facts.roles.values()):
-        message = _sentence(summary(facts.roles), facts.foreign and facts.foreign.message, kept)
+        message = _sentence(summary(facts.roles), facts.foreign and facts.foreign.message, ended_pods)
         reason = facts.foreign.reason if facts.foreign else Reason.ALL_ROLES_READY
         return Finding(ConditionType.ROLES_READY, True, reason, message)
     failed = facts.creation.finding or facts.refused
     cause = first_problem(facts.roles) or facts.held_up or failed or facts.foreign
     reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
-    message = _sentence(summary(facts.roles), cause and cause.message, kept)
+    message = _sentence(summary(facts.roles), cause and cause.message, ended_pods)
     return Finding(ConditionType.ROLES_READY, False, cause.reason if cause else reason, message)
 
 
@@ -170,7 +170,7 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
     if facts.suspension is Suspension.RELEASING:
         message = f"Pods are being deleted: {facts.refused.message}" if facts.refused else "Pods are being deleted."
         return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
-    kept = kept_by_finalizers(view.ended_pods)
+    ended_pods = kept_by_finalizers(view.ended_pods)
     if view.status.start_time is None:
         return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
     step, checkpoint = view.step, view.status.checkpoint
@@ -178,8 +178,8 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
         text = "No checkpoint was saved: the job starts over when it is resumed."
     else:
         text = f"Step {checkpoint.step} is saved."
-    if kept:
-        text += f" {kept[0].upper()}{kept[1:]}."
+    if ended_pods:
+        text += f" {ended_pods[0].upper()}{ended_pods[1:]}."
     if has_stopped(view) or step <= (checkpoint.step if checkpoint else 0):
         return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
     return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")

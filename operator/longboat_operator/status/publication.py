@@ -88,11 +88,11 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
 
 def with_kept_pods(view: JobView, now: datetime) -> RLJobStatus:
     """Returns the status of a job that has ended; its condition RolesReady says which of its pods finalizers keep."""
-    kept = kept_by_finalizers(view.ended_pods)
+    message = kept_by_finalizers(view.ended_pods)
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
-    if kept == (ready.message if ready else ""):
+    if message == (ready.message if ready else ""):
         return view.status
-    findings = [Finding(ConditionType.ROLES_READY, False, Reason.JOB_FINISHED, kept)]
+    findings = [Finding(ConditionType.ROLES_READY, False, Reason.JOB_FINISHED, message)]
     return view.status.model_copy(
         update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
     )

@@ -85,11 +85,11 @@ async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, 
         # An API server that was restored may grant numbers again that files on the claim have already.
         return job, await broker.incarnation(max(await asyncio.to_thread(incarnations, CHECKPOINT), default=0) + 1)
 
-    beginning, asked = asyncio.create_task(begin()), asyncio.create_task(broker.asked.wait())
+    beginning, stored = asyncio.create_task(begin()), asyncio.create_task(broker.asked.wait())
     try:
         while not contact.answered:
             done, _ = await asyncio.wait(
-                (beginning, asked), timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                (beginning, stored), timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             if broker.asked.is_set():
                 contact.note_answer()
@@ -100,7 +100,7 @@ async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, 
                 raise Unanswered(f"{UNANSWERED} within {ANSWER_SECONDS:g} s: {broker.trouble}")
         return await beginning
     finally:
-        for task in (beginning, asked):
+        for task in (beginning, stored):
             task.cancel()
 
 
