@@ -38,8 +38,8 @@ class LookUps:
 
         That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name, at most a minute old.
 
-        One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there. So is one that has got
-        no final answer for `LASTING_SECONDS`: the plan then says so.
+        One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there. So is one that has
+        got no final answer for `LASTING_SECONDS`: the plan then says so.
 
         Raises:
             KubeError: the server gave no answer, or one that isn't final (401, 429 or 5xx), for less than that.

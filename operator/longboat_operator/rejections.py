@@ -47,7 +47,9 @@ class Rejections:
         self._paces[target].note()
 
     def note_unanswered(self, target: Target, message: str) -> bool:
-        """Notes that a request got no final answer; returns whether that has lasted for `LASTING_SECONDS`: then it waits like a rejected one.
+        """Notes that a request got no final answer; returns whether that has lasted for `LASTING_SECONDS`.
+
+        One of which it has waits like a rejected one.
 
         Rule: a message that differs only in numbers, such as ports and times, doesn't replace the one before.
         """

@@ -15,6 +15,7 @@ from longboat_crds.status import Condition, Phase, RestartRecord
 from longboat_operator import rejections
 from longboat_operator.model import CreateObject, DeleteObject
 from longboat_operator.plan.pod_problems import STEADY_SECONDS
+from longboat_operator.planner import plan
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import find
 from longboat_operator.reading.terminations import is_ready
@@ -376,6 +377,20 @@ def test_a_running_job_that_loses_a_pod_says_why_none_takes_its_place(cluster: S
     assert said.reason == Reason.REQUEST_FAILED
     assert said.message.endswith(DOWN)
     assert cluster.status.reason == Reason.REQUEST_FAILED
+
+
+def test_a_look_up_that_fails_for_long_is_told_of(cluster: SimulatedCluster) -> None:
+    """Nothing takes the place of a pod before its fate is known."""
+    del cluster.children["Pod"][TRAINER]
+    fails(cluster, "Pod", TRAINER)
+    made = plan(cluster.observed(), cluster.now)
+    assert made.look_up == (("Pod", TRAINER),)
+    assert not any(isinstance(action, CreateObject) for action in made.actions)
+    cluster.carry_out(made)
+    assert condition(cluster, ConditionType.SCHEDULED).reason == Reason.REQUEST_FAILED
+    assert [event.reason for event in cluster.events].count(Reason.REQUEST_FAILED) == 1
+    cluster.settle()
+    assert condition(cluster, ConditionType.SCHEDULED).reason != Reason.REQUEST_FAILED
 
 
 def test_pods_that_cannot_be_deleted_for_long_are_told_of(cluster: SimulatedCluster) -> None:
