@@ -49,7 +49,7 @@ class Rejections:
     def note_unanswered(self, target: Target, message: str) -> bool:
         """Notes that a request got no final answer; returns whether that has lasted for `LASTING_SECONDS`.
 
-        One of which it has waits like a rejected one.
+        Once it has, the request waits like a rejected one.
 
         Rule: a message that differs only in numbers, such as ports and times, doesn't replace the one before.
         """
