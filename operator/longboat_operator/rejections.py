@@ -69,7 +69,7 @@ class Rejections:
 
     def keep_only(self, targets: Collection[Target]) -> None:
         """Forgets what the plan no longer asks for."""
-        for target in (self._messages.keys() | self._unanswered.keys()) - targets:
+        for target in {*self._messages, *self._unanswered}.difference(targets):
             self.clear(target)
 
     def waits(self, target: Target) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -227,13 +228,15 @@ async def test_a_deleted_job_that_a_finalizer_keeps_releases_its_pods_and_says_s
 async def test_pods_of_an_orphaning_deletion_live(bench: Bench) -> None:
     await bench.submit("x")
     await eventually_async(bench.has_pods("x", 4))
-    await set_finalizers(bench, RL_JOB, "x", "orphan", HOLD)
-    await bench.delete(RL_JOB, "x")
+    await set_finalizers(bench, RL_JOB, "x", HOLD)
+    arguments = ("-n", bench.namespace, "delete", "rljob", "x", "--cascade=orphan", "--wait=false")
+    await asyncio.to_thread(bench.cluster.kubectl, *arguments)
 
     async def no_longer_owned() -> bool:
         return not any(pod["metadata"].get("ownerReferences") for pod in (await bench.all(POD)).values())
 
     await eventually_async(no_longer_owned)
+    await eventually_async(is_in(bench, "x", "Terminating"))
     assert len(await names(bench)) == 4
-    assert await phase(bench, "x") != "Terminating"
+    assert not any("deletionTimestamp" in pod["metadata"] for pod in (await bench.all(POD)).values())
     await set_finalizers(bench, RL_JOB, "x")

@@ -111,17 +111,17 @@ def _roles_ready(view: JobView, facts: Facts) -> Finding:
     """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
     ended_pods = kept_by_finalizers(view.ended_pods)
     if all(role.all_ready for role in facts.roles.values()):
-        message = _sentence(summary(facts.roles), facts.foreign and facts.foreign.message, ended_pods)
+        message = _sentence(summary(facts.roles), facts.foreign.message if facts.foreign else "", ended_pods)
         reason = facts.foreign.reason if facts.foreign else Reason.ALL_ROLES_READY
         return Finding(ConditionType.ROLES_READY, True, reason, message)
     failed = facts.creation.finding or facts.refused
     cause = first_problem(facts.roles) or facts.held_up or failed or facts.foreign
     reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
-    message = _sentence(summary(facts.roles), cause and cause.message, ended_pods)
+    message = _sentence(summary(facts.roles), cause.message if cause else "", ended_pods)
     return Finding(ConditionType.ROLES_READY, False, cause.reason if cause else reason, message)
 
 
-def _sentence(counts: str, *details: str | None) -> str:
+def _sentence(counts: str, *details: str) -> str:
     """Joins the counts and what is to be said about them; ends in a full stop only where nothing is."""
     parts = [counts, *filter(None, details)]
     return "; ".join(parts) if len(parts) > 1 else f"{counts}."
