@@ -23,10 +23,9 @@ class Contact:
         """Whether a driver of this pod has asked for its number, and the API server has stored that."""
         return self._text() == _ANSWERED
 
-    @property
-    def cause(self) -> str | None:
-        """Returns why the last start that ended for want of an answer had none; None if there was no such start."""
-        return None if self.answered else self._text() or None
+    def has_ended_for(self, cause: str) -> bool:
+        """Whether a start has ended for want of an answer because of `cause`."""
+        return _line(cause) in self._text().splitlines()
 
     def note_answer(self) -> None:
         """Notes the first answer."""
@@ -34,10 +33,15 @@ class Contact:
 
     def note_end(self, cause: str) -> None:
         """Notes that a start ends for want of an answer, because of `cause`."""
-        self._file.write_text(cause)
+        with self._file.open("a") as file:
+            file.write(f"{_line(cause)}\n")
 
     def _text(self) -> str:
         try:
             return self._file.read_text()
         except FileNotFoundError:
             return ""
+
+
+def _line(cause: str) -> str:
+    return " ".join(cause.split())

@@ -119,10 +119,20 @@ async def test_a_first_start_without_an_answer_ends_with_the_cause_and_the_next_
     assert Contact(tmp_path / "contact").answered
 
 
-async def test_another_cause_ends_the_next_start_too(start: Callable[[Refused], Awaitable[Ending]]) -> None:
-    for trouble in ("connection refused", "403: rljobs is forbidden"):
+async def test_each_other_cause_ends_one_more_start(
+    start: Callable[[Refused], Awaitable[Ending]], tmp_path: Path
+) -> None:
+    causes = ("connection refused", "403: rljobs is\nforbidden")
+    for trouble in causes:
         with pytest.raises(pod.Unanswered, match=trouble):
             await start(Refused(trouble))
+    for trouble in causes:
+        server = Refused(trouble)
+        waiting = asyncio.create_task(start(server))
+        await eventually_async(lambda: server.looks >= 3)  # noqa: B023 - awaited here
+        server.serve()
+        assert await waiting is Ending.SUPERSEDED
+        (tmp_path / "contact").write_text("\n".join(" ".join(cause.split()) for cause in causes))
 
 
 async def test_once_a_driver_of_the_pod_had_an_answer_later_ones_wait(

@@ -48,7 +48,7 @@ async def drive_in_pod(
     `after_failure` says how the previous start failed, if that was in the same container; `contact` is the pod's.
 
     Raises:
-        Unanswered: the API server gave no answer within `ANSWER_SECONDS`, and no driver of this pod has had one or told of this cause.
+        Unanswered: the API server gave no answer within `ANSWER_SECONDS`, and no driver of this pod has had one, or ended for this cause.
         Exception: any other error, which the next start of the process may overcome.
     """
     contact = contact or Contact()
@@ -77,7 +77,7 @@ async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, 
     """Returns the job and the number of this start. Raises as `drive_in_pod`.
 
     Rule: without an answer, the first start in a pod ends, so that its container's last message says why; nothing else of it can be read
-    without rights to logs. Later ones wait, and end again only for another cause: the kubelet lets each restart wait longer.
+    without rights to logs. Later ones wait, and each other cause ends one more: the kubelet lets each restart wait longer.
     """
 
     async def begin() -> tuple[dict[str, Any], int]:
@@ -95,7 +95,7 @@ async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, 
                 contact.note_answer()
             elif done:
                 break
-            elif broker.trouble and broker.trouble != contact.cause:
+            elif broker.trouble and not contact.has_ended_for(broker.trouble):
                 contact.note_end(broker.trouble)
                 raise Unanswered(f"{UNANSWERED} within {ANSWER_SECONDS:g} s: {broker.trouble}")
         return await beginning
