@@ -87,6 +87,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.AS_ASKED: _progress("Nothing is missing.", _DEGRADED),
     Reason.JOB_SUCCEEDED: _progress("All steps are done.", ConditionType.SUCCEEDED),
     Reason.JOB_FINISHED: _progress("The job has ended, so its pods are gone.", _SCHEDULED, _RUNNING, _READY),
+    Reason.JOB_DELETED: _progress(
+        "The job was deleted, and finalizers of somebody else keep it; the message names them. Its pods are deleted.",
+        _SCHEDULED,
+        _RUNNING,
+        _READY,
+        cure="Ask the owner of the finalizers, or remove them from metadata.finalizers; the job is then gone.",
+    ),
     Reason.RUNTIME_NOT_FOUND: _configuration(
         "No runtime template has the kind and name of spec.runtimeRef.",
         "Create the template, or correct spec.runtimeRef; the job starts as soon as it exists.",
@@ -228,10 +235,19 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.POD_REFUSED: _platform(
-        "The API server or an admission policy rejected a pod or another object of the job.",
+        "The API server or an admission policy rejected a pod or another object of the job, or its deletion.",
         "The message has the server's answer; ask the owner of that policy. Creation is retried.",
         _SCHEDULED,
         _READY,
+        _DEGRADED,
+    ),
+    Reason.REQUEST_FAILED: _platform(
+        "A request of the operator about the job has failed for 15 s: the server answers with an error of its own (5xx or 429), as when an "
+        "admission webhook is down, or not at all. The message names the object and has the server's words.",
+        "Repair the webhook that the message names, or the API server. The request is repeated.",
+        _SCHEDULED,
+        _READY,
+        _DEGRADED,
     ),
     Reason.QUOTA_EXCEEDED: _platform(
         "A ResourceQuota of the namespace has no room for a pod of the job.",
@@ -274,6 +290,19 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.CONTAINER_NOT_STARTED: _platform(
         "A node can't create a container; the message is the kubelet's.",
         "Check what the runtime template mounts and the ConfigMaps that rewards name.",
+        _READY,
+    ),
+    Reason.FOREIGN_CONTAINER_FAILING: _platform(
+        "A container that Longboat didn't put into a pod (the cluster injects it, or the runtime template adds it) ends with errors, or "
+        "doesn't start. It isn't counted, and the job doesn't wait for it.",
+        "Ask the owner of that container.",
+        _READY,
+    ),
+    Reason.DRIVER_SILENT: _platform(
+        "The driver can't ask for its number: it had no answer from the API server, or was refused; the message has the cause. It goes on "
+        "trying, which isn't counted, and the job fails after failurePolicy.startDeadlineSeconds if it has not trained since its start.",
+        "403: give the account that the runtime template names the rights of Role NAME-driver, or leave it out of the template. A time-out "
+        "or a refused connection: check NetworkPolicies and proxies between the driver's pod and the API server.",
         _READY,
     ),
     Reason.START_DEADLINE_EXCEEDED: _platform(

@@ -48,6 +48,16 @@ PHASES = (
         condition=ConditionType.FAILED,
     ),
     PhaseRule(
+        Phase.TERMINATING,
+        "The job was deleted, and finalizers of somebody else keep it. Its pods are deleted.",
+        "Ask the owner of the finalizers that the message of Running names, or remove them from metadata.finalizers.",
+        (ConditionType.RUNNING,),
+        awaited=True,
+        condition=ConditionType.RUNNING,
+        status=False,
+        reasons=(Reason.JOB_DELETED,),
+    ),
+    PhaseRule(
         Phase.SUSPENDED,
         "The job holds no pods because spec.suspend is true.",
         "Set spec.suspend to false to resume it.",

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     AS_ASKED = "AsAsked"
     JOB_SUCCEEDED = "JobSucceeded"
     JOB_FINISHED = "JobFinished"
+    JOB_DELETED = "JobDeleted"
     # Configuration
     RUNTIME_NOT_FOUND = "RuntimeNotFound"
     CLUSTER_RUNTIME_NOT_SERVED = "ClusterRuntimeNotServed"
@@ -64,6 +65,7 @@ class Reason(StrEnum):
     CHECKPOINT_MISMATCH = "CheckpointMismatch"
     # Platform
     POD_REFUSED = "PodRefused"
+    REQUEST_FAILED = "RequestFailed"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_UNSCHEDULABLE = "PodUnschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -72,6 +74,8 @@ class Reason(StrEnum):
     CHECKPOINT_VOLUME_NOT_WRITABLE = "CheckpointVolumeNotWritable"
     SAMPLES_NOT_WRITTEN = "SamplesNotWritten"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
+    FOREIGN_CONTAINER_FAILING = "ForeignContainerFailing"
+    DRIVER_SILENT = "DriverSilent"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     POD_LOST = "PodLost"
     POD_STUCK = "PodStuck"

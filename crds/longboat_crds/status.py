@@ -44,6 +44,7 @@ class Phase(StrEnum):
     RESTARTING = "Restarting"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    TERMINATING = "Terminating"
 
 
 class TrainingState(StrEnum):
@@ -406,7 +407,7 @@ class PodRecord(FieldsModel):
     pool: Line | None = Field(default=None, description="The pool that a reward pod belongs to.")
     index: Count = Field(description="The pod's number within its role; of a reward pod, within its pool.")
     attempt: Count = Field(description="The pod's number within its place; its name ends in it.")
-    restarts: Count = Field(default=0, description="Restarts of its containers that have been counted.")
+    restarts: Count = Field(default=0, description="Restarts of its role's own containers that have been recorded.")
     losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(default=None, description="When its loss was noticed; it is to be replaced.")
     gone: bool | None = Field(
@@ -544,7 +545,7 @@ class RoleStatus(FieldsModel):
     ready_text: Line = Field(default="", description="`ready/desired`, for the printer column.")
     restarts: Count = Field(
         default=0,
-        description="Container restarts and pod replacements since the job was created, counted by failurePolicy or not.",
+        description="Restarts of the role's own containers and pod replacements since the job was created, counted by failurePolicy or not.",
     )
     recent_restarts: Count = Field(
         default=0, description="Incidents since the last new step; what failurePolicy limits."
@@ -628,7 +629,8 @@ class RestartRecord(FieldsModel):
     counted: bool = Field(
         default=True,
         description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions and lost nodes don't, nor "
-        "does a driver that lost such a pod, or that is replaced because rounds.steps was raised after its last step.",
+        "does a driver that lost such a pod, that had no answer from the API server, or that is replaced because rounds.steps was raised after "
+        "its last step.",
     )
     time: Timestamp = Field(description="When it was noticed.")
 

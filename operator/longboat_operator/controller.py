@@ -190,7 +190,7 @@ class Controller:
             return "error"
         self._expect(key, plan, applied)
         if applied.published or applied.unanswered:
-            self._overwrites.published(key, None if applied.unanswered else applied.published)
+            self._overwrites.published(key, applied.published)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.newer:
             again.append(self._wait_after(key, applied.unanswered))

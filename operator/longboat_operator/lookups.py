@@ -38,10 +38,11 @@ class LookUps:
 
         That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name, at most a minute old.
 
-        One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there.
+        One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there. So is one that has
+        got no final answer for `LASTING_SECONDS`: the plan then says so.
 
         Raises:
-            KubeError: the server gave no answer, or one that isn't final (401, 429 or 5xx).
+            KubeError: the server gave no answer, or one that isn't final (401, 429 or 5xx), for less than that.
             LeadershipLostError: this process may not write any more; a Secret is looked up by the dry run of a write.
         """
         objects: dict[Target, Object | None] = {}
@@ -52,10 +53,11 @@ class LookUps:
                 async with limit:
                     objects[target] = await self._look_up(*target, observed)
             except KubeError as error:
-                if not is_rejection(error):
+                if is_rejection(error):
+                    rejections.note(target, str(error))
+                elif not rejections.note_unanswered(target, str(error)):
                     raise
                 log.warning("look-up refused", key=str(observed.key), kind=target[0], name=target[1], error=str(error))
-                rejections.note(target, str(error))
 
         await asyncio.gather(*(answer(target) for target in targets if not rejections.waits(target)))
         return objects

@@ -126,9 +126,9 @@ class Observed:
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
-    `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a write may be under way, are
-    options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
+    `rejections` say how the API server last refused what plans write or look up, or that it has long given no answer, by object name.
+    `sees_cluster_runtimes` is False for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a
+    write may be under way, are options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
     place of the last four.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a

@@ -22,12 +22,13 @@ from longboat_operator.model import (
 )
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
-from longboat_operator.plan.creation import Creation, creation_of, pods_to_create, vacancies
+from longboat_operator.plan.creation import Creation, creation_of, finding_of_rejection, pods_to_create, vacancies
 from longboat_operator.plan.failures import ended_before_last_step, over_the_limit, said_by_driver
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.places import Places, places_of
+from longboat_operator.plan.pod_problems import ForeignContainers, foreign_containers
 from longboat_operator.plan.records import (
     Memories,
     RoleCount,
@@ -46,10 +47,14 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
+from longboat_operator.rejections import UNANSWERED
 from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
-from longboat_operator.status.publication import final_status, operator_part, status_of
+from longboat_operator.status.publication import deleted_status, final_status, operator_part, status_of, with_kept_pods
 from longboat_operator.status.roles import NOWHERE, summary, survey
+
+# Finalizers by which the garbage collector deletes a job's children before the job, or lets them live.
+_OF_THE_GARBAGE_COLLECTOR = frozenset({"foregroundDeletion", "orphan"})
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -62,8 +67,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if isinstance(observed.key, CapacityKey):
         return plan_capacity(observed, now)
     job = observed.job
-    if job is None or job["metadata"].get("deletionTimestamp"):
+    if job is None:
         return Plan()
+    if job["metadata"].get("deletionTimestamp"):
+        return _deleted(observed, job, now)
     try:
         view = read(observed, job)
     except SpecUnreadable as error:
@@ -73,7 +80,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     suspension = suspension_of(view, now)
     memories = {role: remembered(view.published(role)) for role in ROLES}
     if missing := _unknown(view, memories, suspension):
-        return Plan(look_up=missing)  # nothing may take a pod's place before its fate is known
+        return _before_look_ups(view, missing, now)  # nothing may take a pod's place before its fate is known
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
@@ -84,10 +91,12 @@ def plan(observed: Observed, now: datetime) -> Plan:
     creation = creation_of(view, vacant, cpus, now) if runs else Creation()
     starts = held_up(view, now) if runs else HeldUp()
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
-    facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status)
+    removal = _removal(view, memories, suspension, now, lost, places)
+    foreign = foreign_containers(view, now) if runs else ForeignContainers()
+    refused = _refused(view, removal, cpus.resizes)
+    facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status, foreign.problem, refused)
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
-    removal = _removal(view, memories, suspension, now, lost, places)
     status = status_of(view, facts, now)
     waits = [
         creation.wait,
@@ -95,6 +104,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         lost.wait,
         leaving.wait,
         starts.wait,
+        foreign.wait,
         cpus.wait,
         *_timers(view, facts, now),
     ]
@@ -141,6 +151,30 @@ def _counts(
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return _with_unwatched(view, published, counts)
     return all_released(view, memories)
+
+
+def _before_look_ups(view: JobView, missing: tuple[Target, ...], now: datetime) -> Plan:
+    """Asks for what has to be known first; says so if the API server doesn't tell it."""
+    answers = [(kind, view.observed.rejections[name]) for kind, name in missing if name in view.observed.rejections]
+    if not answers:
+        return Plan(look_up=missing)
+    findings = [finding_of_rejection(*answers[0])]
+    status = view.status.model_copy(
+        update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
+    )
+    memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
+    return replace(_published(view.status, status, memories), look_up=missing)
+
+
+def _refused(view: JobView, removal: Removal, resizes: Sequence[ResizePod]) -> Finding | None:
+    """Returns how the API server refused the first of these deletions, or failed to carry out one of them or a resize; None if it didn't.
+
+    A resize that it refuses is told by `status.rewardCpu`.
+    """
+    rejections = view.observed.rejections
+    answers = [rejections[action.name] for action in removal.actions if action.name in rejections]
+    answers += [answer for resize in resizes if UNANSWERED in (answer := rejections.get(resize.name, ""))]
+    return finding_of_rejection("Pod", answers[0]) if answers else None
 
 
 def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
@@ -202,7 +236,29 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
     return []
 
 
-def _finished(view: JobView, now: datetime) -> Plan:
+def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
+    """Plans for a job that is being deleted: it is left to the garbage collector, unless a finalizer of somebody else keeps it.
+
+    Rule: then its pods go, as if the job had gone. With the finalizer `orphan` the user wants them to live.
+    """
+    finalizers = [str(name) for name in job["metadata"].get("finalizers") or ()]
+    foreign = [name for name in finalizers if name not in _OF_THE_GARBAGE_COLLECTOR]
+    if not foreign or "orphan" in finalizers:
+        return Plan()
+    view = read_for_release(observed, job)
+    if view.finished:
+        return _finished(view, now, deleted=True)
+    memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
+    missing = missing_pods(view, memories)
+    if any(name not in view.observed.rejections for _, name in missing):
+        return Plan(look_up=missing)
+    removal = removal_of(view.all_pods, now)
+    status = deleted_status(view, foreign, _refused(view, removal, ()), memories, now)
+    waits = [removal.wait, lost_pods(view, now).wait]
+    return _published(view.status, status, memories, removal.actions, _soonest(waits))
+
+
+def _finished(view: JobView, now: datetime, *, deleted: bool = False) -> Plan:
     """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set.
 
     Of the pods' records, only those of pods that the watch doesn't show were kept. They are looked up until they are gone.
@@ -215,12 +271,12 @@ def _finished(view: JobView, now: datetime) -> Plan:
     actions: list[Action] = [*removal.actions]
     waits = [removal.wait, lost_pods(view, now).wait]
     ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
-    if ttl is not None and completed is not None:
+    if ttl is not None and completed is not None and not deleted:
         remaining = seconds_until(completed, ttl, now)
         waits.append(remaining if remaining > 0 else None)
         if remaining <= 0:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
-    status = view.status
+    status = with_kept_pods(view, now)
     if status.roles and any(memory.records for memory in memories.values()):
         remaining_records = all_released(view, memories)
         roles = {role: view.published(role) for role in ROLES}

@@ -400,7 +400,7 @@ class SimulatedCluster:
         """A pod with a node ends gracefully; one without, or by force, is gone at once."""
         pod = self.children["Pod"][name]
         if grace == 0 or "nodeName" not in pod["spec"]:
-            del self.children["Pod"][name]
+            self._end(name)
             return
         pod["metadata"].setdefault("deletionTimestamp", stamp(self.now + timedelta(seconds=grace)))
         pod["metadata"]["deletionGracePeriodSeconds"] = grace
@@ -474,7 +474,47 @@ class SimulatedCluster:
         """Kubelets that answer end what is being deleted."""
         for name, pod in list(self.children["Pod"].items()):
             if "deletionTimestamp" in pod["metadata"] and not pod.get("lost"):
-                del self.children["Pod"][name]
+                self._end(name)
+
+    def _end(self, name: str) -> None:
+        """Nothing of the pod runs any more: its object goes, unless a finalizer keeps it."""
+        metadata = self.children["Pod"][name]["metadata"]
+        if metadata.get("finalizers"):
+            metadata |= {"deletionTimestamp": stamp(self.now), "deletionGracePeriodSeconds": 0}
+        else:
+            del self.children["Pod"][name]
+
+    def keep(self, *finalizers: str, role: Role | None = None) -> None:
+        """Somebody puts finalizers on pods; none: takes them off, and what was deleted goes."""
+        for pod in self.pods(role):
+            pod["metadata"]["finalizers"] = [*finalizers]
+            if not finalizers and pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+                self._end(pod["metadata"]["name"])
+
+    def delete_kept_job(self, *finalizers: str) -> None:
+        """Somebody deletes the job, which these finalizers keep."""
+        assert self.job is not None
+        self.job["metadata"] |= {"finalizers": [*finalizers], "deletionTimestamp": stamp(self.now)}
+        self._touch()
+
+    def inject(self, name: str, container: str, **status: Any) -> None:
+        """The pod has a container that isn't Longboat's; of its status this is known, and that it runs and is ready if nothing else is."""
+        pod = self.children["Pod"][name]
+        statuses = pod["status"].setdefault("containerStatuses", [])
+        for each in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+            if each["name"] not in {known["name"] for known in statuses}:
+                running = {"running": {"startedAt": self.node_time(name)}}
+                statuses.append({"name": each["name"], "restartCount": 0, "ready": True, "state": running})
+        if container not in {each["name"] for each in pod["spec"]["containers"]}:
+            pod["spec"]["containers"].insert(0, {"name": container, "image": "log-shipper:1"})
+            statuses.insert(0, {"name": container, "restartCount": 0})
+        running = {"running": {"startedAt": self.node_time(name)}}
+        next(each for each in statuses if each["name"] == container).update({"ready": True, "state": running} | status)
+        if all(each["ready"] for each in statuses):
+            _set_condition(pod, "Ready", "True", lastTransitionTime=self.node_time(name))
+        else:
+            more = {"reason": "ContainersNotReady", "lastTransitionTime": self.node_time(name)}
+            _set_condition(pod, "Ready", "False", **more)
 
     def start_all(self) -> None:
         """All pods become ready."""

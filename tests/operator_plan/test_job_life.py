@@ -56,7 +56,7 @@ class JobLife(RuleBasedStateMachine):
         self.checked_created = 0
 
     def pod(self, pick: int, *, recorded: bool = False) -> str | None:
-        pods = self.cluster.pods()
+        pods = remaining_pods(self.cluster)
         if recorded:
             pods = [pod for pod in pods if self.is_recorded(pod)]
         return pods[pick % len(pods)]["metadata"]["name"] if pods else None
@@ -168,6 +168,24 @@ class JobLife(RuleBasedStateMachine):
         if name := self.pod(pick, recorded=True):
             self.cluster.hang(name)
 
+    @rule(pick=PICK, ready=st.booleans())
+    def foreign_container_fails(self, pick: int, ready: bool) -> None:
+        """Of a pod that was started; it counts nowhere."""
+        if (name := self.pod(pick)) and is_started(self.cluster.children["Pod"][name]):
+            ended = {"exitCode": 1, "finishedAt": self.cluster.node_time(name)}
+            state = {"running": {"startedAt": self.cluster.node_time(name)}} if ready else {"waiting": {}}
+            last = {"terminated": ended}
+            self.cluster.inject(name, "log-shipper", restartCount=1 + pick, state=state, lastState=last, ready=ready)
+
+    @rule(pick=PICK)
+    def somebody_keeps_a_pod(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.children["Pod"][name]["metadata"]["finalizers"] = ["backup.example.com/hold"]
+
+    @rule()
+    def finalizers_are_taken_off(self) -> None:
+        self.cluster.keep()
+
     @rule()
     def end_deleted(self) -> None:
         self.cluster.end_deleted()
@@ -245,7 +263,7 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def one_pod_a_place(self) -> None:
-        places = [place(pod) for pod in self.cluster.pods()]
+        places = [place(pod) for pod in remaining_pods(self.cluster)]
         assert len(places) == len(set(places))
 
     @invariant()
@@ -310,15 +328,15 @@ class JobLife(RuleBasedStateMachine):
         assert plan(cluster.observed(), cluster.now).empty
         status = cluster.status
         if status.phase in {Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED}:
-            assert not cluster.pods()
+            assert not remaining_pods(cluster)
             assert status.phase is not Phase.SUSPENDED or cluster.job["spec"]["suspend"]
         else:
             granted = rollout_grant(status)
             assert granted
             assert (granted.replicas, granted.leaving) == (expected_replicas(cluster), None)
-            assert len(cluster.pods()) == 1 + granted.replicas + 3 + 2
+            assert len(remaining_pods(cluster)) == 1 + granted.replicas + 3 + 2
             assert holds(status.conditions, ConditionType.ROLES_READY)
-            assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in cluster.pods()} == {
+            assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in remaining_pods(cluster)} == {
                 status.ray_token_secret
             }
             assert all(policy["spec"] != {"podSelector": {}} for policy in cluster.children["NetworkPolicy"].values())
@@ -337,12 +355,22 @@ def expected_replicas(cluster: SimulatedCluster) -> int:
     return max(min(asked, bounds["replicas"]), bounds.get("minReplicas", 0))
 
 
+def remaining_pods(cluster: SimulatedCluster) -> list[dict]:
+    """Returns the pods that have not ended, or that more than finalizers keep."""
+    return [
+        pod
+        for pod in cluster.pods()
+        if not (pod["metadata"].get("finalizers") and pod["metadata"].get("deletionGracePeriodSeconds") == 0)
+    ]
+
+
 def all_started(cluster: SimulatedCluster) -> bool:
     """Whether every pod is ready."""
-    return all(
-        any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
-        for pod in cluster.pods()
-    )
+    return all(is_started(pod) for pod in remaining_pods(cluster))
+
+
+def is_started(pod: dict) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
 
 
 JobLife.TestCase.settings = settings(

@@ -22,7 +22,7 @@ from longboat_operator.kube.resources import Resource
 from longboat_operator.lookups import LookUps
 from longboat_operator.model import JobKey, Observed, Target, content_digest
 from longboat_operator.pod_warnings import KEPT_SECONDS, PodWarnings
-from longboat_operator.rejections import Rejections
+from longboat_operator.rejections import LASTING_SECONDS, UNANSWERED, Rejections
 
 PODS = {
     name: {"kind": "Pod", "metadata": {"name": name, "uid": uid}}
@@ -202,3 +202,16 @@ async def test_no_answer_is_raised(bench: Bench) -> None:
     bench.server.error = TransportError("timed out")
     with pytest.raises(TransportError):
         await bench.ask(ACCOUNT)
+
+
+async def test_what_the_server_has_long_not_told_is_left_out_so_that_the_plan_says_so(bench: Bench) -> None:
+    bench.server.error = ServerError(500, "InternalError", "etcd is away")
+    with pytest.raises(ServerError):
+        await bench.ask(ACCOUNT)
+    bench.now = LASTING_SECONDS
+    assert await bench.ask(ACCOUNT) == {}
+    assert bench.rejections.by_name() == {"x-driver": f"ServiceAccount x-driver: {UNANSWERED}: etcd is away"}
+    assert bench.rejections.next_seconds()
+    bench.server.asked.clear()
+    assert await bench.ask(ACCOUNT) == {}
+    assert bench.server.asked == [], "it isn't asked for before its time"

@@ -70,6 +70,12 @@ def test_a_pod_keeps_what_plans_read_and_nothing_else() -> None:
     assert not {"image", "imageID", "containerID"} & set(container)
 
 
+def test_a_pod_keeps_its_finalizers() -> None:
+    """They say why it is still there although it has ended."""
+    kept = trim({**POD, "metadata": {**POD["metadata"], "finalizers": ["backup.example.com/hold"]}})
+    assert kept["metadata"]["finalizers"] == ["backup.example.com/hold"]
+
+
 def test_trimming_leaves_the_original_alone_and_is_idempotent() -> None:
     before = copy.deepcopy(POD)
     kept = trim(POD)

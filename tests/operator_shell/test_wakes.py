@@ -156,6 +156,14 @@ def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -
     assert wakes_capacity(pod(), None)
     assert wakes_capacity(pod(), pod(ready="False"))
     assert not wakes_capacity(pod(), pod(containerStatuses=[{"restartCount": 1}]))
+    foreign = [{"name": "rollout", "ready": True}, {"name": "istio", "ready": False}]
+    waits = pod(
+        conditions=[{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}], containerStatuses=foreign
+    )
+    assert not wakes_capacity(pod(), {**waits, "spec": {"containers": [{"name": "rollout"}, {"name": "istio"}]}})
+    deleted = {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    ended = {**deleted, "metadata": {**deleted["metadata"], "deletionGracePeriodSeconds": 0, "finalizers": ["a/b"]}}
+    assert wakes_capacity(deleted, ended), "nothing but its finalizers keeps it"
     assert not wakes_capacity(None, pod("trainer"))
     assert not wakes_capacity(None, {"kind": "Service", "metadata": {"namespace": "a", "name": "s", "uid": "1"}})
 

@@ -26,7 +26,7 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView
-from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, UNANSWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,11 @@ def _another(view: JobView) -> RayToken:
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
     """Yields the places that should get a pod, now or later; `memories` are as published, `counts` after this look.
 
-    Rules: a place gets a pod only when none of it is left in the snapshot. One whose pod was lost waits for the back-off. It is left out
-    until the status says that its pod was lost, so the loss can't be forgotten, and that it is gone.
+    Rules: a place gets a pod only when none of it is left in the snapshot, but for those that have ended and that finalizers keep.
+    One whose pod was lost waits for the back-off. It is left out until the status says that its pod was lost, so the loss can't be forgotten, and that it is gone.
     """
     for role in ROLES:
-        taken = {pod.place for pod in view.pods[role]}
+        taken = {pod.place for pod in view.pods[role] if not pod.ended}
         for place in places[role]:
             if place in taken:
                 continue
@@ -214,6 +214,8 @@ def finding_of_rejection(kind: str, answer: str) -> Finding:
 
     Rule: an invalid pod is the template's fault (the text names the field); anything else is told by the condition Scheduled.
     """
+    if UNANSWERED in answer:
+        return Finding(ConditionType.SCHEDULED, False, Reason.REQUEST_FAILED, answer)
     if kind == "Pod" and "is invalid" in answer:
         return Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, answer)
     if "exceeded quota" in answer:

@@ -10,7 +10,13 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.intact import records_of
-from longboat_operator.reading.terminations import container_statuses, last_termination, terminations
+from longboat_operator.reading.terminations import (
+    container_statuses,
+    foreign_statuses,
+    last_termination,
+    own_statuses,
+    terminations,
+)
 from longboat_operator.reading.times import moment
 from longboat_operator.reading.view import JobView, PodView
 
@@ -55,7 +61,7 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
     for role in ROLES:
         ready_once = {(r.pool or "", r.index, r.attempt) for r in records_of(view.published(role)) if r.was_ready}
         for pod in view.pods[role]:
-            if pod.unwatched:
+            if pod.unwatched and not pod.ended:
                 waits.append(UNWATCHED_SECONDS)
             if loss := loss_of(pod):
                 lost[pod.uid] = loss
@@ -98,10 +104,11 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     before = {container["name"] for container in init if container.get("restartPolicy") != "Always"}
     statuses = [status for status in container_statuses(pod.raw) if status["name"] not in before]
     running = [(status.get("state") or {}).get("running") for status in statuses]
-    own_statuses = [status for status in statuses if status["name"] in ROLES[role].containers]
     if not running or not all(running):
         return None
-    if all(status.get("ready") for status in own_statuses):
+    if not all(status.get("ready") for status in foreign_statuses(pod.raw, pod.own) if status in statuses):
+        return None  # since when one of ours is not ready isn't known: the condition Ready is about all
+    if all(status.get("ready") for status in own_statuses(pod.raw, pod.own)):
         return None
     times = [ready["lastTransitionTime"], *(state["startedAt"] for state in running if state and "startedAt" in state)]
     if role is not Role.DRIVER:
@@ -137,7 +144,7 @@ def loss_of(pod: PodView) -> Loss | None:
             return Loss(Reason.POD_LOST, f"{cause}: {disruption.get('message', '')}".rstrip(": "), counted, since)
         return Loss(Reason.POD_LOST, "it was deleted", counted, since)
     status = pod.raw["status"]
-    last = last_termination(pod.raw)
+    last = last_termination(own_statuses(pod.raw, pod.own))
     parts = [status.get("reason"), status.get("message"), last.text if last else None]
     text = "; ".join(str(part) for part in parts if part)
     return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", counted, _end_of(pod))
@@ -145,5 +152,5 @@ def loss_of(pod: PodView) -> Loss | None:
 
 def _end_of(pod: PodView) -> datetime | None:
     """Returns when the last container of an ended pod ended, of those that failed or were restarted; None if that isn't known."""
-    times = [ended.time for ended in terminations(pod.raw) if ended.time]
+    times = [ended.time for ended in terminations(container_statuses(pod.raw)) if ended.time]
     return max(map(moment, times), default=None)

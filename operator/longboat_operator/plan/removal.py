@@ -37,10 +37,13 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
     the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
     still run there is fenced off by its incarnation and by Ray's new head. `INEXACT_SECONDS` are added so that none is deleted too early.
+    One that has ended is left to its finalizers.
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []
     for pod in sorted(pods, key=lambda p: -p.place.index):
+        if pod.ended:
+            continue
         if pod.deleted_at is None:
             actions.append(DeleteObject("Pod", pod.name, pod.uid))
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -30,6 +30,7 @@ from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import has_ended, holds
 from longboat_operator.reading.status import read_status, reward_grant, rollout_demand, rollout_grant
+from longboat_operator.reading.terminations import is_ready
 from longboat_operator.reading.times import moment
 
 _NOTHING: Mapping[str, Any] = {}
@@ -43,9 +44,10 @@ class SpecUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod with its place in the job. `ready` is ready and not being deleted.
+    """A pod with its place in the job. `ready` is ready (`is_ready`) and not being deleted.
 
-    `labelled`: it has the labels that the operator gave it. `unwatched`: only a look-up shows it.
+    `labelled`: it has the labels that the operator gave it. `unwatched`: only a look-up shows it. `own` are the names of its role's
+    containers.
     """
 
     name: str
@@ -55,15 +57,15 @@ class PodView:
     raw: Object
     labelled: bool = True
     unwatched: bool = False
+    own: tuple[str, ...] = ()
     ready: bool = field(init=False)
     _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Read many times in a plan, and a class with slots can't have a cached_property.
         conditions = {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
-        ready = conditions.get("Ready", _NOTHING).get("status") == "True" and self.deleted_at is None
         object.__setattr__(self, "_conditions", conditions)
-        object.__setattr__(self, "ready", ready)
+        object.__setattr__(self, "ready", self.deleted_at is None and is_ready(self.raw, self.own))
 
     @property
     def ray_token(self) -> str | None:
@@ -75,6 +77,22 @@ class PodView:
         """End of the pod's grace period, if it is being deleted."""
         text = self.raw["metadata"].get("deletionTimestamp")
         return moment(text) if text else None
+
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        """Who has to agree before the pod's object goes."""
+        return tuple(self.raw["metadata"].get("finalizers") or ())
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of a deleted pod runs any more, and only its finalizers keep it.
+
+        Rule: all of its containers have ended (its phase is final), or it is deleted without grace: by its kubelet, which does that last,
+        by force, or because it never had a node.
+        """
+        if not self.finalizers or "deletionTimestamp" not in self.raw["metadata"]:
+            return False
+        return self.phase in {"Failed", "Succeeded"} or self.raw["metadata"].get("deletionGracePeriodSeconds") == 0
 
     @property
     def node(self) -> str | None:
@@ -109,17 +127,18 @@ class JobView:
         return has_ended(self.status.conditions)
 
     def unwatched_places(self, role: Role) -> set[Place]:
-        """Returns the places of pods that only a look-up shows."""
-        return {pod.place for pod in self.pods[role] if pod.unwatched}
+        """Returns the places of pods that only a look-up shows, and that may still run."""
+        return {pod.place for pod in self.pods[role] if pod.unwatched and not pod.ended}
 
     @property
     def gone(self) -> frozenset[str]:
-        """Names of pods that were looked up, and that no pod of the job has."""
-        return frozenset(
+        """Names of pods that were looked up, and that no pod of the job has, and of those that have ended and that finalizers keep."""
+        nowhere = (
             name
             for (kind, name), pod in self.observed.looked_up.items()
             if kind == "Pod" and not (pod and belongs_to(pod, self.job.uid))
         )
+        return frozenset((*nowhere, *(pod.name for pod in self.ended_pods)))
 
     @property
     def suspended(self) -> bool:
@@ -128,8 +147,18 @@ class JobView:
 
     @property
     def all_pods(self) -> tuple[PodView, ...]:
-        """Pods of all roles, in start order, then those without a place."""
-        return (*(pod for role in ROLES for pod in self.pods[role]), *self.unplaced)
+        """Pods of all roles, in start order, then those without a place; without `ended_pods`."""
+        return tuple(pod for pod in self._every_pod() if not pod.ended)
+
+    @property
+    def ended_pods(self) -> tuple[PodView, ...]:
+        """Pods that have ended and that only finalizers keep, in the same order."""
+        return tuple(pod for pod in self._every_pod() if pod.ended)
+
+    def _every_pod(self) -> Iterator[PodView]:
+        for role in ROLES:
+            yield from self.pods[role]
+        yield from self.unplaced
 
     @property
     def training(self) -> Training | None:
@@ -233,7 +262,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         min_replicas=least,
         suspend=bool(spec.get("suspend")),
         status=read_status(used),
-        pods=pods_of(observed, job_ref(job))[0][Role.ROLLOUT],
+        pods=tuple(pod for pod in pods_of(observed, job_ref(job))[0][Role.ROLLOUT] if not pod.ended),
         reward_cpu=total,
         reward_pools=pools,
     )
@@ -347,7 +376,8 @@ def pods_of(observed: Observed, job: JobRef) -> tuple[Mapping[Role, tuple[PodVie
             continue
         labels = pod["metadata"].get("labels") or {}
         labelled = job.pod_labels(*identity).items() <= labels.items()
-        view = PodView(name, uid, identity.place, identity.attempt, pod, labelled, name not in watched)
+        own = ROLES[identity.role].containers
+        view = PodView(name, uid, identity.place, identity.attempt, pod, labelled, name not in watched, own)
         by_role[identity.role].append(view)
     placed = {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in by_role.items()}
     return placed, tuple(unplaced)

@@ -17,10 +17,10 @@ from longboat_operator.plan.suspension import Suspension, has_stopped
 from longboat_operator.pods.driver import RAY_HEAD
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
-from longboat_operator.reading.terminations import terminations
+from longboat_operator.reading.terminations import own_statuses, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView
-from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, summary
+from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, kept_by_finalizers, summary
 
 MESSAGE_LENGTH = 4096
 
@@ -37,6 +37,10 @@ class Facts:
     creation: Creation
     held_up: PodProblem | None = None
     reward_cpu: RewardCpuStatus | None = None
+    foreign: PodProblem | None = None
+    """A container that isn't ours and fails."""
+    refused: Finding | None = None
+    """A request to delete or resize a pod that is refused or fails."""
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
@@ -63,6 +67,16 @@ def final_findings(end: Finding) -> Iterator[Finding]:
     """Yields findings about a job that has just ended; the last one is `end`, which says how."""
     yield from _without_pods(Reason.JOB_FINISHED)
     yield end
+
+
+def deleted_findings(view: JobView, finalizers: Sequence[str], refused: Finding | None) -> Iterator[Finding]:
+    """Yields findings about a job that is deleted and that only these finalizers keep."""
+    keepers = "its finalizers keep it" if finalizers[1:] else "its finalizer keeps it"
+    details = [refused.message if refused else "", kept_by_finalizers(view.ended_pods)]
+    message = "; ".join([f"the job was deleted, and {keepers}: {', '.join(finalizers)}", *filter(None, details)])
+    yield Finding(ConditionType.SCHEDULED, False, Reason.JOB_DELETED)
+    yield Finding(ConditionType.ROLES_READY, False, Reason.JOB_DELETED)
+    yield Finding(ConditionType.RUNNING, False, Reason.JOB_DELETED, message)
 
 
 def _without_pods(reason: Reason) -> Iterator[Finding]:
@@ -94,14 +108,23 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
-    counts = summary(facts.roles)
+    """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
+    ended_pods = kept_by_finalizers(view.ended_pods)
     if all(role.all_ready for role in facts.roles.values()):
-        return Finding(ConditionType.ROLES_READY, True, Reason.ALL_ROLES_READY, f"{counts}.")
-    cause = first_problem(facts.roles) or facts.held_up or facts.creation.finding
-    if cause:
-        return Finding(ConditionType.ROLES_READY, False, cause.reason, f"{counts}; {cause.message}")
+        message = _sentence(summary(facts.roles), facts.foreign.message if facts.foreign else "", ended_pods)
+        reason = facts.foreign.reason if facts.foreign else Reason.ALL_ROLES_READY
+        return Finding(ConditionType.ROLES_READY, True, reason, message)
+    failed = facts.creation.finding or facts.refused
+    cause = first_problem(facts.roles) or facts.held_up or failed or facts.foreign
     reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
-    return Finding(ConditionType.ROLES_READY, False, reason, f"{counts}.")
+    message = _sentence(summary(facts.roles), cause.message if cause else "", ended_pods)
+    return Finding(ConditionType.ROLES_READY, False, cause.reason if cause else reason, message)
+
+
+def _sentence(counts: str, *details: str) -> str:
+    """Joins the counts and what is to be said about them; ends in a full stop only where nothing is."""
+    parts = [counts, *filter(None, details)]
+    return "; ".join(parts) if len(parts) > 1 else f"{counts}."
 
 
 def _running(view: JobView, facts: Facts) -> Finding:
@@ -133,7 +156,7 @@ def _head_lost(view: JobView) -> str | None:
     ends = [
         (moment(ended.time), f"pod {pod.name}: {ended.text}")
         for pod in view.pods[Role.DRIVER]
-        for ended in terminations(pod.raw)
+        for ended in terminations(own_statuses(pod.raw, pod.own))
         if ended.container == RAY_HEAD and ended.time
     ]
     if running is None or not ends:
@@ -145,8 +168,9 @@ def _head_lost(view: JobView) -> str | None:
 
 def _suspended(view: JobView, facts: Facts) -> Finding:
     if facts.suspension is Suspension.RELEASING:
-        message = "Pods are being deleted."
+        message = f"Pods are being deleted: {facts.refused.message}" if facts.refused else "Pods are being deleted."
         return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
+    ended_pods = kept_by_finalizers(view.ended_pods)
     if view.status.start_time is None:
         return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
     step, checkpoint = view.step, view.status.checkpoint
@@ -154,6 +178,8 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
         text = "No checkpoint was saved: the job starts over when it is resumed."
     else:
         text = f"Step {checkpoint.step} is saved."
+    if ended_pods:
+        text += f" {ended_pods[0].upper()}{ended_pods[1:]}."
     if has_stopped(view) or step <= (checkpoint.step if checkpoint else 0):
         return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
     return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")
@@ -164,6 +190,8 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
+    if facts.refused and facts.suspension is Suspension.NONE and all(role.all_ready for role in facts.roles.values()):
+        return Finding(ConditionType.DEGRADED, True, facts.refused.reason, facts.refused.message)
     incomplete = [
         role for role, role_survey in facts.roles.items() if not (role_survey.all_ready or ROLES[role].every_pod_needed)
     ]

@@ -20,6 +20,7 @@ from longboat_operator.status.reported import digest_of
 _TOLD_ALREADY = frozenset(
     {
         Reason.CONTAINER_EXITED,
+        Reason.DRIVER_SILENT,
         Reason.OUT_OF_MEMORY,
         Reason.POD_LOST,
         Reason.POD_STUCK,
@@ -179,6 +180,8 @@ def _phase(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
             yield EmitEvent(NORMAL, "Suspending", "Waiting for a final checkpoint, then pods are deleted.")
         case Phase.SUSPENDED:
             yield EmitEvent(NORMAL, "Suspended", _message(new, ConditionType.SUSPENDED))
+        case Phase.TERMINATING:
+            yield EmitEvent(NORMAL, "Terminating", _message(new, ConditionType.RUNNING))
         case Phase.SUCCEEDED:
             yield EmitEvent(NORMAL, "Succeeded", _message(new, ConditionType.SUCCEEDED))
         case Phase.FAILED:

@@ -8,6 +8,7 @@ from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.phases import PHASES, PhaseRule, rule_of
+from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import (
     OPERATOR_FIELDS,
     Allocation,
@@ -27,9 +28,9 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView
-from longboat_operator.status.conditions import Facts, final_findings, findings_of, updated
+from longboat_operator.status.conditions import Facts, deleted_findings, final_findings, findings_of, updated
 from longboat_operator.status.reported import reported_of
-from longboat_operator.status.roles import NOWHERE, roles_status, survey
+from longboat_operator.status.roles import NOWHERE, kept_by_finalizers, roles_status, survey
 
 HISTORY_LENGTH = 10
 
@@ -81,6 +82,37 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
             "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, counts),
+        }
+    )
+
+
+def with_kept_pods(view: JobView, now: datetime) -> RLJobStatus:
+    """Returns the status of a job that has ended; its condition RolesReady says which of its pods finalizers keep."""
+    message = kept_by_finalizers(view.ended_pods)
+    ready = find(view.status.conditions, ConditionType.ROLES_READY)
+    if message == (ready.message if ready else ""):
+        return view.status
+    findings = [Finding(ConditionType.ROLES_READY, False, Reason.JOB_FINISHED, message)]
+    return view.status.model_copy(
+        update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
+    )
+
+
+def deleted_status(
+    view: JobView, finalizers: Sequence[str], refused: Finding | None, counts: Memories, now: datetime
+) -> RLJobStatus:
+    """Returns the status of a job that has not ended, is deleted, and is kept by these finalizers."""
+    findings = list(deleted_findings(view, finalizers, refused))
+    conditions = updated(view.status.conditions, findings, view.generation, now)
+    phase = phase_of(conditions, wants_pods=False, has_pods=bool(view.all_pods))
+    return view.status.model_copy(
+        update={
+            "observed_generation": view.generation,
+            "phase": phase,
+            "reason": reason_of(conditions, phase),
+            "roles": roles_status(survey(view, NOWHERE, {}), all_released(view, counts)),
+            "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
+            "conditions": conditions,
         }
     )
 

@@ -71,6 +71,8 @@ def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
     if annotations:
         result["annotations"] = annotations
+    if finalizers := metadata.get("finalizers"):
+        result["finalizers"] = _shared(finalizers)
     if owners := metadata.get("ownerReferences"):
         result["ownerReferences"] = _shared([_pick(owner, _OWNER) for owner in owners])
     return result

@@ -9,8 +9,10 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.model import LABEL_ROLE, Object
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.intact import IDENTITY, SEEN, stored_records
 from longboat_operator.reading.status import RESHAPE_IDENTITY
+from longboat_operator.reading.terminations import is_ready
 
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
@@ -70,7 +72,7 @@ def wakes_capacity(old: Object | None, new: Object | None) -> bool:
 
     Only what that plan reads does. Of a job it reads whether it is suspended, finished or being deleted, the bounds, demands and grant of
     rollout pods and of reward pools' CPUs, its incarnation, and which rollout pods its status no longer records. Of a rollout pod it
-    reads its identity, its phase, and whether it is ready or being deleted.
+    reads its identity, its phase, whether it is ready or being deleted, and what keeps it then.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)
@@ -186,9 +188,9 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
             "records": {(record["index"], record["attempt"]) for record in records},
         }
     if _is_pod_of(Role.ROLLOUT, obj):
-        status = obj.get("status") or {}
-        ready = [condition["status"] for condition in status.get("conditions") or () if condition["type"] == "Ready"]
-        return {**identity, "phase": status.get("phase"), "ready": ready}
+        fate = _pick(metadata, ("deletionGracePeriodSeconds", "finalizers"))
+        ready = is_ready(obj, ROLES[Role.ROLLOUT].containers)
+        return {**identity, **fate, "phase": (obj.get("status") or {}).get("phase"), "ready": ready}
     return None
 
 
