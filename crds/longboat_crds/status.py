@@ -627,7 +627,7 @@ class RestartRecord(FieldsModel):
     node: Line | None = Field(default=None, description="The node that the pod was on.")
     counted: bool = Field(
         default=True,
-        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions and lost nodes don't, nor "
+        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions, and nodes that are lost or shut down don't, nor "
         "does a driver that lost such a pod, or that is replaced because rounds.steps was raised after its last step.",
     )
     time: Timestamp = Field(description="When it was noticed.")

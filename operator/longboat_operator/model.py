@@ -131,6 +131,8 @@ class Observed:
     options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
     place of the last four.
 
+    `last_states` are the last states of pods that are gone, by name, while the job's status doesn't tell yet that they are.
+
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
     hexadecimal digits, new with every snapshot, for names that nobody can guess.
@@ -139,6 +141,7 @@ class Observed:
     key: Key
     job: Object | None
     children: Mapping[str, Mapping[str, Object]] = field(default_factory=dict)
+    last_states: Mapping[str, Object] = field(default_factory=dict)
     runtime: Object | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True

@@ -32,6 +32,9 @@ class Cache(Protocol):
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
         """Returns the objects labelled with the job's name, by kind and name, whoever owns them."""
 
+    def last_states(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
 
@@ -63,7 +66,8 @@ def observe(
         key,
         job,
         children,
-        cache.runtime(kind, key.namespace, name),
+        last_states={name: pod for name, pod in cache.last_states(key).items() if belongs_to(pod, uid)},
+        runtime=cache.runtime(kind, key.namespace, name),
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
         release=release,

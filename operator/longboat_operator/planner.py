@@ -133,6 +133,7 @@ def _counts(
                 excuses if role is Role.DRIVER else (),
                 leaving.draining if role is Role.ROLLOUT else (),
                 gone,
+                lost.gone,
             )
             for role in ROLES
         }

@@ -30,6 +30,9 @@ class Cache:
             "Service": {},
         }
 
+    def last_states(self, key: JobKey) -> dict[str, Object]:
+        return {"gone": child("gone", "now"), "older": child("older", "before")}
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         self.asked.append((kind, namespace, name))
         return {"spec": {"image": "longboat-runtime:1"}}
@@ -41,6 +44,7 @@ def test_children_are_told_apart_by_uid() -> None:
     seen = observe(cache, KEY)
     assert set(seen.children["Pod"]) == {"mine"}
     assert not seen.children["PersistentVolumeClaim"]
+    assert set(seen.last_states) == {"gone"}
     assert cache.asked == [("RLRuntime", "research", "cpu")]
     assert seen.runtime
     assert not seen.sees_cluster_runtimes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -120,6 +120,14 @@ class JobView:
             for (kind, name), pod in self.observed.looked_up.items()
             if kind == "Pod" and not (pod and belongs_to(pod, self.job.uid))
         )
+
+    @property
+    def last_states(self) -> Iterator[PodView]:
+        """Yields the last states of pods that were looked up and are gone."""
+        for name in self.gone & self.observed.last_states.keys():
+            identity, pod = self.job.identity(name), self.observed.last_states[name]
+            if identity is not None:
+                yield PodView(name, pod["metadata"]["uid"], identity.place, identity.attempt, pod)
 
     @property
     def suspended(self) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, SECRET
+from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, POD, RL_JOB, RL_RUNTIME, SECRET
 from longboat_operator.model import LABEL_JOB, JobKey, Object
+from longboat_operator.watch.last_states import LastStates
 
 _CHILD_KINDS = (*(resource.kind for resource in CHILDREN), SECRET.kind)
 RUNTIME_KINDS = (RL_RUNTIME.kind, CLUSTER_RL_RUNTIME.kind)
@@ -108,6 +109,7 @@ class Cache:
         self.sees_cluster_runtimes = sees_cluster_runtimes
         self._objects: BySource[Object] = BySource()
         self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
+        self._last_states = LastStates()
         self._deleted: BySource[int] = BySource()
         self._seen: dict[Source, int] = {}
 
@@ -126,6 +128,10 @@ class Cache:
         """Returns the objects labelled with the job, by kind and name, whoever owns them; every kind of child is there, maybe empty."""
         children = self._children.get(key, {})
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
+
+    def last_states(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+        return self._last_states.of_job(key)
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns a runtime template; None: the cache lacks it. `namespace` is ignored for a ClusterRLRuntime."""
@@ -162,10 +168,15 @@ class Cache:
         self._deleted.drop(key)
         self._objects.put(key, obj)
         self._index(old, obj)
+        if key.kind == RL_JOB.kind:
+            self._last_states.review(JobKey(key.namespace, key.name), obj)
         return Change(key, old, obj)
 
-    def remove(self, key: ObjectKey, version: int) -> Change | None:
-        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer."""
+    def remove(self, key: ObjectKey, version: int, last: Object | None = None) -> Change | None:
+        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer.
+
+        `last` is the object's last state, if that is known; else it is taken for what is held.
+        """
         old = self.get(key)
         if old is not None and version_of(old) > version:
             return None
@@ -174,6 +185,10 @@ class Cache:
             return None
         self._objects.drop(key)
         self._index(old, None)
+        if key.kind == RL_JOB.kind:
+            self._last_states.review(JobKey(key.namespace, key.name), None)
+        elif key.kind == POD.kind and (job := job_of(old)) is not None:
+            self._last_states.add(job, self.job(job), last or old)
         return Change(key, old, None)
 
     def saw(self, source: Source, version: int) -> None:

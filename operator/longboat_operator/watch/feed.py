@@ -44,21 +44,24 @@ class Feed:
 
     def put(self, obj: Mapping[str, Any]) -> None:
         """Takes in an object that was listed, added or changed."""
-        key = key_of(obj)
-        if key.kind == POD.kind:
-            obj = with_server_times(obj, self._cache.get(key), self._server_clock.now())
-        trimmed = trim(obj)
+        key, trimmed = key_of(obj), self._trimmed(obj)
         self._freshness.note_reached(key, version_of(trimmed))
         self._tell(self._cache.put(trimmed))
 
     def remove(self, obj: Mapping[str, Any]) -> None:
         """Records that an object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
-        self.vanish(key_of(obj), version_of(obj))
+        self.vanish(key_of(obj), version_of(obj), self._trimmed(obj))
 
-    def vanish(self, key: ObjectKey, version: int) -> None:
-        """Records that an object is known to be gone as of `version`."""
+    def vanish(self, key: ObjectKey, version: int, last: Object | None = None) -> None:
+        """Records that an object is known to be gone as of `version`; `last` is its last state, as it is kept, if that is known."""
         self._freshness.note_reached(key, version)
-        self._tell(self._cache.remove(key, version))
+        self._tell(self._cache.remove(key, version, last))
+
+    def _trimmed(self, obj: Mapping[str, Any]) -> Object:
+        key = key_of(obj)
+        if key.kind == POD.kind:
+            obj = with_server_times(obj, self._cache.get(key), self._server_clock.now())
+        return trim(obj)
 
     def listed(self, source: Source, present: Mapping[ObjectKey, int], version: int) -> None:
         """Records that a source was listed in full as of `version`; its objects, `present` in these versions, have been put already."""
