@@ -633,6 +633,22 @@ class RestartRecord(FieldsModel):
     time: Timestamp = Field(description="When it was noticed.")
 
 
+class DrainStatus(FieldsModel):
+    """Nodes of driver or trainer pods that take no new pods (`spec.unschedulable`), as one that is to be drained."""
+
+    since: Timestamp = Field(
+        description="When the newest of them was noticed; the driver saves, and checkpoint.graceSeconds run from it."
+    )
+    step: Count = Field(
+        description="Step that was committed then: once the checkpoint has it, driver and trainer pods may be evicted."
+    )
+    nodes: list[Line] = Field(
+        max_length=MAX_PODS,
+        description="Their names.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
 class RLJobStatus(ApiModel):
     """What the operator and the driver report about the job."""
 
@@ -656,6 +672,7 @@ class RLJobStatus(ApiModel):
     suspend_time: Timestamp | None = Field(
         default=None, description="When suspending began; checkpoint.graceSeconds run from it."
     )
+    drain: DrainStatus | None = None
     runtime: RuntimeStatus | None = None
     ray_token_secret: Line | None = Field(
         default=None, description="Secret with the token of the job's Ray cluster; its pods mount it."

@@ -26,6 +26,14 @@ class Cache(Protocol):
     def sees_cluster_runtimes(self) -> bool:
         """Whether ClusterRLRuntimes are watched."""
 
+    @property
+    def may_watch_nodes(self) -> bool:
+        """Whether the operator may watch nodes."""
+
+    @property
+    def cordoned(self) -> frozenset[str] | None:
+        """Names of the nodes that take no new pods; None while that isn't known."""
+
     def job(self, key: JobKey) -> Object | None:
         """Returns the RLJob; None if there is none."""
 
@@ -60,6 +68,7 @@ def observe(
         kind: {name: child for name, child in objects.items() if belongs_to(child, uid)}
         for kind, objects in cache.children(key).items()
     }
+    nodes = {(pod.get("spec") or {}).get("nodeName") for pod in children.get("Pod", {}).values()}
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
     return Observed(
@@ -67,6 +76,8 @@ def observe(
         job,
         children,
         last_states={name: pod for name, pod in cache.last_states(key).items() if belongs_to(pod, uid)},
+        cordoned=None if cache.cordoned is None else cache.cordoned & nodes,
+        may_watch_nodes=cache.may_watch_nodes,
         runtime=cache.runtime(kind, key.namespace, name),
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,

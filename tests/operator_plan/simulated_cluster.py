@@ -50,7 +50,7 @@ from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
 KEY = JobKey("research", "sums")
 KINDS = (
     "Pod", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "NetworkPolicy", "PersistentVolumeClaim",
-    "ControllerRevision",
+    "ControllerRevision", "PodDisruptionBudget",
 )  # fmt: skip
 
 
@@ -90,6 +90,8 @@ class SimulatedCluster:
     # By node: how far its clock is ahead.
     nodes_ahead: dict[str, timedelta] = field(default_factory=dict)
     pod_quota: int | None = None
+    # The nodes that take no new pods, if the operator may watch nodes.
+    cordoned: set[str] | None = None
     invalid_image: str | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +138,8 @@ class SimulatedCluster:
         }
         if self.job is not None:
             self.last_states = {name: pod for name, pod in self.last_states.items() if is_awaited(self.job, pod)}
-        cache = _Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states))
+        nodes = None if self.cordoned is None else frozenset(self.cordoned)
+        cache = _Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes)
         seen = observe(cache, key)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
@@ -498,6 +501,19 @@ class SimulatedCluster:
             if "deletionTimestamp" in pod["metadata"] and not pod.get("lost"):
                 del self.children["Pod"][name]
 
+    @property
+    def budget(self) -> int | None:
+        """How many of the driver and trainer pods the budget keeps; None: there is no budget."""
+        found = self.children["PodDisruptionBudget"].get(KEY.name)
+        return found and found["spec"]["minAvailable"]
+
+    def evictable(self, name: str) -> bool:
+        """Whether the API server lets the pod be evicted, as its eviction API and the disruption controller decide it."""
+        found = self.children["PodDisruptionBudget"].get(KEY.name)
+        pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_ROLE] in {Role.DRIVER, Role.TRAINER}]
+        names = {pod["metadata"]["name"] for pod in pods if is_ready(pod)}
+        return found is None or name not in names or len(names) > found["spec"]["minAvailable"]
+
     def start_all(self) -> None:
         """All pods become ready."""
         for pod in self.pods():
@@ -582,6 +598,11 @@ class _Cache:
     kinds: dict[str, dict[str, Any]]
     template: Any
     gone: dict[str, Object]
+    cordoned: frozenset[str] | None
+
+    @property
+    def may_watch_nodes(self) -> bool:
+        return self.cordoned is not None
 
     def job(self, key: JobKey) -> Any:
         return self.kept
@@ -605,6 +626,14 @@ def place(pod: Object) -> tuple[str, str, int]:
     """Role, pool (none: empty) and index of a pod."""
     labels = pod["metadata"]["labels"]
     return labels[LABEL_ROLE], labels.get(LABEL_POOL, ""), int(labels[LABEL_INDEX])
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the pod is ready and not being deleted."""
+    conditions = pod["status"]["conditions"]
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        (c["type"], c["status"]) == ("Ready", "True") for c in conditions
+    )
 
 
 def _set_condition(pod: dict[str, Any], kind: str, status: str, **more: str) -> None:

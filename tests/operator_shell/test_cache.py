@@ -8,9 +8,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.model import JobKey
 from longboat_operator.watch.cache import BySource, Cache, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation, Expectations
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.repair import compare
 
 
@@ -267,3 +270,20 @@ def test_no_last_state_is_kept_of_what_nobody_asks_about() -> None:
     assert cache.last_states(X).keys() == {"x-trainer-0-a2"}
     cache.put(job(roles(nextAttempt=2), 4, deletionTimestamp="2026-01-01T00:00:00Z"))
     assert not cache.last_states(X)
+
+
+def test_nodes_are_unknown_until_they_are_listed_and_for_good_once_that_is_forbidden() -> None:
+    nodes = Source("Node", None)
+    cache = Cache(may_watch_nodes=True)
+    feed = Feed(cache, Freshness([nodes], [nodes], optional=[nodes]), ServerClock(), lambda _: None)
+    feed.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node0", "uid": "1", "resourceVersion": "1"}})
+    feed.refused(nodes, "no answer")
+    assert (cache.may_watch_nodes, cache.cordoned) == (True, None)
+    feed.listed(nodes, {ObjectKey("Node", "", "node0"): 1}, 1)
+    assert cache.cordoned == {"node0"}
+    feed.refused(nodes, "no answer")
+    assert cache.cordoned == {"node0"}
+    feed.refused(nodes, "forbidden", forbidden=True)
+    assert (cache.may_watch_nodes, cache.cordoned) == (False, None)
+    feed.listed(nodes, {}, 2)
+    assert (cache.may_watch_nodes, cache.cordoned) == (True, set())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longboat_operator.kube.clock import ServerClock
-from longboat_operator.kube.resources import POD, RL_JOB, SECRET
+from longboat_operator.kube.resources import CORDONED_NODE, POD, RL_JOB, SECRET
 from longboat_operator.model import JobKey, Object
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source, key_of, version_of
 from longboat_operator.watch.freshness import Freshness
@@ -72,11 +72,18 @@ class Feed:
     def caught_up(self, source: Source) -> None:
         """Records that the cache shows all that a list of the source has shown."""
         self._freshness.note_listed(source, self._clock())
+        if source.kind == CORDONED_NODE.kind:
+            self._cache.note_nodes(listed=True)
         self._on_listed(source)
 
-    def refused(self, source: Source, reason: str) -> None:
-        """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served."""
+    def refused(self, source: Source, reason: str, *, forbidden: bool = False) -> None:
+        """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served.
+
+        `forbidden`: this process has no right to it, so that waiting won't help.
+        """
         self._freshness.note_unlisted(source, reason)
+        if source.kind == CORDONED_NODE.kind and forbidden:
+            self._cache.note_nodes(listed=False)
 
     def unwatched(self, source: Source) -> None:
         """Records that a source isn't watched for now: it must be listed again before its namespace is served."""
