@@ -95,7 +95,8 @@ class CheckpointSpec(ApiModel):
     )
     grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
         default=120,
-        description="How long a suspension waits for a final checkpoint: allow for two writes, since one may be under way already.",
+        description="How long a suspension, or a drain of the node of a driver or trainer pod, waits for a checkpoint: allow for two writes, since "
+        "one may be under way already.",
     )
     reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)

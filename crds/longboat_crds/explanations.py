@@ -318,7 +318,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.NODE_LOST: _platform(
-        "The node of a pod is gone or doesn't respond; its pods are replaced elsewhere.", "", _READY
+        "The node of a pod is gone, shuts down or doesn't respond; its pods are replaced elsewhere.", "", _READY
     ),
     Reason.OUT_OF_MEMORY: _run(
         "A container exceeded its memory limit and was killed.",

@@ -15,7 +15,7 @@ class FailurePolicySpec(ApiModel):
     """Limits count the incidents of a role, which are forgiven as steps commit.
 
     Containers that end and pods that are lost within a minute are one incident, whatever the nodes, but one that fails twice
-    is two. Pods that are evicted through the API, preempted, or deleted because their node is gone are replaced and never counted; nor is
+    is two. Pods that are evicted through the API or preempted, or whose node is gone or shuts down, are replaced and never counted; nor is
     the failure of a driver that lost such a pod, or had no answer from the API server. Only containers that Longboat itself puts into a
     pod count, not those that a runtime template adds or the cluster injects.
     """

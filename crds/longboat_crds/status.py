@@ -628,11 +628,27 @@ class RestartRecord(FieldsModel):
     node: Line | None = Field(default=None, description="The node that the pod was on.")
     counted: bool = Field(
         default=True,
-        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions and lost nodes don't, nor "
-        "does a driver that lost such a pod, that had no answer from the API server, or that is replaced because rounds.steps was raised after "
-        "its last step.",
+        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions, and nodes that are lost or "
+        "shut down don't, nor does a driver that lost such a pod, that had no answer from the API server, or that is replaced because "
+        "rounds.steps was raised after its last step.",
     )
     time: Timestamp = Field(description="When it was noticed.")
+
+
+class DrainStatus(FieldsModel):
+    """Nodes of driver or trainer pods that take no new pods (`spec.unschedulable`), as one that is to be drained."""
+
+    since: Timestamp = Field(
+        description="When the newest of them was noticed; the driver saves, and checkpoint.graceSeconds run from it."
+    )
+    step: Count = Field(
+        description="Step that was committed then: once the checkpoint has it, driver and trainer pods may be evicted."
+    )
+    nodes: list[Line] = Field(
+        max_length=MAX_PODS,
+        description="Their names.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
 
 
 class RLJobStatus(ApiModel):
@@ -658,6 +674,7 @@ class RLJobStatus(ApiModel):
     suspend_time: Timestamp | None = Field(
         default=None, description="When suspending began; checkpoint.graceSeconds run from it."
     )
+    drain: DrainStatus | None = None
     runtime: RuntimeStatus | None = None
     ray_token_secret: Line | None = Field(
         default=None, description="Secret with the token of the job's Ray cluster; its pods mount it."

@@ -1,8 +1,8 @@
 """Carries out a plan, action by action. It may stop after any of them: the next plan continues from there.
 
 * A rejection (the server understood and said no) of anything but an event or the status is kept for the next plan. A rejected
-  prerequisite, that is a create or apply of anything but a Pod, ends the plan's creates and applies, since later ones may depend
-  on it; pods don't depend on each other. Everything else is still carried out.
+  prerequisite, that is a create or apply of anything but a Pod or a PodDisruptionBudget, ends the plan's creates and applies, since later
+  ones may depend on it; pods don't depend on each other. Everything else is still carried out.
 * The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more. An accepted one isn't repeated for an hour, whichever job needs it, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
@@ -31,7 +31,7 @@ from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.events import EventRecorder
-from longboat_operator.kube.resources import POD, RL_JOB, SECRET
+from longboat_operator.kube.resources import DISRUPTION_BUDGET, POD, RL_JOB, SECRET
 from longboat_operator.metrics import ACTIONS, RESIZES
 from longboat_operator.model import (
     LABEL_ROLE,
@@ -56,6 +56,8 @@ from longboat_operator.writes import Writes
 
 # The actions that tell people and drivers of the job.
 _TOLD = (PublishStatus, PublishGrant, EmitEvent)
+# Nothing else that a plan creates depends on these.
+_NOT_NEEDED = frozenset({POD.kind, DISRUPTION_BUDGET.kind})
 
 log = structlog.get_logger(__name__)
 
@@ -234,7 +236,7 @@ class _Run:
         self._newer.append(Expectation(key, version + 1))
 
     def _end_building(self, action: Action) -> None:
-        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] != POD.kind:
+        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] not in _NOT_NEEDED:
             self._building = False
 
     def _count(self, action: Action, outcome: str) -> None:

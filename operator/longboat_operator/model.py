@@ -124,12 +124,17 @@ class Observed:
     """Holds everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
 
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
-    `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
+    `PersistentVolumeClaim`, `ControllerRevision`, `PodDisruptionBudget`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
     `rejections` say how the API server last refused what plans write or look up, or that it has long given no answer, by object name.
     `sees_cluster_runtimes` is False for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a
     write may be under way, are options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
     place of the last four.
+
+    `last_states` are the last states of pods that are gone, by name, while the job's status doesn't tell yet that they are.
+
+    `cordoned` are the nodes of its pods that take no new ones (`spec.unschedulable`), None while that isn't known. An operator that is
+    installed for single namespaces may not watch nodes, and will never know.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
@@ -139,6 +144,9 @@ class Observed:
     key: Key
     job: Object | None
     children: Mapping[str, Mapping[str, Object]] = field(default_factory=dict)
+    last_states: Mapping[str, Object] = field(default_factory=dict)
+    cordoned: frozenset[str] | None = None
+    may_watch_nodes: bool = False
     runtime: Object | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True

@@ -26,11 +26,22 @@ class Cache(Protocol):
     def sees_cluster_runtimes(self) -> bool:
         """Whether ClusterRLRuntimes are watched."""
 
+    @property
+    def may_watch_nodes(self) -> bool:
+        """Whether the operator may watch nodes."""
+
+    @property
+    def cordoned(self) -> frozenset[str] | None:
+        """Names of the nodes that take no new pods; None while that isn't known."""
+
     def job(self, key: JobKey) -> Object | None:
         """Returns the RLJob; None if there is none."""
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
         """Returns the objects labelled with the job's name, by kind and name, whoever owns them."""
+
+    def last_states(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
@@ -57,13 +68,17 @@ def observe(
         kind: {name: child for name, child in objects.items() if belongs_to(child, uid)}
         for kind, objects in cache.children(key).items()
     }
+    nodes = {(pod.get("spec") or {}).get("nodeName") for pod in children.get("Pod", {}).values()}
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
     return Observed(
         key,
         job,
         children,
-        cache.runtime(kind, key.namespace, name),
+        last_states={name: pod for name, pod in cache.last_states(key).items() if belongs_to(pod, uid)},
+        cordoned=None if cache.cordoned is None else cache.cordoned & nodes,
+        may_watch_nodes=cache.may_watch_nodes,
+        runtime=cache.runtime(kind, key.namespace, name),
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
         release=release,

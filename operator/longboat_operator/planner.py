@@ -23,6 +23,7 @@ from longboat_operator.model import (
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
 from longboat_operator.plan.creation import Creation, creation_of, finding_of_rejection, pods_to_create, vacancies
+from longboat_operator.plan.drains import Drain, drain_of, opened
 from longboat_operator.plan.failures import ended_before_last_step, over_the_limit, said_by_driver
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
@@ -94,12 +95,16 @@ def plan(observed: Observed, now: datetime) -> Plan:
     removal = _removal(view, memories, suspension, now, lost, places)
     foreign = foreign_containers(view, now) if runs else ForeignContainers()
     refused = _refused(view, removal, cpus.resizes)
-    facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status, foreign.problem, refused)
+    drain = drain_of(view, lost.pods.keys(), now) if runs else Drain()
+    facts = Facts(
+        suspension, roles, counts, creation, starts.problem, cpus.status, foreign.problem, refused, drain.status
+    )
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
     status = status_of(view, facts, now)
     waits = [
         creation.wait,
+        drain.wait,
         removal.wait,
         lost.wait,
         leaving.wait,
@@ -108,7 +113,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         cpus.wait,
         *_timers(view, facts, now),
     ]
-    actions = (*creation.actions, *removal.actions)
+    actions = (*drain.actions, *creation.actions, *removal.actions)
     made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
     return replace(made, look_up=(*creation.look_up, *starts.look_up))
 
@@ -143,6 +148,7 @@ def _counts(
                 excuses if role is Role.DRIVER else (),
                 leaving.draining if role is Role.ROLLOUT else (),
                 gone,
+                lost.gone,
             )
             for role in ROLES
         }
@@ -306,7 +312,12 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
         return _published(view.status, final_status(view, end, memories, now), memories)
     removal, waits = Removal(), list[float | None]()
     if suspension is Suspension.NONE:
-        update = {"phase": view.status.phase or Phase.PENDING, "reason": str(Reason.SPEC_INVALID), "suspend_time": None}
+        update = {
+            "phase": view.status.phase or Phase.PENDING,
+            "reason": str(Reason.SPEC_INVALID),
+            "suspend_time": None,
+            "drain": None,
+        }
         status = view.status.model_copy(update={"observed_generation": view.generation, **update})
     else:
         places: Places = {role: tuple(dict.fromkeys(pod.place for pod in view.pods[role])) for role in ROLES}
@@ -318,7 +329,8 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
         waits = [removal.wait, lost_pods(view, now).wait, *_timers(view, facts, now)]
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
     status = status.model_copy(update={"conditions": updated(status.conditions, [finding], view.generation, now)})
-    return _published(view.status, status, memories, removal.actions, _soonest(waits))
+    actions = (*opened(view), *removal.actions)  # a drain would wait for ever
+    return _published(view.status, status, memories, actions, _soonest(waits))
 
 
 def _published(

@@ -11,6 +11,7 @@ from longboat_operator.cli import _parser
 from longboat_operator.kube.resources import (
     CHILDREN,
     CLUSTER_RL_RUNTIME,
+    CORDONED_NODE,
     EVENT,
     LEASE,
     POD,
@@ -150,6 +151,7 @@ def test_the_operator_has_the_rights_that_it_uses(mode: dict[str, Any]) -> None:
     assert _verbs(rules, RL_JOB, "status") == {"patch"}
     assert _verbs(rules, RL_RUNTIME) == READS
     assert _verbs(rules, CLUSTER_RL_RUNTIME) == (set() if mode else READS)
+    assert _verbs(rules, CORDONED_NODE) == (set() if mode else {"list", "watch"}), "a Role gives no right to nodes"
     assert _verbs(rules, EVENT) == {
         "get",
         "list",

@@ -402,6 +402,21 @@ async def test_a_job_whose_version_is_too_old_for_every_watch_is_watched_from_no
     assert refused == 1
 
 
+async def test_a_drain_is_told_once_for_each_time_that_it_begins(
+    api: Api, brokers: Callable[[], KubernetesBroker]
+) -> None:
+    broker = await started(brokers(), api, 1)
+    times = [f"2026-01-0{day}T00:00:00Z" for day in (1, 2)]
+    since = None
+    for time in times:
+        drained = asyncio.create_task(broker.drained(since))
+        api.patch({"status": {"drain": {"since": time, "step": 1, "nodes": ["node0"]}}}, "--subresource=status")
+        since = await drained
+        assert since == time
+        api.patch({"status": {"drain": None}}, "--subresource=status")
+        await api.shows(lambda job: "drain" not in job["status"])
+
+
 async def test_a_job_that_is_deleted_ends_its_driver(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
     broker = await started(brokers(), api, 1)
     ending = asyncio.create_task(broker.suspended())

@@ -42,6 +42,7 @@ from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
+from longboat_operator.watch.last_states import is_awaited
 from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
@@ -49,7 +50,7 @@ from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
 KEY = JobKey("research", "sums")
 KINDS = (
     "Pod", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "NetworkPolicy", "PersistentVolumeClaim",
-    "ControllerRevision",
+    "ControllerRevision", "PodDisruptionBudget",
 )  # fmt: skip
 
 
@@ -89,6 +90,8 @@ class SimulatedCluster:
     # By node: how far its clock is ahead.
     nodes_ahead: dict[str, timedelta] = field(default_factory=dict)
     pod_quota: int | None = None
+    # The nodes that take no new pods, if the operator may watch nodes.
+    cordoned: set[str] | None = None
     invalid_image: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +99,7 @@ class SimulatedCluster:
         self._version = 0
         self._snapshots = 0
         self._cached: dict[str, dict[str, Any]] = {}
+        self.last_states: dict[str, Object] = {}
         self.look_ups: list[Target] = []
         self.warnings: dict[str, Object] = {}
         self.secrets_made: set[str] = set()
@@ -132,7 +136,11 @@ class SimulatedCluster:
             name: trim(with_server_times(pod, self._cached.get(name), self.now))
             for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
-        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key)
+        if self.job is not None:
+            self.last_states = {name: pod for name, pod in self.last_states.items() if is_awaited(self.job, pod)}
+        nodes = None if self.cordoned is None else frozenset(self.cordoned)
+        cache = _Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes)
+        seen = observe(cache, key)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
@@ -413,6 +421,23 @@ class SimulatedCluster:
         _set_condition(self.children["Pod"][name], "Ready", "False")
         self.delete_pod(name, reason="DeletionByTaintManager")
 
+    def delete_node_of(self, name: str) -> None:
+        """Its Node object is gone: the pod garbage collector marks the pod and deletes it by force, before anybody can look."""
+        pod = self.children["Pod"].pop(name)
+        pod["status"]["phase"] = "Failed"
+        _set_condition(
+            pod, "DisruptionTarget", "True", reason="DeletionByPodGC", message="PodGC: node no longer exists"
+        )
+        self.last_states[name] = trim(with_server_times(pod, self._cached.get(name), self.now))
+
+    def shut_down_node_of(self, name: str) -> None:
+        """Its kubelet ends the pod because the node shuts down; the object stays."""
+        pod = self.children["Pod"][name]
+        text = "Pod was terminated in response to imminent node shutdown."
+        pod["status"] |= {"phase": "Failed", "reason": "Terminated", "message": text}
+        _set_condition(pod, "Ready", "False")
+        _set_condition(pod, "DisruptionTarget", "True", reason="TerminationByKubelet", message=text)
+
     def schedule(self, name: str, node: str | None = None) -> None:
         """Gives the pod a node: this one, else node0 unless it has one."""
         pod = self.children["Pod"][name]
@@ -516,6 +541,19 @@ class SimulatedCluster:
             more = {"reason": "ContainersNotReady", "lastTransitionTime": self.node_time(name)}
             _set_condition(pod, "Ready", "False", **more)
 
+    @property
+    def budget(self) -> int | None:
+        """How many of the driver and trainer pods the budget keeps; None: there is no budget."""
+        found = self.children["PodDisruptionBudget"].get(KEY.name)
+        return found and found["spec"]["minAvailable"]
+
+    def evictable(self, name: str) -> bool:
+        """Whether the API server lets the pod be evicted, as its eviction API and the disruption controller decide it."""
+        found = self.children["PodDisruptionBudget"].get(KEY.name)
+        pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_ROLE] in {Role.DRIVER, Role.TRAINER}]
+        names = {pod["metadata"]["name"] for pod in pods if is_ready(pod)}
+        return found is None or name not in names or len(names) > found["spec"]["minAvailable"]
+
     def start_all(self) -> None:
         """All pods become ready."""
         for pod in self.pods():
@@ -599,6 +637,12 @@ class _Cache:
     kept: Any
     kinds: dict[str, dict[str, Any]]
     template: Any
+    gone: dict[str, Object]
+    cordoned: frozenset[str] | None
+
+    @property
+    def may_watch_nodes(self) -> bool:
+        return self.cordoned is not None
 
     def job(self, key: JobKey) -> Any:
         return self.kept
@@ -608,6 +652,9 @@ class _Cache:
             kind: {n: c for n, c in found.items() if c["metadata"].get("labels", {}).get(LABEL_JOB) == key.name}
             for kind, found in self.kinds.items()
         }
+
+    def last_states(self, key: JobKey) -> Any:
+        return self.gone
 
     sees_cluster_runtimes = True
 
@@ -619,6 +666,14 @@ def place(pod: Object) -> tuple[str, str, int]:
     """Role, pool (none: empty) and index of a pod."""
     labels = pod["metadata"]["labels"]
     return labels[LABEL_ROLE], labels.get(LABEL_POOL, ""), int(labels[LABEL_INDEX])
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the pod is ready and not being deleted."""
+    conditions = pod["status"]["conditions"]
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        (c["type"], c["status"]) == ("Ready", "True") for c in conditions
+    )
 
 
 def _set_condition(pod: dict[str, Any], kind: str, status: str, **more: str) -> None:

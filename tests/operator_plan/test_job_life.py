@@ -164,6 +164,16 @@ class JobLife(RuleBasedStateMachine):
             self.cluster.lose_node_of(name)
 
     @rule(pick=PICK)
+    def node_is_deleted(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.delete_node_of(name)
+
+    @rule(pick=PICK)
+    def node_shuts_down(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.shut_down_node_of(name)
+
+    @rule(pick=PICK)
     def container_hangs(self, pick: int) -> None:
         if name := self.pod(pick, recorded=True):
             self.cluster.hang(name)

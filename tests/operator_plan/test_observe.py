@@ -8,7 +8,8 @@ KEY = JobKey("research", "sums")
 
 def child(name: str, owner: str | None, **labels: str) -> dict:
     references = [{"uid": owner}] if owner else []
-    return {"metadata": {"name": name, "labels": {LABEL_JOB: "sums", **labels}, "ownerReferences": references}}
+    metadata = {"name": name, "labels": {LABEL_JOB: "sums", **labels}, "ownerReferences": references}
+    return {"metadata": metadata, "spec": {"nodeName": "node0"}}
 
 
 class Cache:
@@ -30,6 +31,12 @@ class Cache:
             "Service": {},
         }
 
+    may_watch_nodes = True
+    cordoned = frozenset({"node0", "node9"})
+
+    def last_states(self, key: JobKey) -> dict[str, Object]:
+        return {"gone": child("gone", "now"), "older": child("older", "before")}
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         self.asked.append((kind, namespace, name))
         return {"spec": {"image": "longboat-runtime:1"}}
@@ -41,6 +48,8 @@ def test_children_are_told_apart_by_uid() -> None:
     seen = observe(cache, KEY)
     assert set(seen.children["Pod"]) == {"mine"}
     assert not seen.children["PersistentVolumeClaim"]
+    assert set(seen.last_states) == {"gone"}
+    assert (seen.may_watch_nodes, seen.cordoned) == (True, {"node0"}), "of its own pods"
     assert cache.asked == [("RLRuntime", "research", "cpu")]
     assert seen.runtime
     assert not seen.sees_cluster_runtimes

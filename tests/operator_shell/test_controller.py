@@ -557,3 +557,36 @@ async def test_a_status_that_may_have_been_stored_overwrites_nothing(bench: Benc
     assert await bench.controller.reconcile(X) == "unanswered"
     bench.put(published(11, phase="Failed"))
     assert await bench.controller.reconcile(X) == "unanswered"
+
+
+def node(name: str, version: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
+    }
+
+
+def pod_on(job: str, node: str) -> dict[str, Any]:
+    labels = {"longboat.dev/job": job}
+    metadata = {"namespace": "a", "name": f"{job}-driver-0-a0", "uid": job, "resourceVersion": "1", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}
+
+
+def test_a_node_that_takes_no_new_pods_any_more_or_again_wakes_the_jobs_that_have_pods_there(bench: Bench) -> None:
+    bench.put(pod_on("x", "node0"))
+    bench.put(pod_on("y", "node1"))
+    bench.due()
+    bench.put(node("node0", 2))
+    assert bench.due() == [X]
+    bench.put(node("node0", 3))
+    assert bench.due() == [], "its kubelet has written its status"
+    bench.tell(bench.cache.remove(ObjectKey("Node", "", "node0"), 4))
+    assert bench.due() == [X]
+
+
+def test_all_jobs_are_planned_once_it_is_known_which_nodes_take_no_pods(bench: Bench) -> None:
+    bench.put(job("y", 2))
+    bench.due()
+    bench.controller.listed(Source("Node", None))
+    assert set(bench.due()) == {X, Y}

@@ -76,6 +76,24 @@ def test_a_pod_keeps_its_finalizers() -> None:
     assert kept["metadata"]["finalizers"] == ["backup.example.com/hold"]
 
 
+def test_of_a_node_nothing_is_kept_that_its_kubelet_writes() -> None:
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "node0", "uid": "1", "resourceVersion": "7", "labels": {"a": "b"}, "managedFields": [{}]},
+        "spec": {"unschedulable": True},
+        "status": {"images": [{"names": ["i"]}], "conditions": [{"type": "Ready", "lastHeartbeatTime": "t"}]},
+    }
+    kept = trim(node)
+    assert kept["metadata"] == {"name": "node0", "uid": "1", "resourceVersion": "7"}
+    assert kept.keys() == {"apiVersion", "kind", "metadata"}
+    assert trim(kept) == kept
+    beat = {**node, "metadata": {**node["metadata"], "resourceVersion": "8", "labels": {}}, "status": {}}  # type: ignore[dict-item]
+    assert not wakes_job(kept, trim(beat))
+    assert wakes_job(None, kept)
+    assert wakes_job(kept, None)
+
+
 def test_trimming_leaves_the_original_alone_and_is_idempotent() -> None:
     before = copy.deepcopy(POD)
     kept = trim(POD)

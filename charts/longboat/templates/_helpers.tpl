@@ -72,6 +72,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
+# Nobody but the disruption controller evicts driver and trainer pods before the driver has saved.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch]
 # A driver's Role grants get and watch of its job and patch of its status: no more than is granted here.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]

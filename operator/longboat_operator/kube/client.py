@@ -86,12 +86,12 @@ class KubeClient:
         fields: str = "",
         metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
-        """Yields all objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
+        """Yields all objects that match the selectors (labels, fields, by default the kind's own), in pages. GoneError: the list took too long; start again."""
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = selector
-        if fields:
-            query["fieldSelector"] = fields
+        if fields or resource.fields:
+            query["fieldSelector"] = fields or resource.fields
         accept = _METADATA_LIST if metadata_only else "application/json"
         while True:
             request = Request(
@@ -130,6 +130,8 @@ class KubeClient:
         }
         if selector:
             query["labelSelector"] = selector
+        if resource.fields:
+            query["fieldSelector"] = resource.fields
         request = Request("GET", resource.path(namespace), "watch", resource.plural, query)
         async with self._transport.stream(request) as lines, aclosing(_events(lines)) as events:
             yield events

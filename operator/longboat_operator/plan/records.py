@@ -149,18 +149,20 @@ def count(
     disruptions: Collection[datetime] = (),
     draining: Collection[Place] = (),
     gone: Collection[str] = (),
+    last_losses: Mapping[str, Loss] | None = None,
 ) -> RoleCount:
     """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
     `wanted` are the places that should have a pod, `draining` further ones whose pod is being drained. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` are times: near one of them (`explained`) neither the
-    failure of a container nor an incident counts. `gone` are the names that no pod of the job has any more, or one that has ended.
+    failure of a container nor an incident counts. `gone` are the names that no pod of the job has any more, or one that has ended, and
+    `last_losses` what is known of how some of these were lost.
 
     Rules:
     * a pod whose record is missing or older is new unless it was given up (`is_past`), and begins with no restarts counted;
     * each restart of a container of the role's own is a failure, and so is each loss of a pod (`losses` says which of them count), and
       each start of the driver after a failure that its container outlived. That of a driver that had no answer doesn't count;
-    * a record whose pod is not there counts as a loss too: somebody deleted it between two looks;
+    * a record whose pod is not there is a loss too, which counts unless `last_losses` says otherwise: it was deleted between two looks;
     * a container that is restarted in a pod that is being drained is no failure, even if the pod stays after all;
     * what counts is incidents, which are failures that lie close together (`Incidents`), by the API server's time of each (`pod_times`),
       where it has any, so it hardly matters when the operator looks, or which operator;
@@ -190,6 +192,8 @@ def count(
             failed_inside or loss or pod is None or restart_count(pod.raw, pod.own) > record.restarts
         ):
             name = job.pod(role, place, record.attempt)
+            if pod is None:
+                loss = (last_losses or {}).get(name)
             new_failures = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
             record = _after(record, new_failures, now, anew=anew)
             if failed_inside:
@@ -249,7 +253,7 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
 
 
 def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None, now: datetime) -> Iterator[Failure]:
-    if pod is None:
+    if pod is None and loss is None:
         loss = Loss(Reason.POD_LOST, f"it vanished from node {record.node}" if record.node else "it vanished")
     if loss:
         time = min(loss.time or now, now)

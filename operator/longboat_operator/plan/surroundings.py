@@ -78,7 +78,7 @@ def surroundings_of(view: JobView) -> Surroundings:
     for each in wanted:
         live = view.find(*each.target)
         if live is None:
-            news.append(CreateObject(each.body) if each.mark is None else ApplyObject(_marked(each.body)))
+            news.append(CreateObject(each.body) if each.mark is None else ApplyObject(marked(each.body)))
         elif belongs_to(live, view.job.uid):
             mends += _repairs(view, each, live)
         elif belongs_to_earlier(live, view.job.name, view.job.uid):
@@ -183,21 +183,23 @@ def _repairs(view: JobView, wanted: _Wanted, live: Object) -> Iterator[Action]:
         if patch := metadata_patch(view.job, view.spec.checkpoint, live):
             yield PatchMetadata(CLAIM, metadata["name"], metadata["uid"], patch)
     else:
-        yield ApplyObject(_marked(wanted.body), metadata["uid"])
+        yield ApplyObject(marked(wanted.body), metadata["uid"])
 
 
 def _is_in_order(view: JobView, wanted: _Wanted) -> bool:
     """Whether an object that is applied is there as it should be, with the label that it is watched by."""
     live = view.child(*wanted.target)
-    if live is None or wanted.mark is None:
-        return False
+    return live is not None and wanted.mark is not None and is_as_applied(live, wanted.mark)
+
+
+def is_as_applied(live: Object, mark: str) -> bool:
+    """Whether an object is as it was kept when what `mark` is the digest of was applied."""
     annotations = live["metadata"].get("annotations") or {}
-    return bool(
-        annotations.get(ANNOTATION_HASH) == wanted.mark and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"]
-    )
+    return bool(annotations.get(ANNOTATION_HASH) == mark and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"])
 
 
-def _marked(body: Object) -> dict[str, Any]:
+def marked(body: Object) -> dict[str, Any]:
+    """Returns what to apply: the body with its digest, and that of its content."""
     marks = {ANNOTATION_HASH: digest(body), ANNOTATION_LIVE_HASH: content_digest(body)}
     return {**body, "metadata": {**body["metadata"], "annotations": marks}}
 

@@ -20,6 +20,8 @@ from longboat_operator.pods.workers import GRADERS
 CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_checkpoints)
 
 TERMINATION_GRACE_SECONDS = 30
+# Cluster Autoscaler and Karpenter remove nodes that they find too empty, and the pods there, unless a pod objects.
+KEEP_NODE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 # Kubernetes' own default is 300 s, in which the other pods of the job would hold their devices idle.
 LOST_NODE_TOLERATION_SECONDS = 60
 
@@ -202,6 +204,7 @@ def _metadata(
     labels = dict(metadata.get("labels", {})) | job.labels(role) | job.pod_labels(role, place, attempt)
     annotations = {
         "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
+        **(KEEP_NODE if ROLES[role].every_pod_needed else {}),
         **metadata.get("annotations", {}),
         ANNOTATION_REVISION: revision,
         ANNOTATION_RAY_TOKEN: token,

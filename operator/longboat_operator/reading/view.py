@@ -141,6 +141,14 @@ class JobView:
         return frozenset((*nowhere, *(pod.name for pod in self.ended_pods)))
 
     @property
+    def last_states(self) -> Iterator[PodView]:
+        """Yields the last states of pods that were looked up and are gone."""
+        for name in self.gone & self.observed.last_states.keys():
+            identity, pod = self.job.identity(name), self.observed.last_states[name]
+            if identity is not None:
+                yield PodView(name, pod["metadata"]["uid"], identity.place, identity.attempt, pod)
+
+    @property
     def suspended(self) -> bool:
         """Whether the job is suspended, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.status import Condition, RewardCpuStatus, TrainingState
+from longboat_crds.status import Condition, DrainStatus, RewardCpuStatus, TrainingState
 from longboat_operator.plan.creation import Creation
 from longboat_operator.plan.deadline import has_trained, waits_for_acceptance
 from longboat_operator.plan.pod_problems import PodProblem
@@ -41,6 +41,7 @@ class Facts:
     """A container that isn't ours and fails."""
     refused: Finding | None = None
     """A request to delete or resize a pod that is refused or fails."""
+    drain: DrainStatus | None = None
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:

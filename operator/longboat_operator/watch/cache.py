@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, SECRET
+from longboat_operator.kube.resources import (
+    CHILDREN,
+    CLUSTER_RL_RUNTIME,
+    CORDONED_NODE,
+    POD,
+    RL_JOB,
+    RL_RUNTIME,
+    SECRET,
+)
 from longboat_operator.model import LABEL_JOB, JobKey, Object
+from longboat_operator.watch.last_states import LastStates
 
 _CHILD_KINDS = (*(resource.kind for resource in CHILDREN), SECRET.kind)
 RUNTIME_KINDS = (RL_RUNTIME.kind, CLUSTER_RL_RUNTIME.kind)
@@ -103,11 +112,14 @@ class Cache:
     So events may come out of order (kopf keeps the order per object only) and from two sides (watch and repair).
     """
 
-    def __init__(self, *, sees_cluster_runtimes: bool = True) -> None:
-        """`sees_cluster_runtimes` is whether ClusterRLRuntimes are watched at all."""
+    def __init__(self, *, sees_cluster_runtimes: bool = True, may_watch_nodes: bool = False) -> None:
+        """`sees_cluster_runtimes` is whether ClusterRLRuntimes are watched at all, and `may_watch_nodes` whether nodes are."""
         self.sees_cluster_runtimes = sees_cluster_runtimes
+        self.may_watch_nodes = may_watch_nodes
+        self._nodes_listed = False
         self._objects: BySource[Object] = BySource()
         self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
+        self._last_states = LastStates()
         self._deleted: BySource[int] = BySource()
         self._seen: dict[Source, int] = {}
 
@@ -126,6 +138,25 @@ class Cache:
         """Returns the objects labelled with the job, by kind and name, whoever owns them; every kind of child is there, maybe empty."""
         children = self._children.get(key, {})
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
+
+    @property
+    def cordoned(self) -> frozenset[str] | None:
+        """Names of the nodes that take no new pods; None until they have been listed."""
+        if not self._nodes_listed:
+            return None
+        return frozenset(key.name for key, _ in self._objects.within(Source(CORDONED_NODE.kind, None)))
+
+    def jobs_on(self, node: str) -> set[JobKey]:
+        """Returns the jobs that have pods on a node. Looks at all pods."""
+        return {
+            job
+            for job, kinds in self._children.items()
+            if any(pod.get("spec", {}).get("nodeName") == node for pod in kinds.get(POD.kind, {}).values())
+        }
+
+    def last_states(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+        return self._last_states.of_job(key)
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns a runtime template; None: the cache lacks it. `namespace` is ignored for a ClusterRLRuntime."""
@@ -162,10 +193,15 @@ class Cache:
         self._deleted.drop(key)
         self._objects.put(key, obj)
         self._index(old, obj)
+        if key.kind == RL_JOB.kind:
+            self._last_states.review(JobKey(key.namespace, key.name), obj)
         return Change(key, old, obj)
 
-    def remove(self, key: ObjectKey, version: int) -> Change | None:
-        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer."""
+    def remove(self, key: ObjectKey, version: int, last: Object | None = None) -> Change | None:
+        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer.
+
+        `last` is the object's last state, if that is known; else it is taken for what is held.
+        """
         old = self.get(key)
         if old is not None and version_of(old) > version:
             return None
@@ -174,7 +210,15 @@ class Cache:
             return None
         self._objects.drop(key)
         self._index(old, None)
+        if key.kind == RL_JOB.kind:
+            self._last_states.review(JobKey(key.namespace, key.name), None)
+        elif key.kind == POD.kind and (job := job_of(old)) is not None:
+            self._last_states.add(job, self.job(job), last or old)
         return Change(key, old, None)
+
+    def note_nodes(self, *, listed: bool) -> None:
+        """Notes that nodes have been listed, or that the API server refuses to."""
+        self._nodes_listed = self.may_watch_nodes = listed
 
     def saw(self, source: Source, version: int) -> None:
         """Notes that an ordered source has delivered everything up to `version`."""

@@ -51,8 +51,14 @@ _CONTAINER_STATUS = (
 
 
 def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of an object that is kept. RLJobs and runtimes are kept whole except for their managed fields."""
+    """Returns the part of an object that is kept: of RLJobs and runtimes all but their managed fields, of a node that there is one."""
     kind = obj["kind"]
+    if kind == "Node":
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": _pick(obj["metadata"], ("name", "uid", "resourceVersion")),
+        }
     identity = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
     if kind in _BODIES:
         return identity | {"metadata": _metadata(obj["metadata"])} | _BODIES[kind](obj)
@@ -129,6 +135,8 @@ _BODIES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Pod": _pod,
     "PersistentVolumeClaim": _claim,
     "ControllerRevision": _revision,
-    **dict.fromkeys(("Service", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"), _digested),
+    **dict.fromkeys(
+        ("Service", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "PodDisruptionBudget"), _digested
+    ),
 }
 _WHOLE = frozenset({"RLJob", "RLRuntime", "ClusterRLRuntime"})

@@ -77,6 +77,14 @@ class KubernetesBroker:
     async def suspended(self) -> None:
         await self._until(lambda: bool(self._job["spec"].get("suspend")))
 
+    async def drained(self, previous: str | None) -> str:
+        def since() -> str | None:
+            drain = self._job.get("status", {}).get("drain", {})
+            return drain.get("since") if drain.get("since") != previous else None
+
+        await self._until(lambda: since() is not None)
+        return since() or ""
+
     async def edited(self, previous: RLJobSpec) -> RLJobSpec:
         read: dict[str, Any] = {}
 
