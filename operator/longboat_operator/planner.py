@@ -38,7 +38,7 @@ from longboat_operator.plan.records import (
     released,
     remembered,
 )
-from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of
+from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of, token_removal
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
@@ -98,7 +98,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
         cpus.wait,
         *_timers(view, facts, now),
     ]
-    actions = (*creation.actions, *removal.actions)
+    tokens = token_removal(view, pods_end=suspension is Suspension.SUSPENDED)
+    actions = (*creation.actions, *removal.actions, *tokens)
     made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
     return replace(made, look_up=(*creation.look_up, *starts.look_up))
 
@@ -203,7 +204,7 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
 
 
 def _finished(view: JobView, now: datetime) -> Plan:
-    """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set.
+    """Plans for a job that has ended: its pods go at once, the Secret of their token after them, the job after `ttlSecondsAfterFinished`.
 
     Of the pods' records, only those of pods that the watch doesn't show were kept. They are looked up until they are gone.
     """
@@ -212,7 +213,8 @@ def _finished(view: JobView, now: datetime) -> Plan:
     if any(name not in view.observed.rejections for _, name in missing):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
-    actions: list[Action] = [*removal.actions]
+    tokens = token_removal(view, pods_end=True)
+    actions: list[Action] = [*removal.actions, *tokens]
     waits = [removal.wait, lost_pods(view, now).wait]
     ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
     if ttl is not None and completed is not None:
@@ -220,7 +222,7 @@ def _finished(view: JobView, now: datetime) -> Plan:
         waits.append(remaining if remaining > 0 else None)
         if remaining <= 0:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
-    status = view.status
+    status = view.status.model_copy(update={"ray_token_secret": None}) if tokens else view.status
     if status.roles and any(memory.records for memory in memories.values()):
         remaining_records = all_released(view, memories)
         roles = {role: view.published(role) for role in ROLES}

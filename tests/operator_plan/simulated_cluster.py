@@ -90,6 +90,7 @@ class SimulatedCluster:
     nodes_ahead: dict[str, timedelta] = field(default_factory=dict)
     pod_quota: int | None = None
     invalid_image: str | None = None
+    may_delete: bool = True
 
     def __post_init__(self) -> None:
         self._uids = 0
@@ -132,7 +133,9 @@ class SimulatedCluster:
             name: trim(with_server_times(pod, self._cached.get(name), self.now))
             for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
-        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key)
+        seen = observe(
+            _Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key, may_delete=self.may_delete
+        )
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
@@ -370,10 +373,20 @@ class SimulatedCluster:
             assert self.job["metadata"]["uid"] == action.uid
             self.delete_job()
             return
+        if action.kind == "Secret":
+            assert action.uid is None, "nobody can have read it"
+            assert self.may_delete
+            self.children["Secret"].pop(action.name, None)
+            self.secrets_made.discard(action.name)
+            return
         found = self.children[action.kind].get(action.name)
         if found is None or found["metadata"]["uid"] != action.uid:
             return
         assert belongs_to(found, self.job["metadata"]["uid"]) if self.job else False
+        if action.kind != "Pod":
+            assert self.may_delete
+            del self.children[action.kind][action.name]
+            return
         self.delete_pod(action.name, grace=30 if action.grace_seconds is None else action.grace_seconds)
 
     def delete_job(self) -> None:
@@ -573,6 +586,9 @@ class _Cache:
 
     def runtime(self, kind: str, namespace: str, name: str) -> Any:
         return self.template if (kind, name) == ("ClusterRLRuntime", "cpu") else None
+
+    def runtime_names(self, namespace: str) -> Any:
+        return {"ClusterRLRuntime": ("cpu",) if self.template else (), "RLRuntime": ()}
 
 
 def place(pod: Object) -> tuple[str, str, int]:
