@@ -52,7 +52,9 @@ class RLJobSpec(ApiModel):
         "Labels of the RLJob itself reach nothing.",
     )
     annotations: Annotated[Annotations | None, Changeable.ANY_TIME] = Field(
-        default=None, description="Annotations of all objects of the job; as for labels."
+        default=None,
+        description="Annotations of all objects of the job but the driver's ServiceAccount, whose are the runtime template's alone; as for "
+        "labels.",
     )
     runtime_ref: RuntimeRef
     model: ModelSpec

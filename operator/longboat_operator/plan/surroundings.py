@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.runtime import DriverServiceAccount, RLRuntimeSpec
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import (
     ANNOTATION_HASH,
     ANNOTATION_LIVE_HASH,
@@ -76,7 +76,7 @@ def surroundings_of(view: JobView, runtime: RLRuntimeSpec, *, for_driver: bool =
     that shows.
     """
     job = view.job.with_common(view.spec, runtime)
-    everything = _wanted(view, job, runtime)
+    everything = tuple(_wanted(view, job, runtime))
     secrets = _pull_secrets(view, runtime) if for_driver else _PullSecrets()
     if secrets.look_up:
         return Surroundings(look_up=secrets.look_up)
@@ -227,34 +227,28 @@ class _Wanted:
 
 # Cached: making these again would be most of the work of a plan that finds nothing to do.
 @lru_cache(maxsize=4096)
-def _applied(job: JobRef, account: str, settings: bytes, dns_peers: bytes) -> tuple[_Wanted, ...]:
-    """Returns the wanted objects that depend on nothing but the job's identity, the operator's option `dns_peers` and the runtime template.
-
-    `account` is that of the driver's pods, `settings` what the template says of one that the operator makes; pull Secrets are left out.
-    """
+def _applied(job: JobRef, account: str, dns_peers: bytes) -> tuple[_Wanted, ...]:
+    """Returns the wanted objects that depend on nothing but the job's identity, the account of the driver's pods and the operator's `dns_peers`."""
     peers = tuple(from_json(dns_peers))
-    bodies: list[Object] = [
+    bodies: tuple[Object, ...] = (
         driver_role(job),
         driver_role_binding(job, account),
         head_service(job),
         job_network(job),
         reward_network(job, peers),
-    ]
-    if account == job.driver_account:
-        bodies.insert(
-            0, driver_account(job, DriverServiceAccount.model_validate(from_json(settings)) if settings else None)
-        )
+    )
     return tuple(_Wanted(_target(body), body, digest(body)) for body in bodies)
 
 
-def _wanted(view: JobView, job: JobRef, runtime: RLRuntimeSpec) -> tuple[_Wanted, ...]:
-    account = driver_account_name(job, runtime)
-    settings = to_json(runtime.driver_service_account.to_json()) if runtime.driver_service_account else b""
-    applied = _applied(job, account, settings, to_json(view.observed.dns_peers))
-    if view.spec.checkpoint.claim_name is not None:
-        return applied
-    claim = checkpoint_claim(job, view.spec.checkpoint)
-    return (*applied, _Wanted(_target(claim), claim, None))
+def _wanted(view: JobView, job: JobRef, runtime: RLRuntimeSpec) -> Iterator[_Wanted]:
+    name = driver_account_name(job, runtime)
+    if name == job.driver_account:
+        account = driver_account(job, runtime)
+        yield _Wanted(_target(account), account, digest(account))
+    yield from _applied(job, name, to_json(view.observed.dns_peers))
+    if view.spec.checkpoint.claim_name is None:
+        claim = checkpoint_claim(job, view.spec.checkpoint)
+        yield _Wanted(_target(claim), claim, None)
 
 
 def _repairs(view: JobView, job: JobRef, wanted: _Wanted, live: Object) -> Iterator[Action]:

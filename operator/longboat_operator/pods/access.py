@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longboat_crds.base import GROUP
-from longboat_crds.runtime import DriverServiceAccount
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import Object
 from longboat_operator.pods.names import JobRef
 
@@ -12,18 +12,20 @@ TOKEN_KEY = "token"
 _RBAC = "rbac.authorization.k8s.io"
 
 
-def driver_account(job: JobRef, settings: DriverServiceAccount | None = None) -> Object:
-    """Builds the driver's account; its token goes only where a pod asks for it. `settings` is what the runtime template says of it.
+def driver_account(job: JobRef, runtime: RLRuntimeSpec | None = None) -> Object:
+    """Builds the driver's account; its token goes only where a pod asks for it.
 
-    Pull Secrets are left out: they may be those of another account.
+    Its annotations are the runtime template's alone: they may bind it to a cloud identity, which a job must not choose. Pull Secrets are
+    left out: they may be those of another account.
     """
     metadata = job.metadata(job.driver_account)
-    if settings and settings.annotations:
-        metadata["annotations"] = metadata.get("annotations", {}) | settings.annotations
+    metadata.pop("annotations", None)
+    settings = runtime and runtime.driver_service_account
+    annotations = {**((runtime and runtime.annotations) or {}), **((settings and settings.annotations) or {})}
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": metadata,
+        "metadata": metadata | {"annotations": annotations} if annotations else metadata,
         "automountServiceAccountToken": False,
     }
 
