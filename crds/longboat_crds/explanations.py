@@ -96,7 +96,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.RUNTIME_NOT_FOUND: _configuration(
         "No runtime template has the kind and name of spec.runtimeRef.",
-        "Create the template, or correct spec.runtimeRef; the job starts as soon as it exists.",
+        "Create the template, or correct spec.runtimeRef: the message names what is there; the job starts as soon as it exists.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
@@ -109,7 +109,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.POD_TEMPLATE_INVALID: _configuration(
-        "The API server rejected a pod made from the runtime template; the message names role and field.",
+        "The API server rejected a pod made from the runtime template, or no job can run with it, as on the host's network; the message names "
+        "the field.",
         "Correct the template; the job starts as soon as it is accepted.",
         _RESOLVED,
         _SCHEDULED,
@@ -134,7 +135,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.NAME_TAKEN: _configuration(
         "An object that belongs to something else has a name the job needs; the message names it. It is left untouched.",
-        "Delete that object, or create the job under another name; the job starts automatically once the name is free.",
+        "Delete that object, or create the job under another name; the job starts automatically once the name is free. With checkpoint.adopt "
+        "it takes over the claim that an earlier job of its name left.",
         _SCHEDULED,
         _READY,
     ),

@@ -128,8 +128,9 @@ class Observed:
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
     `rejections` say how the API server last refused what plans write or look up, or that it has long given no answer, by object name.
     `sees_cluster_runtimes` is False for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a
-    write may be under way, are options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
-    place of the last four.
+    write may be under way, are options of the operator, and `release` names its Lease. `may_delete`: it may delete Secrets and
+    NetworkPolicies of jobs. A capacity's snapshot has only rollout pods, no template, and defaults in place of the last five.
+    `runtime_names` are the names of all templates that the job could name, by kind, if there is none of the name that it gives.
 
     `last_states` are the last states of pods that are gone, by name, while the job's status doesn't tell yet that they are.
 
@@ -153,6 +154,8 @@ class Observed:
     dns_peers: tuple[Object, ...] = DNS_PEERS
     release: str | None = None
     request_seconds: float = REQUEST_TIMEOUT_SECONDS
+    may_delete: bool = False
+    runtime_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
     random: str = "00000000"
 
@@ -195,11 +198,11 @@ class PatchMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """DELETE with the uid as precondition."""
+    """DELETE with the uid as precondition; without one (None) for a Secret, which is never read, so that nobody knows it."""
 
     kind: str
     name: str
-    uid: str
+    uid: str | None
     grace_seconds: int | None = None
 
 

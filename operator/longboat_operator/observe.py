@@ -46,6 +46,9 @@ class Cache(Protocol):
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
 
+    def runtime_names(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
+        """Returns the names of all templates that jobs of the namespace can name, by kind."""
+
 
 def observe(
     cache: Cache,
@@ -53,6 +56,7 @@ def observe(
     dns_peers: tuple[Object, ...] = DNS_PEERS,
     release: str | None = None,
     request_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    may_delete: bool = False,
 ) -> Observed:
     """Takes the snapshot of a job or of a capacity, for an operator with these options.
 
@@ -71,6 +75,7 @@ def observe(
     nodes = {(pod.get("spec") or {}).get("nodeName") for pod in children.get("Pod", {}).values()}
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
+    runtime = cache.runtime(kind, key.namespace, name)
     return Observed(
         key,
         job,
@@ -78,11 +83,13 @@ def observe(
         last_states={name: pod for name, pod in cache.last_states(key).items() if belongs_to(pod, uid)},
         cordoned=None if cache.cordoned is None else cache.cordoned & nodes,
         may_watch_nodes=cache.may_watch_nodes,
-        runtime=cache.runtime(kind, key.namespace, name),
+        runtime=runtime,
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
         release=release,
         request_seconds=request_seconds,
+        may_delete=may_delete,
+        runtime_names=cache.runtime_names(key.namespace) if runtime is None else {},
     )
 
 

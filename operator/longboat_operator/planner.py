@@ -40,7 +40,7 @@ from longboat_operator.plan.records import (
     released,
     remembered,
 )
-from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of
+from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of, token_removal
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
@@ -113,7 +113,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
         cpus.wait,
         *_timers(view, facts, now),
     ]
-    actions = (*drain.actions, *creation.actions, *removal.actions)
+    tokens = token_removal(view, pods_end=suspension is Suspension.SUSPENDED)
+    actions = (*drain.actions, *creation.actions, *removal.actions, *tokens)
     made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
     return replace(made, look_up=(*creation.look_up, *starts.look_up))
 
@@ -265,7 +266,7 @@ def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
 
 
 def _finished(view: JobView, now: datetime, *, deleted: bool = False) -> Plan:
-    """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set.
+    """Plans for a job that has ended: its pods go at once, the Secret of their token after them, the job after `ttlSecondsAfterFinished`.
 
     Of the pods' records, only those of pods that the watch doesn't show were kept. They are looked up until they are gone.
     """
@@ -274,7 +275,8 @@ def _finished(view: JobView, now: datetime, *, deleted: bool = False) -> Plan:
     if any(name not in view.observed.rejections for _, name in missing):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
-    actions: list[Action] = [*removal.actions]
+    tokens = token_removal(view, pods_end=True)
+    actions: list[Action] = [*removal.actions, *tokens]
     waits = [removal.wait, lost_pods(view, now).wait]
     ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
     if ttl is not None and completed is not None and not deleted:
@@ -283,6 +285,8 @@ def _finished(view: JobView, now: datetime, *, deleted: bool = False) -> Plan:
         if remaining <= 0:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
     status = with_kept_pods(view, now)
+    if tokens:
+        status = status.model_copy(update={"ray_token_secret": None})
     if status.roles and any(memory.records for memory in memories.values()):
         remaining_records = all_released(view, memories)
         roles = {role: view.published(role) for role in ROLES}

@@ -59,7 +59,7 @@ class LeaseOptions:
 class Options:
     """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
 
-    `release` is written into the jobs that it serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
+    `may_delete`: the server grants the right to delete Secrets and NetworkPolicies of jobs. `release` is written into the jobs that it serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -69,6 +69,7 @@ class Options:
     requests_in_flight: int = 32
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     dns_peers: tuple[Object, ...] = DNS_PEERS
+    may_delete: bool = False
     release: str | None = None
     adopt: bool = False
 

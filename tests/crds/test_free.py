@@ -269,6 +269,33 @@ def reclaim_policy(root: Path) -> None:
     assert not cluster.children["PersistentVolumeClaim"]
 
 
+@of("checkpoint.adopt")
+def adopted(root: Path) -> None:
+    """Followed while the job waits for the claim that an earlier one left."""
+    cluster = running()
+    cluster.delete_job()
+    later = SimulatedCluster()
+    assert later.job is not None
+    later.job["metadata"]["uid"] = "later"
+    later.children["PersistentVolumeClaim"] = cluster.children["PersistentVolumeClaim"]
+    later.settle()
+    assert not later.pods()
+    later.edit(checkpoint={"adopt": True})
+    later.settle()
+    assert later.pods()
+
+
+@of("labels", "annotations")
+def metadata(root: Path) -> None:
+    cluster = running()
+    cluster.edit(labels={"team": "search"}, annotations={"note": "hello"})
+    cluster.settle()
+    for kind, name in (("Service", "sums-head"), ("PersistentVolumeClaim", "sums-checkpoint")):
+        found = cluster.children[kind][name]["metadata"]
+        assert found["labels"]["team"] == "search"
+        assert found["annotations"]["note"] == "hello"
+
+
 @of("rollout.replicas")
 def replicas(root: Path) -> None:
     cluster = running()

@@ -93,6 +93,7 @@ class SimulatedCluster:
     # The nodes that take no new pods, if the operator may watch nodes.
     cordoned: set[str] | None = None
     invalid_image: str | None = None
+    may_delete: bool = True
 
     def __post_init__(self) -> None:
         self._uids = 0
@@ -140,7 +141,7 @@ class SimulatedCluster:
             self.last_states = {name: pod for name, pod in self.last_states.items() if is_awaited(self.job, pod)}
         nodes = None if self.cordoned is None else frozenset(self.cordoned)
         cache = _Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes)
-        seen = observe(cache, key)
+        seen = observe(cache, key, may_delete=self.may_delete)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
@@ -378,10 +379,20 @@ class SimulatedCluster:
             assert self.job["metadata"]["uid"] == action.uid
             self.delete_job()
             return
+        if action.kind == "Secret":
+            assert action.uid is None, "nobody can have read it"
+            assert self.may_delete
+            self.children["Secret"].pop(action.name, None)
+            self.secrets_made.discard(action.name)
+            return
         found = self.children[action.kind].get(action.name)
         if found is None or found["metadata"]["uid"] != action.uid:
             return
         assert belongs_to(found, self.job["metadata"]["uid"]) if self.job else False
+        if action.kind != "Pod":
+            assert self.may_delete
+            del self.children[action.kind][action.name]
+            return
         self.delete_pod(action.name, grace=30 if action.grace_seconds is None else action.grace_seconds)
 
     def delete_job(self) -> None:
@@ -660,6 +671,9 @@ class _Cache:
 
     def runtime(self, kind: str, namespace: str, name: str) -> Any:
         return self.template if (kind, name) == ("ClusterRLRuntime", "cpu") else None
+
+    def runtime_names(self, namespace: str) -> Any:
+        return {"ClusterRLRuntime": ("cpu",) if self.template else (), "RLRuntime": ()}
 
 
 def place(pod: Object) -> tuple[str, str, int]:

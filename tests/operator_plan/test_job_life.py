@@ -256,7 +256,7 @@ class JobLife(RuleBasedStateMachine):
     def somebody_deletes_the_token(self) -> None:
         self.cluster.children["Secret"].clear()
 
-    @rule(name=st.sampled_from(["sums", "sums-reward"]), gone=st.booleans())
+    @rule(name=st.sampled_from(["sums-job", "sums-reward"]), gone=st.booleans())
     def somebody_edits_a_policy(self, name: str, gone: bool) -> None:
         policies = self.cluster.children["NetworkPolicy"]
         if name in policies and gone:

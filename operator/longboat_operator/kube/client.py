@@ -198,10 +198,12 @@ class KubeClient:
         return await self._write(Request("PUT", path, "update", resource.plural, query, body))
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self, resource: Resource, namespace: str, name: str, uid: str | None, grace_seconds: int | None = None
     ) -> dict[str, Any]:
         """Deletes the object; its dependents go in the background. ConflictError: its uid isn't `uid`. NotFoundError: there is none."""
-        options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         return await self._write(

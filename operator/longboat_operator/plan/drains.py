@@ -11,8 +11,10 @@ from longboat_crds.status import DrainStatus, TrainingState
 from longboat_operator.model import Action, ApplyObject, digest
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.surroundings import is_as_applied, marked
+from longboat_operator.plan.templates import template_of
 from longboat_operator.pods.budget import BUDGET_ROLES, disruption_budget
 from longboat_operator.pods.roles import ROLES
+from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until, stamp
 from longboat_operator.reading.view import JobView
 
@@ -79,8 +81,11 @@ def _waits_for_driver(view: JobView, drain: DrainStatus) -> bool:
 
 
 def _budget(view: JobView, least: int) -> tuple[Action, ...]:
-    body = disruption_budget(view.job, least)
-    live = view.child(BUDGET, view.job.name)
-    if live is not None and ("deletionTimestamp" in live["metadata"] or is_as_applied(live, digest(body))):
+    template = template_of(view)
+    job = view.job.with_common(view.spec, None if isinstance(template, Finding) else template.runtime)
+    body = disruption_budget(job, least)
+    mark = digest(body)
+    live = view.child(BUDGET, job.name)
+    if live is not None and ("deletionTimestamp" in live["metadata"] or is_as_applied(live, mark)):
         return ()
-    return (ApplyObject(marked(body), live["metadata"]["uid"] if live else None),)
+    return (ApplyObject(marked(body, mark), live["metadata"]["uid"] if live else None),)

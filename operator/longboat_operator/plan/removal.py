@@ -1,4 +1,4 @@
-"""Decides which pods are deleted. Pure."""
+"""Decides which pods are deleted, and when the Secret with their token is. Pure."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
         else:
             actions.append(DeleteObject("Pod", pod.name, pod.uid, grace_seconds=0))
     return Removal(tuple(actions), min(waits, default=None))
+
+
+def token_removal(view: JobView, *, pods_end: bool) -> tuple[DeleteObject, ...]:
+    """Deletes the Secret with Ray's token once no pod of the job can use it any more: `pods_end` says that none will be created.
+
+    A job that resumes gets another one. Without the right to delete, Secrets stay as long as the job.
+    """
+    name = view.status.ray_token_secret
+    if name is None or not pods_end or view.all_pods or not view.observed.may_delete:
+        return ()
+    return (DeleteObject("Secret", name, None),)
 
 
 def missing_pods(view: JobView, memories: Memories) -> tuple[Target, ...]:

@@ -14,7 +14,9 @@ from longboat_operator.plan.deadline import has_trained, waits_for_acceptance
 from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.plan.records import Memories
 from longboat_operator.plan.suspension import Suspension, has_stopped
+from longboat_operator.plan.templates import Template
 from longboat_operator.pods.driver import RAY_HEAD
+from longboat_operator.pods.pod import shared_users
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.terminations import own_statuses, terminations
@@ -94,7 +96,24 @@ def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
         message = f"{reference.kind} {reference.name}, kept in ControllerRevision {view.job.revision(template.number)}."
         if template.unread:
             message += f" It ignores what it can't read: {template.unread}."
+        message += _warning_of_users(view, template)
         yield Finding(ConditionType.RUNTIME_RESOLVED, True, Reason.RUNTIME_RESOLVED, message)
+
+
+def _warning_of_users(view: JobView, template: Template) -> str:
+    """Returns a sentence, after a space, about containers of one pod that run as one user though they shouldn't; empty if none do."""
+    cases = [(Role.DRIVER, None), *((Role.REWARD, name) for name in {pool.template for pool in view.spec.reward_pools})]
+    together = {
+        f"{' and '.join(names)} of {role} pods"
+        for role, pool in cases
+        if (names := shared_users(template.runtime, role, pool))
+    }
+    if not together:
+        return ""
+    return (
+        f" Containers {', '.join(sorted(together))} run as one user, which weakens what separates the driver and its token from code on "
+        "Ray's head, and the reward agent from graded code: give them users of their own (securityContext.runAsUser) if the platform can."
+    )
 
 
 def _scheduled(view: JobView, facts: Facts) -> Finding:

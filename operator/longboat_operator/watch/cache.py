@@ -162,6 +162,14 @@ class Cache:
         """Returns a runtime template; None: the cache lacks it. `namespace` is ignored for a ClusterRLRuntime."""
         return self.get(ObjectKey(kind, namespace if kind == RL_RUNTIME.kind else "", name))
 
+    def runtime_names(self, namespace: str) -> dict[str, tuple[str, ...]]:
+        """Returns the names of all templates that jobs of the namespace can name, by kind."""
+        scopes = {RL_RUNTIME.kind: namespace, CLUSTER_RL_RUNTIME.kind: ""}
+        return {
+            kind: tuple(sorted(key.name for key, _ in self._objects.within(Source(kind, scope))))
+            for kind, scope in scopes.items()
+        }
+
     def get(self, key: ObjectKey) -> Object | None:
         """Returns an object of any kind; None: the cache lacks it."""
         return self._objects.get(key)

@@ -61,19 +61,23 @@ def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
         }
     identity = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
     if kind in _BODIES:
-        return identity | {"metadata": _metadata(obj["metadata"])} | _BODIES[kind](obj)
+        # Of a claim all annotations are repaired: it is patched, so no digest says what it was given.
+        metadata = _metadata(obj["metadata"], annotated=kind == "PersistentVolumeClaim")
+        return identity | {"metadata": metadata} | _BODIES[kind](obj)
     if kind in _WHOLE:
         metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
         return {**obj, "metadata": metadata}
     return identity | {"metadata": _metadata(obj["metadata"])}
 
 
-def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(metadata: Mapping[str, Any], *, annotated: bool = False) -> dict[str, Any]:
     result = _pick(metadata, _METADATA)
     if labels := metadata.get("labels"):
         result["labels"] = {intern(key): intern(value) for key, value in labels.items()}
     annotations = {
-        intern(key): value for key, value in (metadata.get("annotations") or {}).items() if "longboat.dev/" in key
+        intern(key): value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if annotated or "longboat.dev/" in key
     }
     if annotations:
         result["annotations"] = annotations
@@ -113,6 +117,10 @@ def _digested(obj: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": content_digest(obj)}
 
 
+def _account(account: Mapping[str, Any]) -> dict[str, Any]:
+    return _digested(account) | _pick(account, ("imagePullSecrets",))
+
+
 def _revision(revision: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": _shared(revision.get("data")), "revision": revision.get("revision")}
 
@@ -135,8 +143,7 @@ _BODIES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Pod": _pod,
     "PersistentVolumeClaim": _claim,
     "ControllerRevision": _revision,
-    **dict.fromkeys(
-        ("Service", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "PodDisruptionBudget"), _digested
-    ),
+    "ServiceAccount": _account,
+    **dict.fromkeys(("Service", "Role", "RoleBinding", "NetworkPolicy", "PodDisruptionBudget"), _digested),
 }
 _WHOLE = frozenset({"RLJob", "RLRuntime", "ClusterRLRuntime"})
