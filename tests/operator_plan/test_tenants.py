@@ -59,7 +59,8 @@ def replace_driver(cluster: SimulatedCluster) -> None:
 
 def test_labels_and_annotations_of_job_and_template_reach_every_object() -> None:
     spec = spec_of(labels={"cost-center": "42", "team": "jobs"}, annotations={"note": "of the job"})
-    cluster = SimulatedCluster(spec, runtime_of(labels={"team": "platform"}, annotations={"policy.example/scan": "no"}))
+    runtime = runtime_of(labels={"team": "platform"}, annotations={"policy.example/scan": "no"})
+    cluster = SimulatedCluster(spec, runtime, cordoned=set())
     cluster.up()
     assert {child["kind"] for child in everything(cluster)} == set(cluster.children)
     for child in everything(cluster):
