@@ -11,6 +11,7 @@ from longboat_operator.model import (
     LABEL_ROLE,
     REQUEST_TIMEOUT_SECONDS,
     CapacityKey,
+    Contention,
     JobKey,
     Key,
     Object,
@@ -34,6 +35,9 @@ class Cache(Protocol):
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
+
+    def contention(self, key: JobKey) -> Contention:
+        """Summarizes the jobs besides this one that wait for room."""
 
 
 def observe(
@@ -68,6 +72,7 @@ def observe(
         dns_peers=dns_peers,
         release=release,
         request_seconds=request_seconds,
+        contention=cache.contention(key),
     )
 
 

@@ -21,6 +21,7 @@ from longboat_operator.model import (
     LABEL_POOL,
     LABEL_ROLE,
     ApplyObject,
+    Contention,
     CreateObject,
     DeleteObject,
     EmitEvent,
@@ -90,6 +91,8 @@ class SimulatedCluster:
     nodes_ahead: dict[str, timedelta] = field(default_factory=dict)
     pod_quota: int | None = None
     invalid_image: str | None = None
+    # What other jobs wait for.
+    contention: Contention = field(default_factory=Contention)
 
     def __post_init__(self) -> None:
         self._uids = 0
@@ -132,7 +135,7 @@ class SimulatedCluster:
             name: trim(with_server_times(pod, self._cached.get(name), self.now))
             for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
-        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key)
+        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), self.contention), key)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
@@ -348,7 +351,7 @@ class SimulatedCluster:
             images = {c["image"] for c in body["spec"]["containers"]}
             if self.invalid_image in images:
                 raise Rejected(f'Pod "{name}" is invalid: spec.containers[0].image: Invalid value')
-            if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
+            if self.is_quota_full():
                 raise Rejected(f'pods "{name}" is forbidden: exceeded quota: pods')
         if dry:
             return
@@ -363,6 +366,10 @@ class SimulatedCluster:
             body["status"] = {"phase": "Pending", "conditions": []}
             self.created.append(body)
         self.children[kind][name] = body
+
+    def is_quota_full(self) -> bool:
+        """Whether the namespace's quota has no room for another pod."""
+        return self.pod_quota is not None and len(self.pods()) >= self.pod_quota
 
     def _delete(self, action: DeleteObject) -> None:
         if action.kind == "RLJob":
@@ -559,6 +566,7 @@ class _Cache:
     kept: Any
     kinds: dict[str, dict[str, Any]]
     template: Any
+    others: Contention
 
     def job(self, key: JobKey) -> Any:
         return self.kept
@@ -568,6 +576,9 @@ class _Cache:
             kind: {n: c for n, c in found.items() if c["metadata"].get("labels", {}).get(LABEL_JOB) == key.name}
             for kind, found in self.kinds.items()
         }
+
+    def contention(self, key: JobKey) -> Contention:
+        return self.others
 
     sees_cluster_runtimes = True
 
