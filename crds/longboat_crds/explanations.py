@@ -59,6 +59,17 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.PODS_STARTING: _progress(
         "Pods have been created but are not all ready yet; the message counts them.", _SCHEDULED, _READY, _RUNNING
     ),
+    Reason.QUEUED: _progress(
+        "The job waits until its minimum of pods has nodes: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, "
+        "and a reward pod of each pool. The message counts them; Scheduled has the cause.",
+        _RUNNING,
+    ),
+    Reason.SCHEDULING_GATED: _progress(
+        "Scheduling gates keep a pod from being scheduled; the message names them. The pod keeps its turn, and no deadline runs.",
+        _SCHEDULED,
+        _READY,
+        cure="Wait for the queue or controller that set the gates, or remove them from the runtime template.",
+    ),
     Reason.ALL_ROLES_READY: _progress("All pods are ready.", _READY),
     Reason.DRIVER_STARTING: _progress("Roles are ready and the driver is loading the model or a checkpoint.", _RUNNING),
     Reason.TRAINING: _progress("Rounds are running.", _RUNNING),
@@ -263,6 +274,14 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _SCHEDULED,
         _READY,
     ),
+    Reason.PODS_RELEASED: _platform(
+        "Part of the job's minimum of pods had nodes and the rest found none within failurePolicy.placementTimeoutSeconds or, in a job that "
+        "ran, recoveryTimeoutSeconds; or the pods waited and used up a quota that refused another job's. All of them are deleted, so that "
+        "others can use the nodes, and are created again after a wait that doubles each time. Nothing is counted as a failure.",
+        "Free or add nodes, enlarge the quota, or ask for less; the message says what was missing. The job tries again by itself.",
+        _SCHEDULED,
+        _READY,
+    ),
     Reason.IMAGE_PULL_FAILED: _platform(
         "A node can't pull an image.", "Check the image of the runtime template and its pull secret.", _READY
     ),
@@ -308,7 +327,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.START_DEADLINE_EXCEEDED: _platform(
-        "The roles were not ready within failurePolicy.startDeadlineSeconds; the message says what was missing.",
+        "The minimum of the job's pods had nodes for failurePolicy.startDeadlineSeconds in all, and no round ran; the message says what was "
+        "not ready.",
         "Fix what the message names, or raise failurePolicy.startDeadlineSeconds, in a new job.",
         _FAILED,
     ),

@@ -37,6 +37,7 @@ class Phase(StrEnum):
     """A word for people, chosen by the conditions and the job's pods."""
 
     PENDING = "Pending"
+    QUEUED = "Queued"
     STARTING = "Starting"
     RUNNING = "Running"
     SUSPENDING = "Suspending"
@@ -616,6 +617,44 @@ class RuntimeStatus(FieldsModel):
     revision: Line = Field(description="ControllerRevision that stores it.")
 
 
+class Placement(FieldsModel):
+    """How far the minimum of a job's pods has nodes, from its start until rounds run, and whenever a running job lacks some of it.
+
+    The minimum is the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, and a reward pod of each pool.
+    """
+
+    minimum: Count = Field(description="Pods of the minimum.")
+    placed: Count = Field(description="How many of them have a node.")
+    since: Timestamp | None = Field(
+        default=None,
+        description="When `placed` last grew or, in a running job, fell below `minimum`; none while the whole minimum has nodes, or no pod "
+        "exists.",
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        default=None,
+        description="Highest priority of the job's pods, while some of the minimum have a node and others don't.",
+    )
+    start_seconds: Count | None = Field(
+        default=None,
+        description="Seconds that failurePolicy.startDeadlineSeconds has counted so far, without those since `startSince`.",
+    )
+    start_since: Timestamp | None = Field(
+        default=None,
+        description="Since when seconds count for failurePolicy.startDeadlineSeconds; none: they don't now.",
+    )
+    releases: Count | None = Field(
+        default=None,
+        description="Releases of all pods since the whole minimum last had nodes; sets the wait after the next.",
+    )
+    cause: Message | None = Field(default=None, description="Why the pods were released.")
+    release_time: Timestamp | None = Field(
+        default=None, description="When the release began; pods are being deleted, the driver's first."
+    )
+    retry_time: Timestamp | None = Field(
+        default=None, description="All pods are released; when they are created again."
+    )
+
+
 class RestartRecord(FieldsModel):
     """One restart, newest last."""
 
@@ -684,6 +723,7 @@ class RLJobStatus(ApiModel):
     )
     roles: RolesStatus | None = None
     allocation: Allocation | None = None
+    placement: Placement | None = None
     reward_cpu: RewardCpuStatus | None = None
     reported: Reported | None = None
     restarts: Count | None = Field(default=None, description="Restarts of all roles since the job started.")

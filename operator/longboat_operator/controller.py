@@ -111,6 +111,8 @@ class Controller:
         if change.key.kind == CORDONED_NODE.kind and not job_woken:
             return
         urgent = tells_of_resize(change.old, change.new)
+        for job in self._cache.disturbed_by(change):
+            self._queue.add_within(job, BURST_SECONDS)
         for job in self._affected_jobs(change):
             if job_woken and self._is_own_publication(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)

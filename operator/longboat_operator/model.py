@@ -119,6 +119,22 @@ class CapacityKey:
 Key = JobKey | CapacityKey
 
 
+# Orders jobs that wait for room, first the one that may wait longest: negated pod priority, creation time, uid.
+Rank = tuple[int, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Summarizes the other jobs that wait for room for their minimum of pods, according to their statuses.
+
+    `first_half_placed` ranks first among those that hold nodes for part of it. `quota_refuses` is whether a quota of the job's namespace
+    refuses a pod of another one.
+    """
+
+    first_half_placed: Rank | None = None
+    quota_refuses: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Holds everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
@@ -139,7 +155,7 @@ class Observed:
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
-    hexadecimal digits, new with every snapshot, for names that nobody can guess.
+    hexadecimal digits, new with every snapshot, for names that nobody can guess. `contention` tells of other jobs.
     """
 
     key: Key
@@ -158,6 +174,7 @@ class Observed:
     runtime_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
     random: str = "00000000"
+    contention: Contention = Contention()
 
 
 @dataclass(frozen=True, slots=True)

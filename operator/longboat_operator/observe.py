@@ -11,6 +11,7 @@ from longboat_operator.model import (
     LABEL_ROLE,
     REQUEST_TIMEOUT_SECONDS,
     CapacityKey,
+    Contention,
     JobKey,
     Key,
     Object,
@@ -48,6 +49,9 @@ class Cache(Protocol):
 
     def runtime_names(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
         """Returns the names of all templates that jobs of the namespace can name, by kind."""
+
+    def contention(self, key: JobKey) -> Contention:
+        """Summarizes the jobs besides this one that wait for room."""
 
 
 def observe(
@@ -90,6 +94,7 @@ def observe(
         request_seconds=request_seconds,
         may_delete=may_delete,
         runtime_names=cache.runtime_names(key.namespace) if runtime is None else {},
+        contention=cache.contention(key),
     )
 
 

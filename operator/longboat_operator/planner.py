@@ -28,6 +28,13 @@ from longboat_operator.plan.failures import ended_before_last_step, over_the_lim
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
+from longboat_operator.plan.placement import (
+    Stage,
+    Waiting,
+    pods_to_delete_now,
+    released_memories,
+    waiting_of,
+)
 from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.pod_problems import ForeignContainers, foreign_containers
 from longboat_operator.plan.records import (
@@ -85,19 +92,32 @@ def plan(observed: Observed, now: datetime) -> Plan:
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
-    counts = _counts(view, memories, suspension, now, lost, places, leaving)
-    runs = suspension is Suspension.NONE
+    waiting = waiting_of(view, memories, places, now) if suspension is Suspension.NONE else None
+    runs = waiting is not None and waiting.stage is Stage.NONE
+    if waiting and not runs:
+        counts = released_memories(view, memories)
+    else:
+        counts = _counts(view, memories, suspension, now, lost, places, leaving)
     vacant = list(vacancies(view, memories, places, counts, now)) if runs and view.grant else []
     cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
     creation = creation_of(view, vacant, cpus, now) if runs else Creation()
     starts = held_up(view, now) if runs else HeldUp()
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
-    removal = _removal(view, memories, suspension, now, lost, places)
+    removal = _removal(view, memories, suspension, now, lost, places, waiting)
     foreign = foreign_containers(view, now) if runs else ForeignContainers()
     refused = _refused(view, removal, cpus.resizes)
     drain = drain_of(view, lost.pods.keys(), now) if runs else Drain()
     facts = Facts(
-        suspension, roles, counts, creation, starts.problem, cpus.status, foreign.problem, refused, drain.status
+        suspension,
+        roles,
+        counts,
+        creation,
+        starts.problem,
+        cpus.status,
+        waiting,
+        foreign.problem,
+        refused,
+        drain.status,
     )
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
@@ -214,19 +234,26 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     """Returns how the job has ended, if it has: the driver's word first, then the operator's limits."""
     if end := said_by_driver(view):
         return end
-    if facts.suspension is not Suspension.NONE:
+    if facts.waiting is None or facts.waiting.stage is not Stage.NONE:
         return None
     if end := over_the_limit(view, facts.counts):
         return end
-    if all(role.all_ready for role in facts.roles.values()):
-        return None
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
-    return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
+    return deadline.missed(view, facts.waiting.placement, now, ready.message if ready else summary(facts.roles))
 
 
 def _removal(
-    view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost, places: Places
+    view: JobView,
+    memories: Memories,
+    suspension: Suspension,
+    now: datetime,
+    lost: Lost,
+    places: Places,
+    waiting: Waiting | None = None,
 ) -> Removal:
+    if waiting and waiting.stage is not Stage.NONE:
+        # A release is published before its first pod goes, so that none of them counts as lost.
+        return removal_of(pods_to_delete_now(view, memories), now) if view.releasing or view.released else Removal()
     if suspension is Suspension.NONE:
         return removal_of(pods_to_remove(view, memories, lost.pods, places), now)
     if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
@@ -235,12 +262,10 @@ def _removal(
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Returns the seconds until the driver's time to save a checkpoint is over, or until roles must be ready; none if neither runs."""
+    """Returns the seconds until the driver's time to save a checkpoint is over, or a time of `Waiting`; none if neither runs."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
-    if facts.suspension is Suspension.NONE and not all(role.all_ready for role in facts.roles.values()):
-        return [deadline.seconds_left(view, now)]
-    return []
+    return [facts.waiting.wait] if facts.waiting else []
 
 
 def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:

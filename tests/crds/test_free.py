@@ -243,9 +243,32 @@ def replaced_within(cluster: SimulatedCluster, seconds: float) -> bool:
 def start_deadline(root: Path) -> None:
     cluster = SimulatedCluster()
     cluster.settle()
+    cluster.start_all()
+    cluster.settle()
     cluster.edit(failurePolicy={"startDeadlineSeconds": 30})
     cluster.advance(31)
     assert reason(cluster) == (Phase.FAILED, Reason.START_DEADLINE_EXCEEDED)
+
+
+@of("failurePolicy.placementTimeoutSeconds")
+def placement_timeout(root: Path) -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.start("sums-driver-0-a0")
+    cluster.settle()
+    cluster.edit(failurePolicy={"placementTimeoutSeconds": 30})
+    cluster.advance(61)
+    assert reason(cluster) == (Phase.QUEUED, Reason.PODS_RELEASED)
+
+
+@of("failurePolicy.recoveryTimeoutSeconds")
+def recovery_timeout(root: Path) -> None:
+    cluster = running()
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    cluster.edit(failurePolicy={"recoveryTimeoutSeconds": 30})
+    cluster.advance(31)
+    assert reason(cluster) == (Phase.QUEUED, Reason.PODS_RELEASED)
 
 
 @of("checkpoint.graceSeconds", "suspend")

@@ -21,6 +21,7 @@ from longboat_operator.model import (
     LABEL_POOL,
     LABEL_ROLE,
     ApplyObject,
+    Contention,
     CreateObject,
     DeleteObject,
     EmitEvent,
@@ -94,6 +95,8 @@ class SimulatedCluster:
     cordoned: set[str] | None = None
     invalid_image: str | None = None
     may_delete: bool = True
+    # What other jobs wait for.
+    contention: Contention = field(default_factory=Contention)
 
     def __post_init__(self) -> None:
         self._uids = 0
@@ -140,7 +143,9 @@ class SimulatedCluster:
         if self.job is not None:
             self.last_states = {name: pod for name, pod in self.last_states.items() if is_awaited(self.job, pod)}
         nodes = None if self.cordoned is None else frozenset(self.cordoned)
-        cache = _Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes)
+        cache = _Cache(
+            copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes, self.contention
+        )
         seen = observe(cache, key, may_delete=self.may_delete)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
@@ -357,7 +362,7 @@ class SimulatedCluster:
             images = {c["image"] for c in body["spec"]["containers"]}
             if self.invalid_image in images:
                 raise Rejected(f'Pod "{name}" is invalid: spec.containers[0].image: Invalid value')
-            if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
+            if self.is_quota_full():
                 raise Rejected(f'pods "{name}" is forbidden: exceeded quota: pods')
         if dry:
             return
@@ -372,6 +377,10 @@ class SimulatedCluster:
             body["status"] = {"phase": "Pending", "conditions": []}
             self.created.append(body)
         self.children[kind][name] = body
+
+    def is_quota_full(self) -> bool:
+        """Whether the namespace's quota has no room for another pod."""
+        return self.pod_quota is not None and len(self.pods()) >= self.pod_quota
 
     def _delete(self, action: DeleteObject) -> None:
         if action.kind == "RLJob":
@@ -650,6 +659,7 @@ class _Cache:
     template: Any
     gone: dict[str, Object]
     cordoned: frozenset[str] | None
+    others: Contention
 
     @property
     def may_watch_nodes(self) -> bool:
@@ -666,6 +676,9 @@ class _Cache:
 
     def last_states(self, key: JobKey) -> Any:
         return self.gone
+
+    def contention(self, key: JobKey) -> Contention:
+        return self.others
 
     sees_cluster_runtimes = True
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Phase
-from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE, Contention
 from longboat_operator.plan.records import remembered
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import holds
@@ -123,7 +123,7 @@ class JobLife(RuleBasedStateMachine):
             self.cluster.train()
         self.cluster.carry_out(made, version=version)
 
-    @rule(seconds=st.sampled_from([1, 9, 31, 130]))
+    @rule(seconds=st.sampled_from([1, 9, 31, 130, 650, 1900]))
     def time_passes(self, seconds: int) -> None:
         self.cluster.advance(seconds)
 
@@ -199,6 +199,22 @@ class JobLife(RuleBasedStateMachine):
     @rule()
     def end_deleted(self) -> None:
         self.cluster.end_deleted()
+
+    # The scheduler, and other jobs.
+
+    @rule(pick=PICK)
+    def schedule(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.schedule(name)
+
+    @rule(pick=PICK, gated=st.booleans())
+    def gate(self, pick: int, gated: bool) -> None:
+        if name := self.pod(pick):
+            self.cluster.children["Pod"][name]["spec"]["schedulingGates"] = [{"name": "example.com/queue"}] * gated
+
+    @rule(urgent=st.booleans(), refused=st.booleans())
+    def others_wait(self, urgent: bool, refused: bool) -> None:
+        self.cluster.contention = Contention((-1, "", "other") if urgent else None, refused)
 
     # The driver. One runs only where its pod does.
 

@@ -1,6 +1,6 @@
 """The snapshot holds what is the job's, and nothing of its namesakes."""
 
-from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, JobKey, Object, Observed
+from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, Contention, JobKey, Object, Observed
 from longboat_operator.observe import observe
 
 KEY = JobKey("research", "sums")
@@ -37,6 +37,9 @@ class Cache:
     def last_states(self, key: JobKey) -> dict[str, Object]:
         return {"gone": child("gone", "now"), "older": child("older", "before")}
 
+    def contention(self, key: JobKey) -> Contention:
+        return Contention(quota_refuses=True)
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         self.asked.append((kind, namespace, name))
         return {"spec": {"image": "longboat-runtime:1"}}
@@ -53,6 +56,7 @@ def test_children_are_told_apart_by_uid() -> None:
     assert cache.asked == [("RLRuntime", "research", "cpu")]
     assert seen.runtime
     assert not seen.sees_cluster_runtimes
+    assert seen.contention.quota_refuses
 
 
 def test_a_job_that_is_gone() -> None:

@@ -481,6 +481,29 @@ def test_a_suspended_job_holds_no_cpus_and_resumes_by_graders() -> None:
     assert len(cluster.cpus.moves) == 1, "a new start is no move"
 
 
+def test_a_job_that_gives_its_pods_back_holds_no_cpus_and_starts_again_by_graders() -> None:
+    cluster = two_pools()
+    asks_for_two(cluster)
+    cluster.swing()
+    cluster.edit(failurePolicy={"recoveryTimeoutSeconds": 60, "maxBackoffSeconds": 3600, "backoffSeconds": 3600})
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(60)
+    for _ in range(3):
+        cluster.settle()
+        cluster.end_deleted()
+    cluster.settle()
+    assert cluster.status.phase is Phase.QUEUED
+    assert not cluster.pods()
+    assert (cluster.cpus.used, cluster.cpus.pools) == ("0", None)
+    wait = cluster.planned()[1].look_again_seconds
+    assert wait
+    cluster.advance(wait + 1)
+    cluster.up()
+    assert cluster.asks() == {"code-0-a1": 1000, "math-0-a1": 1000, "math-1-a1": 1000}
+    assert len(cluster.cpus.moves) == 1, "a new start is no move"
+
+
 def test_a_finished_job_keeps_what_moved_and_no_cpus() -> None:
     cluster = two_pools()
     asks_for_two(cluster)

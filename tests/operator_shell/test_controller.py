@@ -158,6 +158,18 @@ async def test_a_runtime_wakes_the_jobs_that_refer_to_it(bench: Bench) -> None:
     assert bench.due() == []
 
 
+async def test_a_job_whose_pods_have_no_nodes_is_planned_again_once_a_quota_refuses_another_ones(bench: Bench) -> None:
+    placement = {"minimum": 5, "placed": 0, "since": "2026-01-01T00:00:00Z"}
+    bench.put({**job("x", 2), "status": {"placement": placement}})
+    bench.put({**job("y", 3), "status": {"placement": {**placement, "placed": 3}}})
+    bench.due()
+    refused = {"conditions": [{"type": "Scheduled", "status": "False", "reason": "QuotaExceeded"}]}
+    bench.put({**job("z", 4), "status": refused})
+    assert set(bench.due()) == {X, JobKey("a", "z")}, "the half-placed one looks when its time is over"
+    bench.put({**job("z", 5), "status": {**refused, "phase": "Queued"}})
+    assert bench.due() == [JobKey("a", "z")]
+
+
 async def test_a_job_and_its_pool_are_planned_apart(bench: Bench) -> None:
     bench.put(job("x", 2, rollout={"replicas": 3}))
     assert set(bench.all_due()) == {X, X.capacity}

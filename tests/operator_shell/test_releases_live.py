@@ -48,13 +48,16 @@ async def test_only_the_release_that_a_job_names_serves_it_until_that_is_gone(
         shown = await status()
         return shown.get("restarts", 0), len(shown.get("restartHistory", ()))
 
+    async def an_event_says_so() -> bool:
+        events = [event async for page in admin.list_pages(EVENT, namespace) for event in page.items]
+        return [e["involvedObject"]["name"] for e in events if e["reason"] == "ServedByAnotherRelease"] == ["x"]
+
     async with running(await shell_of(cluster, namespace, "first")):
         await create_job(admin, namespace)
         await eventually_async(partial(served_by, "first"))
         async with running(await shell_of(cluster, namespace, "second")) as second:
             await eventually_async(lambda: second._releases and key in second._releases.jobs)
-            events = [event async for page in admin.list_pages(EVENT, namespace) for event in page.items]
-            assert [e["involvedObject"]["name"] for e in events if e["reason"] == "ServedByAnotherRelease"] == ["x"]
+            await eventually_async(an_event_says_so)
             pods = [pod async for page in admin.list_pages(POD, namespace) for pod in page.items]
             for pod in pods:
                 await admin.delete(POD, namespace, pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds=0)

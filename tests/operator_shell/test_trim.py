@@ -23,6 +23,9 @@ POD: dict[str, Any] = {
     },
     "spec": {
         "nodeName": "node0",
+        "priority": 100,
+        "priorityClassName": "high",
+        "schedulingGates": [{"name": "example.com/queue"}],
         "containers": [
             {
                 "name": "rollout",
@@ -62,6 +65,8 @@ def test_a_pod_keeps_what_plans_read_and_nothing_else() -> None:
     assert "managedFields" not in kept["metadata"]
     assert kept["spec"] == {
         "nodeName": "node0",
+        "priority": 100,
+        "schedulingGates": [{"name": "example.com/queue"}],
         "containers": [{"name": "rollout", "resources": {"limits": {"cpu": "1"}}}],
     }
     (container,) = kept["status"]["containerStatuses"]

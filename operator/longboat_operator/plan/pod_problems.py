@@ -42,7 +42,9 @@ class PodProblem:
 
 
 def scheduling_problem(pod: PodView) -> PodProblem | None:
-    """Returns why the pod isn't scheduled, by the message of its PodScheduled condition; None unless that condition is False."""
+    """Returns why the pod isn't scheduled: its gates, or the message of its PodScheduled condition; None unless that condition is False."""
+    if pod.gates:
+        return PodProblem(Reason.SCHEDULING_GATED, f"pod {pod.name}: waits for scheduling gates {', '.join(pod.gates)}")
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None

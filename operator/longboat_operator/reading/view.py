@@ -29,7 +29,14 @@ from longboat_operator.model import (
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import has_ended, holds
-from longboat_operator.reading.status import read_status, reward_grant, rollout_demand, rollout_grant
+from longboat_operator.reading.status import (
+    is_released,
+    is_releasing,
+    read_status,
+    reward_grant,
+    rollout_demand,
+    rollout_grant,
+)
 from longboat_operator.reading.terminations import is_ready
 from longboat_operator.reading.times import moment
 
@@ -100,6 +107,17 @@ class PodView:
         return self.raw.get("spec", {}).get("nodeName") or None
 
     @property
+    def gates(self) -> tuple[str, ...]:
+        """Names of the scheduling gates that keep the pod from being scheduled; none once it has a node."""
+        spec = self.raw.get("spec", {})
+        return () if self.node else tuple(gate["name"] for gate in spec.get("schedulingGates") or ())
+
+    @property
+    def priority(self) -> int:
+        """Its scheduling priority, 0 if it has none."""
+        return int(self.raw.get("spec", {}).get("priority") or 0)
+
+    @property
     def phase(self) -> str:
         """Pod phase."""
         return str(self.raw.get("status", {}).get("phase", "Pending"))
@@ -152,6 +170,16 @@ class JobView:
     def suspended(self) -> bool:
         """Whether the job is suspended, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
+
+    @property
+    def releasing(self) -> bool:
+        """Whether the pods are being released for want of room, as published."""
+        return is_releasing(self.status)
+
+    @property
+    def released(self) -> bool:
+        """Whether the pods were released for want of room, and the job waits to try again, as published."""
+        return is_released(self.status)
 
     @property
     def all_pods(self) -> tuple[PodView, ...]:
@@ -241,8 +269,18 @@ class CapacityView:
         """Whether the job is suspended, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
+    @property
+    def releasing(self) -> bool:
+        """Whether its pods are being released for want of room, as published."""
+        return is_releasing(self.status)
 
-_STATUS_OF_A_CAPACITY = ("demand", "allocation", "conditions", "suspendTime")
+    @property
+    def released(self) -> bool:
+        """Whether its pods were released for want of room, and it waits to try again, as published."""
+        return is_released(self.status)
+
+
+_STATUS_OF_A_CAPACITY = ("demand", "allocation", "placement", "conditions", "suspendTime")
 
 
 def read_capacity(observed: Observed, job: Object) -> CapacityView:

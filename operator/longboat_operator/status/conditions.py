@@ -11,6 +11,7 @@ from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Condition, DrainStatus, RewardCpuStatus, TrainingState
 from longboat_operator.plan.creation import Creation
 from longboat_operator.plan.deadline import has_trained, waits_for_acceptance
+from longboat_operator.plan.placement import Stage, Waiting
 from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.plan.records import Memories
 from longboat_operator.plan.suspension import Suspension, has_stopped
@@ -39,6 +40,8 @@ class Facts:
     creation: Creation
     held_up: PodProblem | None = None
     reward_cpu: RewardCpuStatus | None = None
+    waiting: Waiting | None = None
+    """How a job that is neither suspended nor finished stands with its room."""
     foreign: PodProblem | None = None
     """A container that isn't ours and fails."""
     refused: Finding | None = None
@@ -100,6 +103,15 @@ def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
         yield Finding(ConditionType.RUNTIME_RESOLVED, True, Reason.RUNTIME_RESOLVED, message)
 
 
+def _released(facts: Facts) -> str | None:
+    """Says why the pods of a job are, or were, released for want of room; None if they aren't."""
+    if facts.waiting is None or facts.waiting.stage is Stage.NONE or facts.waiting.placement is None:
+        return None
+    placement = facts.waiting.placement
+    retry = f"pods are created again at {placement.retry_time}" if placement.retry_time else "pods are being deleted"
+    return f"{retry}: {placement.cause}"
+
+
 def _warning_of_users(view: JobView, template: Template) -> str:
     """Returns a sentence, after a space, about containers of one pod that run as one user though they shouldn't; empty if none do."""
     cases = [(Role.DRIVER, None), *((Role.REWARD, name) for name in {pool.template for pool in view.spec.reward_pools})]
@@ -117,6 +129,8 @@ def _warning_of_users(view: JobView, template: Template) -> str:
 
 
 def _scheduled(view: JobView, facts: Facts) -> Finding:
+    if message := _released(facts):
+        return Finding(ConditionType.SCHEDULED, False, Reason.PODS_RELEASED, message)
     finding = facts.creation.finding
     if finding:
         return Finding(ConditionType.SCHEDULED, False, finding.reason, finding.message)
@@ -129,6 +143,9 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
     """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
+    counts = summary(facts.roles)
+    if message := _released(facts):
+        return Finding(ConditionType.ROLES_READY, False, Reason.PODS_RELEASED, f"{counts}; {message}")
     ended_pods = kept_by_finalizers(view.ended_pods)
     if all(role.all_ready for role in facts.roles.values()):
         message = _sentence(summary(facts.roles), facts.foreign.message if facts.foreign else "", ended_pods)
@@ -152,18 +169,40 @@ def _running(view: JobView, facts: Facts) -> Finding:
 
     Rule: rounds run when the current driver says so and every role has the pods that a round can't do without.
     """
+    if _released(facts):
+        return _queued(facts)
     serves = all(role.serves for role in facts.roles.values())
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
     if waits_for_acceptance(view):
         message = f"{summary(facts.roles)}; the driver waits for checkpoint.acceptChanges, see condition Degraded."
         return Finding(ConditionType.RUNNING, False, Reason.CHECKPOINT_MISMATCH, message)
+    if facts.waiting and facts.waiting.gives_up:
+        return _queued(facts)
     if has_trained(view):
         if head := _head_lost(view):
             return Finding(ConditionType.RUNNING, False, Reason.HEAD_LOST, f"{summary(facts.roles)}; {head}")
         return Finding(ConditionType.RUNNING, False, Reason.RESTARTING, f"{summary(facts.roles)}.")
+    if _waits_for_room(view, facts):
+        return _queued(facts)
     reason = Reason.DRIVER_STARTING if serves else Reason.PODS_STARTING
     return Finding(ConditionType.RUNNING, False, reason, f"{summary(facts.roles)}.")
+
+
+def _waits_for_room(view: JobView, facts: Facts) -> bool:
+    """Whether a job that starts lacks room for its minimum of pods: it has pods, or had some before a release, or a quota refuses them."""
+    if facts.waiting is None or facts.waiting.minimum.is_placed:
+        return False
+    finding, placement = facts.creation.finding, facts.waiting.placement
+    refused = finding is not None and finding.reason == Reason.QUOTA_EXCEEDED
+    return bool(view.all_pods) or refused or bool(placement and placement.releases)
+
+
+def _queued(facts: Facts) -> Finding:
+    assert facts.waiting is not None
+    minimum = facts.waiting.minimum
+    text = f"{minimum.placed} of {minimum.needed} pods of the minimum have nodes; {summary(facts.roles)}."
+    return Finding(ConditionType.RUNNING, False, Reason.QUEUED, text)
 
 
 def _head_lost(view: JobView) -> str | None:

@@ -180,7 +180,7 @@ def _is_wrong(reason: str) -> bool:
 
 def _phase(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     match new.phase:
-        case Phase.STARTING if old.phase is not Phase.SUSPENDING:
+        case Phase.QUEUED | Phase.STARTING if old.phase in {None, Phase.PENDING, Phase.SUSPENDED}:
             resumed = holds(old.conditions, ConditionType.SUSPENDED)
             revision = f" by {new.runtime.revision}" if new.runtime else ""
             yield EmitEvent(NORMAL, "Resumed" if resumed else "Started", f"Pods are being created{revision}.")

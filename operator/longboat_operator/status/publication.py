@@ -15,12 +15,14 @@ from longboat_crds.status import (
     Condition,
     Incarnation,
     Phase,
+    Placement,
     RestartRecord,
     RLJobStatus,
     RuntimeStatus,
 )
 from longboat_operator.plan.failures import ended_before_last_step
 from longboat_operator.plan.incarnations import granted, revoked
+from longboat_operator.plan.placement import Stage
 from longboat_operator.plan.records import Memories, all_released
 from longboat_operator.plan.reward_cpus import ended
 from longboat_operator.plan.suspension import Suspension
@@ -60,6 +62,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
             "roles": roles_status(facts.roles, facts.counts, facts.reward_cpu),
             "reward_cpu": facts.reward_cpu,
             "allocation": _allocation(view, facts),
+            "placement": _placement(view, facts),
             "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, facts.counts),
@@ -79,6 +82,7 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
             "completion_time": stamp(now),
             "suspend_time": None,
             "drain": None,
+            "placement": None,
             "roles": roles_status(survey(view, NOWHERE, {}), all_released(view, counts)),
             "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
             "reported": reported_of(view),
@@ -133,6 +137,13 @@ def _suspend_time(view: JobView, suspension: Suspension, now: datetime) -> str |
     return view.status.suspend_time or stamp(now)
 
 
+def _placement(view: JobView, facts: Facts) -> Placement | None:
+    """Returns the job's placement. A suspended job drops it: when it resumes, it starts anew."""
+    if facts.waiting:
+        return facts.waiting.placement
+    return view.status.placement if facts.suspension is Suspension.SUSPENDING else None
+
+
 def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
     template = facts.creation.template
     if template is None or template.is_new:
@@ -155,7 +166,9 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     old = view.status.allocation
     request = view.status.demand.incarnation_request if view.status.demand else None
     incarnation: Incarnation | None = old.incarnation if old else None
-    if facts.suspension is Suspension.NONE and (ended_before_last_step(view) or (view.suspended and view.all_pods)):
+    is_resumed = view.suspended and view.all_pods
+    is_released = facts.waiting is not None and facts.waiting.stage is Stage.RELEASED and not view.released
+    if facts.suspension is Suspension.NONE and (ended_before_last_step(view) or is_resumed or is_released):
         incarnation = revoked(incarnation)
     incarnation = (
         granted(incarnation, request) if facts.suspension in {Suspension.NONE, Suspension.SUSPENDING} else incarnation

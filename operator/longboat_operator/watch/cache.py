@@ -15,8 +15,9 @@ from longboat_operator.kube.resources import (
     RL_RUNTIME,
     SECRET,
 )
-from longboat_operator.model import LABEL_JOB, JobKey, Object
+from longboat_operator.model import LABEL_JOB, Contention, JobKey, Object
 from longboat_operator.watch.last_states import LastStates
+from longboat_operator.watch.waiting import WaitingJobs
 
 _CHILD_KINDS = (*(resource.kind for resource in CHILDREN), SECRET.kind)
 RUNTIME_KINDS = (RL_RUNTIME.kind, CLUSTER_RL_RUNTIME.kind)
@@ -122,6 +123,7 @@ class Cache:
         self._last_states = LastStates()
         self._deleted: BySource[int] = BySource()
         self._seen: dict[Source, int] = {}
+        self._waiting = WaitingJobs()
 
     # -- reading
 
@@ -169,6 +171,16 @@ class Cache:
             kind: tuple(sorted(key.name for key, _ in self._objects.within(Source(kind, scope))))
             for kind, scope in scopes.items()
         }
+
+    def contention(self, key: JobKey) -> Contention:
+        """Summarizes the jobs besides this one that wait for room."""
+        return self._waiting.besides(key)
+
+    def disturbed_by(self, change: Change) -> set[JobKey]:
+        """Returns the jobs other than a changed one that its change calls for a plan of, because they wait for room."""
+        if change.key.kind != RL_JOB.kind:
+            return set()
+        return self._waiting.disturbed_by(JobKey(change.key.namespace, change.key.name), change.old, change.new)
 
     def get(self, key: ObjectKey) -> Object | None:
         """Returns an object of any kind; None: the cache lacks it."""
@@ -244,6 +256,9 @@ class Cache:
         return -1 if version is None else version
 
     def _index(self, old: Object | None, new: Object | None) -> None:
+        changed = new if new is not None else old
+        if changed is not None and changed["kind"] == RL_JOB.kind and (key := job_of(changed)):
+            self._waiting.note(key, new)
         for obj in (old, new):
             if obj is None or obj["kind"] not in _CHILD_KINDS or (job := job_of(obj)) is None:
                 continue

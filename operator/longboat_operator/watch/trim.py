@@ -90,7 +90,9 @@ def _metadata(metadata: Mapping[str, Any], *, annotated: bool = False) -> dict[s
 
 def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    kept_spec = _pick(spec, ("nodeName", "restartPolicy"))
+    kept_spec = _pick(spec, ("nodeName", "restartPolicy", "priority"))
+    if gates := spec.get("schedulingGates"):
+        kept_spec["schedulingGates"] = _shared(gates)
     for name in ("initContainers", "containers"):
         if containers := spec.get(name):
             kept_spec[name] = [_shared(_pick(container, _CONTAINER)) for container in containers]

@@ -17,6 +17,8 @@ from longboat_operator.reading.terminations import is_ready
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
+# All that a plan of the job or its capacity waits for in `status.placement`; its counts and clocks say what the plan has seen.
+_PLACEMENT_THAT_MATTERS = ("releaseTime", "retryTime")
 # What a job's plan publishes and doesn't read, or which tells the next plan no more than what it was made from.
 _SHOWN = ("operator", "phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
@@ -70,7 +72,7 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does. Of a job it reads whether it is suspended, finished or being deleted, the bounds, demands and grant of
+    Only what that plan reads does. Of a job it reads whether it is suspended, released, finished or being deleted, the bounds, demands and grant of
     rollout pods and of reward pools' CPUs, its incarnation, and which rollout pods its status no longer records. Of a rollout pod it
     reads its identity, its phase, whether it is ready or being deleted, and what keeps it then.
     """
@@ -126,6 +128,7 @@ def _of_a_job(obj: Object) -> dict[str, Any]:
 
 def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
     result = {key: value for key, value in status.items() if key not in _SHOWN}
+    result["placement"] = _pick(status.get("placement") or {}, _PLACEMENT_THAT_MATTERS)
     result["allocation"] = {k: v for k, v in (status.get("allocation") or {}).items() if k != "rolloutReplicas"}
     conditions = status.get("conditions") or ()
     result["conditions"] = [
@@ -172,6 +175,7 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
             **identity,
             "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
             "suspending": status.get("suspendTime"),
+            "placement": _pick(status.get("placement") or {}, _PLACEMENT_THAT_MATTERS),
             "conditions": {
                 (condition["type"], condition["status"])
                 for condition in status.get("conditions") or ()
