@@ -14,6 +14,8 @@ from typing import Any
 Object = Mapping[str, Any]
 # What a plan writes or looks up: mostly the kind and name of an object in the job's namespace.
 Target = tuple[str, str]
+# The account of pods that name none.
+DEFAULT_ACCOUNT: Target = ("ServiceAccount", "default")
 
 FIELD_MANAGER = "longboat-operator"
 # Grants have their own manager, so that the plans of a job and of its capacity don't drop each other's fields.

@@ -109,7 +109,7 @@ class Shell:
         if options.release and not options.adopt:
             self._releases = Releases(self._ungated, recorder, options.release)
         applier = Applier(client, self._cache, recorder, AcceptedDryRuns(time.monotonic))
-        look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock)
+        look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock, time.monotonic)
         self._controller = Controller(
             self._cache, self._queue, observe, plan, look_ups, applier, self._freshness, clock, self._releases
         )

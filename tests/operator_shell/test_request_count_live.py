@@ -24,8 +24,8 @@ __all__ = ["bench", "fake_node"]
 pytestmark = pytest.mark.cluster
 
 PODS = 6
-# Six pods, nine objects around them, a look at the account `default`, what the status says at four times, and one Event.
-MOST_REQUESTS = 21
+# Six pods, nine objects around them, what the status says at four times, and one Event.
+MOST_REQUESTS = 20
 
 
 @pytest.fixture

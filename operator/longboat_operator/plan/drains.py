@@ -35,7 +35,8 @@ def drain_of(view: JobView, lost: Collection[str], now: datetime) -> Drain:
 
     Rules:
     * `kubectl drain` and whatever else empties a node makes it `unschedulable` first. While none of these nodes is, a budget allows no
-      eviction of a healthy pod. A node that becomes so is published, which asks the driver to save;
+      eviction of a healthy pod, from when the driver first reports: before that there is nothing to save. A node that becomes so is
+      published, which asks the driver to save;
     * evictions are allowed once the checkpoint holds the step that was committed then, after `checkpoint.graceSeconds`, or if no driver is
       training: nothing more would be saved. They stay allowed until no such pod is on such a node;
     * an operator that may not watch nodes has no budget, which would never open; one that is there from before is opened. Until nodes have
@@ -51,9 +52,10 @@ def drain_of(view: JobView, lost: Collection[str], now: datetime) -> Drain:
     drain = _noted(view, nodes, now)
     remaining = seconds_until(drain.since, view.spec.checkpoint.grace_seconds, now) if drain else 0.0
     if drain and (remaining <= 0 or not _waits_for_driver(view, drain)):
-        return Drain(drain, _budget(view, 0))
+        return Drain(drain, opened(view))
     least = sum(len(ROLES[role].places(view.spec)) for role in BUDGET_ROLES)
-    return Drain(drain, _budget(view, least) if pods else (), remaining if drain else None)
+    trains = pods and view.training is not None
+    return Drain(drain, _budget(view, least) if trains else (), remaining if drain else None)
 
 
 def opened(view: JobView) -> tuple[Action, ...]:

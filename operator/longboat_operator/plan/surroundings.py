@@ -14,6 +14,7 @@ from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import (
     ANNOTATION_HASH,
     ANNOTATION_LIVE_HASH,
+    DEFAULT_ACCOUNT,
     LABEL_JOB_UID,
     Action,
     ApplyObject,
@@ -46,7 +47,6 @@ from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 ACCOUNT = "ServiceAccount"
 CLAIM = "PersistentVolumeClaim"
 NETWORK_POLICY = "NetworkPolicy"
-_DEFAULT_ACCOUNT: Target = (ACCOUNT, "default")
 # How soon to look again at somebody else's object that is in the way, or missing: those are not watched.
 LOOK_AGAIN_SECONDS = 30.0
 
@@ -133,17 +133,17 @@ def _pull_secrets(view: JobView, runtime: RLRuntimeSpec) -> _PullSecrets:
     """Returns the Secrets with which a new driver pod pulls images, if the operator makes its account, and that lacks them.
 
     Rule: those that the template names or, if it says nothing of them, those of the namespace's account `default`, which pods of the other
-    roles have. The latter is looked up for each driver pod.
+    roles have. The latter is looked up for each driver pod, by the answer of the last minute.
     """
     if driver_account_name(view.job, runtime) != view.job.driver_account:
         return _PullSecrets()
     settings = runtime.driver_service_account
     if settings is not None and settings.image_pull_secrets is not None:
         names = [secret.name for secret in settings.image_pull_secrets]
-    elif not view.is_known(*_DEFAULT_ACCOUNT):
-        return _PullSecrets(look_up=(_DEFAULT_ACCOUNT,))
+    elif not view.is_known(*DEFAULT_ACCOUNT):
+        return _PullSecrets(look_up=(DEFAULT_ACCOUNT,))
     else:
-        names = _secrets_in(view.find(*_DEFAULT_ACCOUNT))
+        names = _secrets_in(view.find(*DEFAULT_ACCOUNT))
     present = _secrets_in(view.child(ACCOUNT, view.job.driver_account))
     return _PullSecrets(tuple(name for name in names if name not in present))
 
