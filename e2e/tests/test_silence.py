@@ -129,35 +129,48 @@ def restarts(job: Job, container: str) -> int:
     return sum(each["restartCount"] for each in statuses if each["name"] == container)
 
 
-def test_a_driver_whose_account_lacks_the_rights_is_told_of_and_goes_on_once_it_has_them(
+def refusal_of_drivers(site: Site) -> list[dict[str, Any]]:
+    """Returns a policy of the platform that refuses every status which a driver of the namespace writes."""
+    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": "no-driver-writes"}}
+    account = f"request.userInfo.username.startsWith('system:serviceaccount:{site.namespace}:')"
+    policy = {
+        "failurePolicy": "Fail",
+        "matchConditions": [{"name": "driver", "expression": account}],
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.namespace}},
+            "resourceRules": [
+                {
+                    "apiGroups": ["longboat.dev"],
+                    "apiVersions": ["*"],
+                    "operations": ["UPDATE"],
+                    "resources": ["rljobs/status"],
+                }
+            ],
+        },
+        "validations": [{"expression": "false", "message": "ask the platform team", "reason": "Forbidden"}],
+    }
+    binding = {"policyName": "no-driver-writes", "validationActions": ["Deny"]}
+    return [
+        {**about, "kind": "ValidatingAdmissionPolicy", "spec": policy},
+        {**about, "kind": "ValidatingAdmissionPolicyBinding", "spec": binding},
+    ]
+
+
+def test_a_driver_that_is_refused_is_told_of_and_goes_on_once_it_is_not(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
-    account = "team-identity"
-    site.cluster.kubectl("-n", site.namespace, "create", "serviceaccount", account)
-
-    def identify(specs: dict[str, Any]) -> None:
-        for spec in specs.values():
-            spec["serviceAccountName"] = account
-
-    job = new_job("no-rights")
-    job.apply(small_job.spec(site.apply_runtime("no-rights", identify), failurePolicy={"maxDriverRestarts": 0}))
-    try:
+    job = new_job("refused-driver")
+    with applied(site, *refusal_of_drivers(site)):
+        job.apply(small_job.spec(failurePolicy={"maxDriverRestarts": 0}))
         job.wait("reason DriverSilent", lambda: reason(job, "RolesReady"), partial(eq, "DriverSilent"))
         words = message(job, "RolesReady")
         assert "no answer from the API server within 45 s" in words
-        assert f"serviceaccount:{site.namespace}:{account}" in words
+        assert "ask the platform team" in words
         assert job.status()["reason"] == "DriverSilent"
-        subject = f"--serviceaccount={site.namespace}:{account}"
-        site.cluster.kubectl(
-            "-n", site.namespace, "create", "rolebinding", account, f"--role={job.name}-driver", subject
-        )
-        job.wait_for_step(1)
-        history = [record for record in job.status()["restartHistory"] if record["reason"] == "DriverSilent"]
-        assert history
-        assert not any(record["counted"] for record in history)
-    finally:
-        for kind in ("rolebinding", "serviceaccount"):
-            site.cluster.kubectl("-n", site.namespace, "delete", kind, account, "--ignore-not-found")
+    job.wait_for_step(1)
+    history = [record for record in job.status()["restartHistory"] if record["reason"] == "DriverSilent"]
+    assert history
+    assert not any(record["counted"] for record in history)
 
 
 def test_a_job_behind_a_dead_proxy_trains_and_one_that_a_finalizer_keeps_releases_its_pods(
