@@ -31,6 +31,7 @@ from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.placement import (
     Stage,
     Waiting,
+    minimum_first,
     pods_to_delete_now,
     released_memories,
     waiting_of,
@@ -99,6 +100,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     else:
         counts = _counts(view, memories, suspension, now, lost, places, leaving)
     vacant = list(vacancies(view, memories, places, counts, now)) if runs and view.grant else []
+    vacant = minimum_first(view, places, vacant)
     cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
     creation = creation_of(view, vacant, cpus, now) if runs else Creation()
     starts = held_up(view, now) if runs else HeldUp()

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, Placement
-from longboat_operator.model import Contention
+from longboat_operator.model import Contention, DeleteObject, Plan
 from longboat_operator.plan.placement import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, wait_seconds
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import find
 from longboat_operator.reading.status import rollout_grant
+from longboat_operator.rejections import UNANSWERED
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
 POLICY = {
@@ -376,6 +377,41 @@ def test_a_release_that_is_cut_short_anywhere_is_carried_through_and_counts_noth
     assert cluster.status.restarts == 0
     assert cluster.status.placement
     assert cluster.status.placement.releases == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ('admission webhook "keep.example.com" denied the request', Reason.POD_REFUSED),
+        (f"{UNANSWERED}: failed calling webhook", Reason.REQUEST_FAILED),
+    ],
+)
+def test_a_release_that_is_refused_says_so(cluster: SimulatedCluster, answer: str, reason: Reason) -> None:
+    start(cluster, *names(cluster, Role.DRIVER))
+    cluster.advance(1200)
+    cluster.reconcile()
+    answers = {name: f"Pod {name}: {answer}" for name in names(cluster)}
+    made = plan(dataclasses.replace(cluster.observed(), rejections=answers), cluster.now)
+    cluster.carry_out(Plan(tuple(each for each in made.actions if not isinstance(each, DeleteObject))))
+    assert cluster.status.reason == Reason.PODS_RELEASED
+    assert answer in message(cluster, ConditionType.ROLES_READY)
+    degraded = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert degraded
+    assert (degraded.status, degraded.reason) == ("True", reason)
+    assert reason in [event.reason for event in cluster.events]
+
+
+def test_pods_that_finalizers_keep_hold_up_no_release(cluster: SimulatedCluster) -> None:
+    cluster.keep("example.com/audit")
+    release(cluster)
+    assert placement(cluster).retry_time
+    assert "example.com/audit" in message(cluster, ConditionType.ROLES_READY)
+    pass_time(cluster, 2 * FIRST_WAIT_SECONDS)
+    cluster.start_all()
+    cluster.start_driver()
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert cluster.status.restarts == 0
 
 
 # A job that runs.

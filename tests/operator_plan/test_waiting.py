@@ -24,6 +24,12 @@ def small(trainers: int = 2, **changes: Any) -> dict[str, Any]:
     return spec_of(**sizes, failurePolicy=policy, **changes)
 
 
+def with_rollouts(replicas: int) -> dict[str, Any]:
+    """A small job with two trainer pods and so many rollout pods, of which its minimum is one."""
+    spec = small(2)
+    return spec | {"rollout": spec["rollout"] | {"replicas": replicas}}
+
+
 def ended(cluster: SharedCluster) -> bool:
     return all(job.status.phase in {Phase.SUCCEEDED, Phase.FAILED} for job in cluster.jobs)
 
@@ -174,6 +180,48 @@ def test_gated_pods_make_way_only_if_they_use_up_a_quota_that_refuses_another_jo
     lift(gated)
     cluster.run(DAY, until=lambda: ended(cluster))
     assert phases(cluster) == [Phase.SUCCEEDED, Phase.SUCCEEDED]
+
+
+@pytest.mark.parametrize("quota", [None, 6])
+def test_a_job_whose_minimum_fits_runs_with_the_rollout_pods_for_which_there_is_room(quota: int | None) -> None:
+    cluster = SharedCluster({"node0": 100 if quota else 6}, quota=quota)
+    job = cluster.submit(with_rollouts(8), seconds=2 * DAY)
+    cluster.run(60)
+    assert job.status.phase is Phase.RUNNING
+    assert job.minimum == (5, 5)
+
+
+def test_gated_pods_make_no_way_for_more_rollout_pods_than_rounds_need() -> None:
+    cluster = SharedCluster({"node0": 16}, quota=12)
+    running = cluster.submit(with_rollouts(3), seconds=2 * DAY)
+    gated = cluster.submit(small(2), gates=("example.com/hold",))
+    cluster.run(60)
+    cluster.quota = 11
+    running.delete_pod(running.rollout_pods()[0], grace=0)
+    cluster.touch(running)
+    cluster.run(4 * PERIOD)
+    assert running.status.phase is Phase.RUNNING
+    assert "quota" in str(running.status.conditions)
+    assert len(gated.created) == 5
+
+
+def test_gated_pods_that_a_release_left_make_way_once_a_quota_refuses_another_job() -> None:
+    cluster = SharedCluster({"node0": 8}, quota=8)
+    job = cluster.submit(small(2), gates=("example.com/hold",))
+    cluster.run(60)
+    lift(job)
+    job.gates = ()
+    for pod in job.pods(Role.TRAINER):
+        pod["spec"]["schedulingGates"] = [{"name": "example.com/hold"}]
+    cluster.touch(job)
+    cluster.run(2 * PERIOD + 30)
+    assert job.status.reason == Reason.PODS_RELEASED
+    assert len(job.pods()) == 2
+    other = cluster.submit(small(4), seconds=30)
+    cluster.run(30)
+    assert not job.pods()
+    cluster.run(DAY, until=lambda: other.status.phase is Phase.SUCCEEDED)
+    assert other.status.phase is Phase.SUCCEEDED
 
 
 def test_the_job_of_higher_priority_gets_what_the_other_gives_back() -> None:

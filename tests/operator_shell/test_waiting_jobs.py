@@ -54,16 +54,22 @@ def test_who_keeps_pods_without_nodes_and_whom_a_quota_refuses() -> None:
     assert keeps_unplaced_pods(job("a", waiting(0)))
     assert not keeps_unplaced_pods(job("a", waiting(1)))
     assert not keeps_unplaced_pods(job("a", {"minimum": 5, "placed": 0})), "it has no pods"
-    assert not keeps_unplaced_pods(job("a", waiting(0, retryTime=SINCE)))
-    assert is_refused_by_quota(job("a", None, REFUSED))
-    assert not is_refused_by_quota(job("a", None, STARTING))
-    assert not is_refused_by_quota(job("a", None, REFUSED, FAILED))
+    assert not keeps_unplaced_pods(job("a", waiting(0, releaseTime=SINCE)))
+    assert keeps_unplaced_pods(job("a", {"minimum": 5, "placed": 0, "retryTime": SINCE})), "gated ones are left"
+    assert not keeps_unplaced_pods(job("a", {"minimum": 5, "placed": 0, "retryTime": SINCE}, FAILED))
+    assert is_refused_by_quota(job("a", waiting(2), REFUSED))
+    assert is_refused_by_quota(job("a", {"minimum": 5, "placed": 0}, REFUSED)), "it has no pods"
+    assert not is_refused_by_quota(job("a", waiting(2), STARTING))
+    assert not is_refused_by_quota(job("a", waiting(2), REFUSED, FAILED))
+    assert not is_refused_by_quota(job("a", None, REFUSED)), "rounds run"
+    assert not is_refused_by_quota(job("a", {"minimum": 5, "placed": 5, "startSince": SINCE}, REFUSED))
 
 
 PLACEMENTS = st.one_of(
     st.none(),
     st.builds(waiting, st.integers(0, 5), priority=st.integers(-2, 2)),
     st.builds(waiting, st.integers(0, 5), releaseTime=st.just(SINCE)),
+    st.just({"minimum": 5, "placed": 0, "retryTime": SINCE}),
 )
 JOBS = st.one_of(
     st.none(),

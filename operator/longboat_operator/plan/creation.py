@@ -63,7 +63,7 @@ class Vacancy:
 
 
 def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
-    """Plans to create what is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
+    """Plans to create what is missing; `vacant` are the places without a pod, once the job has a grant, in the order in which they get one.
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
     others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod

@@ -6,7 +6,7 @@ do the same. So it gives them back after a while and tries again later. It doesn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -15,10 +15,12 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Placement
 from longboat_operator.model import digest
+from longboat_operator.plan.creation import Vacancy
 from longboat_operator.plan.deadline import StartClock, has_trained, seconds_left, start_clock
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories, is_past, released
+from longboat_operator.pods.names import Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import find
 from longboat_operator.reading.times import seconds_until, stamp
@@ -83,22 +85,41 @@ def minimum_of(view: JobView, places: Places) -> Minimum:
     pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't needed.
     """
     needed = placed = ready = 0
-    for role in ROLES:
+    for role, least, pool in _pools(view, places):
         newest = {pod.place: pod for pod in view.pods[role]}
-        pools: dict[str, list[PodView | None]] = {}
+        serving = [pod for place in pool if (pod := newest.get(place)) and loss_of(pod) is None]
+        needed += least
+        placed += min(least, sum(pod.node is not None for pod in serving))
+        ready += min(least, sum(pod.ready for pod in serving))
+    return Minimum(needed, placed, ready)
+
+
+def minimum_first(view: JobView, places: Places, vacant: Sequence[Vacancy]) -> list[Vacancy]:
+    """Returns the places without a pod in the order in which they get one: those that the minimum lacks first.
+
+    Otherwise pods that rounds can do without could use up the room or the quota that the minimum needs, each time that the job tries again.
+    """
+    first: set[tuple[Role, Place]] = set()
+    empty = {(vacancy.role, vacancy.place) for vacancy in vacant}
+    for role, least, pool in _pools(view, places) if empty else ():
+        missing = [(role, place) for place in pool if (role, place) in empty]
+        first.update(missing[: max(0, least - (len(pool) - len(missing)))])
+    return sorted(vacant, key=lambda vacancy: (vacancy.role, vacancy.place) not in first)
+
+
+def _pools(view: JobView, places: Places) -> Iterator[tuple[Role, int, Sequence[Place]]]:
+    """Yields the places of each role, of reward pods those of each pool, and how many of them belong to the minimum."""
+    for role in ROLES:
+        pools: dict[str, list[Place]] = {}
         for place in places[role]:
-            pools.setdefault(place.pool, []).append(newest.get(place))
-        for pods in pools.values():
-            least = len(pods)
+            pools.setdefault(place.pool, []).append(place)
+        for pool in pools.values():
+            least = len(pool)
             if role is Role.ROLLOUT:
                 least = min(least, max(1, view.spec.rollout.min_replicas or 0))
             elif not ROLES[role].every_pod_needed:
                 least = 1
-            serving = [pod for pod in pods if pod and loss_of(pod) is None]
-            needed += least
-            placed += min(least, sum(pod.node is not None for pod in serving))
-            ready += min(least, sum(pod.ready for pod in serving))
-    return Minimum(needed, placed, ready)
+            yield role, least, pool
 
 
 def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime) -> Waiting:

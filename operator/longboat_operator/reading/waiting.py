@@ -29,13 +29,21 @@ def rank(job: Object, priority: int) -> Rank:
 
 
 def keeps_unplaced_pods(job: Object) -> bool:
-    """Whether the job has pods, and none of its minimum has a node."""
+    """Whether the job has pods, and none of its minimum has a node; or may have some that a release has left, since they are gated."""
     placement = _waiting_placement(job)
-    return bool(placement) and not placement.get("placed")
+    if placement:
+        return not placement.get("placed")
+    return _lives(job) and "retryTime" in ((job.get("status") or {}).get("placement") or {})
 
 
 def is_refused_by_quota(job: Object) -> bool:
-    """Whether a quota refuses a pod of the job."""
+    """Whether a quota refuses a pod of a job that lacks some of its minimum.
+
+    Rule: one whose rounds run with fewer rollout pods than it was granted waits for nothing that others should give up.
+    """
+    placement = (job.get("status") or {}).get("placement") or {}
+    if placement.get("placed", 0) >= placement.get("minimum", 0):
+        return False
     return _lives(job) and any(
         (each.get("type"), each.get("reason")) == (ConditionType.SCHEDULED, Reason.QUOTA_EXCEEDED)
         for each in (job.get("status") or {}).get("conditions") or ()

@@ -143,10 +143,11 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
     """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
-    counts = summary(facts.roles)
-    if message := _released(facts):
-        return Finding(ConditionType.ROLES_READY, False, Reason.PODS_RELEASED, f"{counts}; {message}")
     ended_pods = kept_by_finalizers(view.ended_pods)
+    if message := _released(facts):
+        refused = facts.refused.message if facts.refused else ""
+        text = _sentence(summary(facts.roles), message, refused, ended_pods)
+        return Finding(ConditionType.ROLES_READY, False, Reason.PODS_RELEASED, text)
     if all(role.all_ready for role in facts.roles.values()):
         message = _sentence(summary(facts.roles), facts.foreign.message if facts.foreign else "", ended_pods)
         reason = facts.foreign.reason if facts.foreign else Reason.ALL_ROLES_READY
@@ -249,7 +250,8 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
-    if facts.refused and facts.suspension is Suspension.NONE and all(role.all_ready for role in facts.roles.values()):
+    told_elsewhere = _released(facts) is None and not all(role.all_ready for role in facts.roles.values())
+    if facts.refused and facts.suspension is Suspension.NONE and not told_elsewhere:
         return Finding(ConditionType.DEGRADED, True, facts.refused.reason, facts.refused.message)
     incomplete = [
         role for role, role_survey in facts.roles.items() if not (role_survey.all_ready or ROLES[role].every_pod_needed)
