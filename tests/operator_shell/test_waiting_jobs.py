@@ -118,10 +118,10 @@ def test_the_cache_keeps_it() -> None:
     assert cache.contention(JobKey("n", "half")) == Contention()
     kept = job("kept", waiting(0), resourceVersion="2")
     cache.put(kept)
-    change = cache.put(job("refused", None, REFUSED, resourceVersion="3"))
+    change = cache.put(job("refused", waiting(0), REFUSED, resourceVersion="3"))
     assert change
     assert cache.disturbed_by(change) == {JobKey("n", "kept")}
-    again = cache.put(job("refused", None, REFUSED, resourceVersion="4"))
+    again = cache.put(job("refused", waiting(0), REFUSED, resourceVersion="4"))
     assert again
     assert not cache.disturbed_by(again), "it knows"
     cache.remove(key_of(half), 9)
