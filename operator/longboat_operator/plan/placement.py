@@ -6,7 +6,7 @@ do the same. So it gives them back after a while and tries again later. It doesn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -76,8 +76,8 @@ class Waiting:
     wait: float | None = None
 
 
-def minimum_of(view: JobView, places: Places) -> Minimum:
-    """Counts the minimum of a job whose pods are wanted at `places`.
+def minimum_of(view: JobView, places: Places, lost: Collection[str]) -> Minimum:
+    """Counts the minimum of a job whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more.
 
     Rule: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, whichever they are, and one pod of each reward
     pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't needed.
@@ -94,15 +94,17 @@ def minimum_of(view: JobView, places: Places) -> Minimum:
                 least = min(least, max(1, view.spec.rollout.min_replicas or 0))
             elif not ROLES[role].every_pod_needed:
                 least = 1
-            serving = [pod for pod in pods if pod and loss_of(pod) is None]
+            serving = [pod for pod in pods if pod and pod.uid not in lost]
             needed += least
             placed += min(least, sum(pod.node is not None for pod in serving))
             ready += min(least, sum(pod.ready for pod in serving))
     return Minimum(needed, placed, ready)
 
 
-def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime) -> Waiting:
-    """Judges how a job that is neither suspended nor finished stands with its room. `memories` are the roles' as published.
+def waiting_of(view: JobView, memories: Memories, places: Places, lost: Collection[str], now: datetime) -> Waiting:
+    """Judges how a job that is neither suspended nor finished stands with its room.
+
+    `memories` are the roles' as published; pods in `lost` (by uid) can't serve any more.
 
     Rules:
     * a release, once published, is carried through: first all pods go (`pods_to_release`), then the job waits (`wait_seconds`);
@@ -110,7 +112,7 @@ def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime)
     * otherwise the job is released when its time is over (`_limit`). If none of its pods has a node there is nothing to give
       back: a job that ran then just waits like one that was never started.
     """
-    minimum = minimum_of(view, places)
+    minimum = minimum_of(view, places, lost)
     old = view.status.placement
     if old and view.releasing:
         if pods_to_release(view, memories):
@@ -126,7 +128,7 @@ def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime)
         return Waiting(Stage.RELEASED, old.model_copy(update=after), minimum, wait=wait)
     if old and old.retry_time is not None:
         remaining = seconds_until(old.retry_time, 0.0, now)
-        admitted = any(not pod.gates and loss_of(pod) is None for pod in _current(view, memories))
+        admitted = any(not pod.gates and pod.uid not in lost for pod in _current(view, memories))
         if remaining > 0 and not admitted:
             return Waiting(Stage.RELEASED, old, minimum, wait=remaining)
     return _waiting(view, minimum, now)
