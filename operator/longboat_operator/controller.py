@@ -137,7 +137,8 @@ class Controller:
                     self._queue.add(key)
         for key in self.expectations.waiting():
             self._queue.add(key)
-        if source.kind == CORDONED_NODE.kind and self._leading:
+        # Later lists of nodes come as changes.
+        if source.kind == CORDONED_NODE.kind and self._leading and self._cache.cordoned(()) is None:
             self._plan_all()
 
     def lead(self) -> None:

@@ -287,3 +287,19 @@ def test_nodes_are_unknown_until_they_are_listed_and_for_good_once_that_is_forbi
     assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (False, None)
     feed.listed(nodes, {}, 2)
     assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, set())
+
+
+def test_a_node_concerns_the_jobs_whose_driver_or_trainer_pods_it_has() -> None:
+    def on(node: str | None, version: int, role: str = "trainer") -> dict[str, Any]:
+        labels = {"longboat.dev/job": "x", "longboat.dev/role": role}
+        metadata = {"namespace": "a", "name": f"x-{role}-0-a0", "resourceVersion": str(version), "labels": labels}
+        return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": node} if node else {}}
+
+    cache = Cache()
+    cache.put(on("node1", 1, role="rollout"))
+    cache.put(on(None, 2))
+    assert not cache.jobs_on("node1")
+    cache.put(on("node1", 3))
+    assert cache.jobs_on("node1") == {X}
+    cache.remove(key("x-trainer-0-a0"), 4)
+    assert not cache.jobs_on("node1")
