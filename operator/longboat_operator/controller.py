@@ -137,7 +137,8 @@ class Controller:
                     self._queue.add(key)
         for key in self.expectations.waiting():
             self._queue.add(key)
-        if source.kind == CORDONED_NODE.kind and self._leading:
+        # Later lists of nodes come as changes.
+        if source.kind == CORDONED_NODE.kind and self._leading and self._cache.cordoned(()) is None:
             self._plan_all()
 
     def lead(self) -> None:
@@ -280,7 +281,7 @@ class Controller:
     def _affected_jobs(self, change: Change) -> set[JobKey]:
         """Returns the jobs that a change concerns.
 
-        These are the job itself, or a child's before and after it; for a runtime all that refer to it, for a node all that have pods there.
+        These are the job itself, or a child's before and after it; for a runtime all that refer to it, for a node all that have a driver or trainer pod there.
         """
         if change.key.kind == CORDONED_NODE.kind:
             return self._cache.jobs_on(change.key.name)

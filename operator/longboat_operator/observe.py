@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from longboat_crds.base import Role
@@ -31,9 +31,8 @@ class Cache(Protocol):
     def may_watch_nodes(self) -> bool:
         """Whether the operator may watch nodes."""
 
-    @property
-    def cordoned(self) -> frozenset[str] | None:
-        """Names of the nodes that take no new pods; None while that isn't known."""
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
+        """Returns which of these nodes take no new pods; None while that isn't known."""
 
     def job(self, key: JobKey) -> Object | None:
         """Returns the RLJob; None if there is none."""
@@ -76,7 +75,9 @@ def observe(
         kind: {name: child for name, child in objects.items() if belongs_to(child, uid)}
         for kind, objects in cache.children(key).items()
     }
-    nodes = {(pod.get("spec") or {}).get("nodeName") for pod in children.get("Pod", {}).values()}
+    nodes = {
+        pod["spec"]["nodeName"] for pod in children.get("Pod", {}).values() if (pod.get("spec") or {}).get("nodeName")
+    }
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
     runtime = cache.runtime(kind, key.namespace, name)
@@ -85,7 +86,7 @@ def observe(
         job,
         children,
         last_states={name: pod for name, pod in cache.last_states(key).items() if belongs_to(pod, uid)},
-        cordoned=None if cache.cordoned is None else cache.cordoned & nodes,
+        cordoned=cache.cordoned(nodes),
         may_watch_nodes=cache.may_watch_nodes,
         runtime=runtime,
         sees_cluster_runtimes=cache.sees_cluster_runtimes,

@@ -93,7 +93,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
-    waiting = waiting_of(view, memories, places, now) if suspension is Suspension.NONE else None
+    waiting = waiting_of(view, memories, places, lost.pods, now) if suspension is Suspension.NONE else None
     runs = waiting is not None and waiting.stage is Stage.NONE
     if waiting and not runs:
         counts = released_memories(view, memories)

@@ -59,7 +59,8 @@ class LeaseOptions:
 class Options:
     """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
 
-    `may_delete`: the server grants the right to delete Secrets and NetworkPolicies of jobs. `release` is written into the jobs that it serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
+    `may_delete`: the server grants the right to delete Secrets and NetworkPolicies of jobs. `release` is written into the jobs that it
+    serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
     """
 
     namespaces: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,7 +44,7 @@ from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
-from longboat_operator.watch.last_states import is_awaited
+from longboat_operator.watch.last_states import Awaited
 from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
@@ -141,7 +142,8 @@ class SimulatedCluster:
             for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
         if self.job is not None:
-            self.last_states = {name: pod for name, pod in self.last_states.items() if is_awaited(self.job, pod)}
+            awaited = Awaited(self.job)
+            self.last_states = {name: pod for name, pod in self.last_states.items() if pod in awaited}
         nodes = None if self.cordoned is None else frozenset(self.cordoned)
         cache = _Cache(
             copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes, self.contention
@@ -658,12 +660,15 @@ class _Cache:
     kinds: dict[str, dict[str, Any]]
     template: Any
     gone: dict[str, Object]
-    cordoned: frozenset[str] | None
+    cordoned_nodes: frozenset[str] | None
     others: Contention
 
     @property
     def may_watch_nodes(self) -> bool:
-        return self.cordoned is not None
+        return self.cordoned_nodes is not None
+
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
+        return self.cordoned_nodes and self.cordoned_nodes.intersection(nodes)
 
     def job(self, key: JobKey) -> Any:
         return self.kept

@@ -1,5 +1,7 @@
 """The snapshot holds what is the job's, and nothing of its namesakes."""
 
+from collections.abc import Iterable
+
 from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, Contention, JobKey, Object, Observed
 from longboat_operator.observe import observe
 
@@ -32,7 +34,9 @@ class Cache:
         }
 
     may_watch_nodes = True
-    cordoned = frozenset({"node0", "node9"})
+
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str]:
+        return frozenset({"node0", "node9"}.intersection(nodes))
 
     def last_states(self, key: JobKey) -> dict[str, Object]:
         return {"gone": child("gone", "now"), "older": child("older", "before")}

@@ -278,12 +278,28 @@ def test_nodes_are_unknown_until_they_are_listed_and_for_good_once_that_is_forbi
     feed = Feed(cache, Freshness([nodes], [nodes], optional=[nodes]), ServerClock(), lambda _: None)
     feed.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node0", "uid": "1", "resourceVersion": "1"}})
     feed.refused(nodes, "no answer")
-    assert (cache.may_watch_nodes, cache.cordoned) == (True, None)
+    assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, None)
     feed.listed(nodes, {ObjectKey("Node", "", "node0"): 1}, 1)
-    assert cache.cordoned == {"node0"}
+    assert cache.cordoned(["node0", "node1"]) == {"node0"}
     feed.refused(nodes, "no answer")
-    assert cache.cordoned == {"node0"}
+    assert cache.cordoned(["node0", "node1"]) == {"node0"}
     feed.refused(nodes, "forbidden", forbidden=True)
-    assert (cache.may_watch_nodes, cache.cordoned) == (False, None)
+    assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (False, None)
     feed.listed(nodes, {}, 2)
-    assert (cache.may_watch_nodes, cache.cordoned) == (True, set())
+    assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, set())
+
+
+def test_a_node_concerns_the_jobs_whose_driver_or_trainer_pods_it_has() -> None:
+    def on(node: str | None, version: int, role: str = "trainer") -> dict[str, Any]:
+        labels = {"longboat.dev/job": "x", "longboat.dev/role": role}
+        metadata = {"namespace": "a", "name": f"x-{role}-0-a0", "resourceVersion": str(version), "labels": labels}
+        return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": node} if node else {}}
+
+    cache = Cache()
+    cache.put(on("node1", 1, role="rollout"))
+    cache.put(on(None, 2))
+    assert not cache.jobs_on("node1")
+    cache.put(on("node1", 3))
+    assert cache.jobs_on("node1") == {X}
+    cache.remove(key("x-trainer-0-a0"), 4)
+    assert not cache.jobs_on("node1")

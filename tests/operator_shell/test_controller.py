@@ -580,7 +580,7 @@ def node(name: str, version: int) -> dict[str, Any]:
 
 
 def pod_on(job: str, node: str) -> dict[str, Any]:
-    labels = {"longboat.dev/job": job}
+    labels = {"longboat.dev/job": job, "longboat.dev/role": "driver"}
     metadata = {"namespace": "a", "name": f"{job}-driver-0-a0", "uid": job, "resourceVersion": "1", "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}
 
@@ -602,3 +602,6 @@ def test_all_jobs_are_planned_once_it_is_known_which_nodes_take_no_pods(bench: B
     bench.due()
     bench.controller.listed(Source("Node", None))
     assert set(bench.due()) == {X, Y}
+    bench.cache.note_nodes(listed=True)
+    bench.controller.listed(Source("Node", None))
+    assert not bench.due(), "what a later list shows comes as changes"

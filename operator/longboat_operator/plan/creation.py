@@ -150,7 +150,8 @@ def vacancies(view: JobView, memories: Memories, places: Places, counts: Memorie
     """Yields the places that should get a pod, now or later; `memories` are as published, `counts` after this look.
 
     Rules: a place gets a pod only when none of it is left in the snapshot, but for those that have ended and that finalizers keep.
-    One whose pod was lost waits for the back-off. It is left out until the status says that its pod was lost, so the loss can't be forgotten, and that it is gone.
+    One whose pod was lost waits for the back-off. It is left out until the status says that its pod was lost, so the loss can't be
+    forgotten, and that it is gone.
     """
     for role in ROLES:
         taken = {pod.place for pod in view.pods[role] if not pod.ended}

@@ -6,7 +6,7 @@ do the same. So it gives them back after a while and tries again later. It doesn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -78,8 +78,8 @@ class Waiting:
     wait: float | None = None
 
 
-def minimum_of(view: JobView, places: Places) -> Minimum:
-    """Counts the minimum of a job whose pods are wanted at `places`.
+def minimum_of(view: JobView, places: Places, lost: Collection[str]) -> Minimum:
+    """Counts the minimum of a job whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more.
 
     Rule: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, whichever they are, and one pod of each reward
     pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't needed.
@@ -87,7 +87,7 @@ def minimum_of(view: JobView, places: Places) -> Minimum:
     needed = placed = ready = 0
     for role, least, pool in _pools(view, places):
         newest = {pod.place: pod for pod in view.pods[role]}
-        serving = [pod for place in pool if (pod := newest.get(place)) and loss_of(pod) is None]
+        serving = [pod for place in pool if (pod := newest.get(place)) and pod.uid not in lost]
         needed += least
         placed += min(least, sum(pod.node is not None for pod in serving))
         ready += min(least, sum(pod.ready for pod in serving))
@@ -122,8 +122,10 @@ def _pools(view: JobView, places: Places) -> Iterator[tuple[Role, int, Sequence[
             yield role, least, pool
 
 
-def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime) -> Waiting:
-    """Judges how a job that is neither suspended nor finished stands with its room. `memories` are the roles' as published.
+def waiting_of(view: JobView, memories: Memories, places: Places, lost: Collection[str], now: datetime) -> Waiting:
+    """Judges how a job that is neither suspended nor finished stands with its room.
+
+    `memories` are the roles' as published; pods in `lost` (by uid) can't serve any more.
 
     Rules:
     * a release, once published, is carried through: first all pods go (`pods_to_release`), then the job waits (`wait_seconds`);
@@ -131,7 +133,7 @@ def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime)
     * otherwise the job is released when its time is over (`_limit`). If none of its pods has a node there is nothing to give
       back: a job that ran then just waits like one that was never started.
     """
-    minimum = minimum_of(view, places)
+    minimum = minimum_of(view, places, lost)
     old = view.status.placement
     if old and view.releasing:
         if pods_to_release(view, memories):
@@ -147,7 +149,7 @@ def waiting_of(view: JobView, memories: Memories, places: Places, now: datetime)
         return Waiting(Stage.RELEASED, old.model_copy(update=after), minimum, wait=wait)
     if old and old.retry_time is not None:
         remaining = seconds_until(old.retry_time, 0.0, now)
-        admitted = any(not pod.gates and loss_of(pod) is None for pod in _current(view, memories))
+        admitted = any(not pod.gates and pod.uid not in lost for pod in _current(view, memories))
         if remaining > 0 and not admitted:
             return Waiting(Stage.RELEASED, old, minimum, wait=remaining)
     return _waiting(view, minimum, now)

@@ -199,7 +199,7 @@ def count(
             if failed_inside:
                 new_failures.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += new_failures
-        if job.pod(role, place, record.attempt) in gone:
+        if gone and job.pod(role, place, record.attempt) in gone:
             record = record.model_copy(update={"gone": True})
         records[place] = record
     memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())

@@ -60,8 +60,10 @@ def is_ready(pod: Object, own: Collection[str]) -> bool:
     Rule: its condition Ready is True, or is False only because a foreign container isn't ready. The kubelet gives the reason
     ContainersNotReady as soon as any container isn't (pkg/kubelet/status/generate.go).
     """
-    conditions = pod.get("status", {}).get("conditions") or ()
-    ready: Mapping[str, Any] = next((each for each in conditions if each["type"] == "Ready"), {})
+    ready: Mapping[str, Any] = {}
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition["type"] == "Ready":
+            ready = condition
     if ready.get("status") == "True":
         return True
     if ready.get("reason") != "ContainersNotReady":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -97,7 +97,7 @@ class PodView:
         Rule: all of its containers have ended (its phase is final), or it is deleted without grace: by its kubelet, which does that last,
         by force, or because it never had a node.
         """
-        if not self.finalizers or "deletionTimestamp" not in self.raw["metadata"]:
+        if "deletionTimestamp" not in self.raw["metadata"] or not self.finalizers:
             return False
         return self.phase in {"Failed", "Succeeded"} or self.raw["metadata"].get("deletionGracePeriodSeconds") == 0
 
@@ -127,9 +127,9 @@ class PodView:
         return self._conditions.get(kind, _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobView:
-    """Holds what plans read of a job."""
+    """Holds what plans read of a job. What goes through all pods is computed once."""
 
     job: JobRef
     generation: int
@@ -148,7 +148,7 @@ class JobView:
         """Returns the places of pods that only a look-up shows, and that may still run."""
         return {pod.place for pod in self.pods[role] if pod.unwatched and not pod.ended}
 
-    @property
+    @cached_property
     def gone(self) -> frozenset[str]:
         """Names of pods that were looked up, and that no pod of the job has, and of those that have ended and that finalizers keep."""
         nowhere = (
@@ -181,12 +181,13 @@ class JobView:
         """Whether the pods were released for want of room, and the job waits to try again, as published."""
         return is_released(self.status)
 
-    @property
+    @cached_property
     def all_pods(self) -> tuple[PodView, ...]:
         """Pods of all roles, in start order, then those without a place; without `ended_pods`."""
-        return tuple(pod for pod in self._every_pod() if not pod.ended)
+        ended = {pod.uid for pod in self.ended_pods}
+        return tuple(pod for pod in self._every_pod() if pod.uid not in ended) if ended else tuple(self._every_pod())
 
-    @property
+    @cached_property
     def ended_pods(self) -> tuple[PodView, ...]:
         """Pods that have ended and that only finalizers keep, in the same order."""
         return tuple(pod for pod in self._every_pod() if pod.ended)

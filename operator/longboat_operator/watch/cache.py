@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,7 +15,8 @@ from longboat_operator.kube.resources import (
     RL_RUNTIME,
     SECRET,
 )
-from longboat_operator.model import LABEL_JOB, Contention, JobKey, Object
+from longboat_operator.model import LABEL_JOB, LABEL_ROLE, Contention, JobKey, Object
+from longboat_operator.pods.budget import BUDGET_ROLES
 from longboat_operator.watch.last_states import LastStates
 from longboat_operator.watch.waiting import WaitingJobs
 
@@ -120,6 +121,8 @@ class Cache:
         self._nodes_listed = False
         self._objects: BySource[Object] = BySource()
         self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
+        # By node, the job and name of each pod that a budget protects.
+        self._needed_pods: dict[str, set[tuple[JobKey, str]]] = {}
         self._last_states = LastStates()
         self._deleted: BySource[int] = BySource()
         self._seen: dict[Source, int] = {}
@@ -141,20 +144,15 @@ class Cache:
         children = self._children.get(key, {})
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
 
-    @property
-    def cordoned(self) -> frozenset[str] | None:
-        """Names of the nodes that take no new pods; None until they have been listed."""
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
+        """Returns which of these nodes take no new pods; None until nodes have been listed."""
         if not self._nodes_listed:
             return None
-        return frozenset(key.name for key, _ in self._objects.within(Source(CORDONED_NODE.kind, None)))
+        return frozenset(node for node in nodes if self.get(ObjectKey(CORDONED_NODE.kind, "", node)))
 
     def jobs_on(self, node: str) -> set[JobKey]:
-        """Returns the jobs that have pods on a node. Looks at all pods."""
-        return {
-            job
-            for job, kinds in self._children.items()
-            if any(pod.get("spec", {}).get("nodeName") == node for pod in kinds.get(POD.kind, {}).values())
-        }
+        """Returns the jobs of which a drain of this node would evict a pod that rounds can't do without."""
+        return {job for job, _ in self._needed_pods.get(node, ())}
 
     def last_states(self, key: JobKey) -> Mapping[str, Object]:
         """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
@@ -272,3 +270,17 @@ class Cache:
                     del kinds[kind]
                 if not kinds:
                     del self._children[job]
+            if kind == POD.kind:
+                self._index_node(job, obj, remove=obj is old)
+
+    def _index_node(self, job: JobKey, pod: Object, *, remove: bool) -> None:
+        node, role = (pod.get("spec") or {}).get("nodeName"), pod["metadata"]["labels"].get(LABEL_ROLE)
+        if not node or role not in BUDGET_ROLES:
+            return
+        pods = self._needed_pods.setdefault(node, set())
+        if not remove:
+            pods.add((job, pod["metadata"]["name"]))
+            return
+        pods.discard((job, pod["metadata"]["name"]))
+        if not pods:
+            del self._needed_pods[node]

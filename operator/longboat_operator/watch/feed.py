@@ -72,9 +72,9 @@ class Feed:
     def caught_up(self, source: Source) -> None:
         """Records that the cache shows all that a list of the source has shown."""
         self._freshness.note_listed(source, self._clock())
-        if source.kind == CORDONED_NODE.kind:
-            self._cache.note_nodes(listed=True)
         self._on_listed(source)
+        if source.kind == CORDONED_NODE.kind:  # last, so that whoever is told can see whether nodes were known before
+            self._cache.note_nodes(listed=True)
 
     def refused(self, source: Source, reason: str, *, forbidden: bool = False) -> None:
         """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served.
