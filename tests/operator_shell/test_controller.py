@@ -163,7 +163,8 @@ async def test_a_job_whose_pods_have_no_nodes_is_planned_again_once_a_quota_refu
     bench.put({**job("x", 2), "status": {"placement": placement}})
     bench.put({**job("y", 3), "status": {"placement": {**placement, "placed": 3}}})
     bench.due()
-    refused = {"conditions": [{"type": "Scheduled", "status": "False", "reason": "QuotaExceeded"}]}
+    lacking = {"placement": {"minimum": 5, "placed": 0}}
+    refused = {**lacking, "conditions": [{"type": "Scheduled", "status": "False", "reason": "QuotaExceeded"}]}
     bench.put({**job("z", 4), "status": refused})
     assert set(bench.due()) == {X, JobKey("a", "z")}, "the half-placed one looks when its time is over"
     bench.put({**job("z", 5), "status": {**refused, "phase": "Queued"}})

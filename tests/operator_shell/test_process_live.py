@@ -33,11 +33,11 @@ LEASE_NAME = "operator"
 
 
 def chart_rules() -> list[dict[str, Any]]:
-    """The rights of an installation, as the chart writes them."""
+    """The rights of an installation, as the chart writes them, with those that depend on a value."""
     helpers = (TEMPLATES / "_helpers.tpl").read_text()
-    found = re.search(r'define "longboat\.rules" -}}\n(.*?){{-? end', helpers, re.DOTALL)
+    found = re.search(r'define "longboat\.rules" -}}\n(.*?)\n{{- end }}(?=\n\n|\n*\Z)', helpers, re.DOTALL)
     assert found is not None
-    rules: list[dict[str, Any]] = yaml.safe_load(found[1])
+    rules: list[dict[str, Any]] = yaml.safe_load(re.sub(r"{{.*?}}", "", found[1]))
     assert {"pods", "secrets"} <= {resource for rule in rules for resource in rule["resources"]}
     return rules
 

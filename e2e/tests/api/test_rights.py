@@ -39,7 +39,8 @@ pytestmark = pytest.mark.cluster
         ("list", "clusterrlruntimes", True),
         ("create", "clusterrlruntimes", False),
         ("escalate", "roles", False),
-        ("list", "nodes", False),
+        ("list", "nodes", True),
+        ("patch", "nodes", False),
     ],
 )
 def test_what_the_operator_may(server: Cluster, verb: str, resource: str, allowed: bool) -> None:
