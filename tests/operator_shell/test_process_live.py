@@ -255,12 +255,11 @@ async def holder(admin: KubeClient, namespace: str) -> str:
 async def test_the_charts_rights_on_the_whole_cluster_are_enough(
     admin: KubeClient, account: Account, start: Any
 ) -> None:
-    cluster_wide = {
-        "apiGroups": ["longboat.dev"],
-        "resources": ["clusterrlruntimes"],
-        "verbs": ["get", "list", "watch"],
-    }
-    await account.grant(CLUSTER_ROLE, CLUSTER_ROLE_BINDING, "operator", [*chart_rules(), cluster_wide])
+    cluster_wide = [
+        {"apiGroups": ["longboat.dev"], "resources": ["clusterrlruntimes"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
+    ]
+    await account.grant(CLUSTER_ROLE, CLUSTER_ROLE_BINDING, "operator", [*chart_rules(), *cluster_wide])
     operator = await start()
     await eventually_async(operator.ready)
     await eventually_async(operator.leads)
