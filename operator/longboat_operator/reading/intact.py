@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from longboat_crds.status import MAX_PODS, IntactPods, PodRecord, RoleStatus
@@ -39,8 +39,8 @@ def compact(records: Iterable[PodRecord]) -> list[IntactPods]:
 def records_of(role: RoleStatus | None) -> Iterator[PodRecord]:
     """Yields all records of a role's pods, those in the compact form of no more pods than a job may have."""
     if role is not None:
-        expanded = (_records(each.pool, each.attempt, each.was_ready, each.indexes) for each in role.intact or ())
-        yield from islice(chain.from_iterable(expanded), MAX_PODS)
+        for group, index in _places(role.intact or ()):
+            yield _record(group.pool, index, group.attempt, group.was_ready)
         yield from role.pods or ()
 
 
@@ -72,13 +72,10 @@ def indexes_of(ranges: str) -> Iterator[int]:
         yield from range(int(first), max(int(first), int(last or first)) + 1)
 
 
-@lru_cache(maxsize=1024)
-def _records(pool: str | None, attempt: int, was_ready: bool, indexes: str) -> tuple[PodRecord, ...]:
-    """Returns the records of intact pods. They are cached because making them takes longer than the rest of a plan, and jobs are alike."""
-    return tuple(
-        PodRecord.model_construct(pool=pool, index=index, attempt=attempt, was_ready=was_ready)
-        for index in islice(indexes_of(indexes), MAX_PODS)
-    )
+@lru_cache(maxsize=65_536)
+def _record(pool: str | None, index: int, attempt: int, was_ready: bool) -> PodRecord:
+    """Returns the record of an intact pod. Making it takes long, and the pods of all jobs are alike."""
+    return PodRecord.model_construct(pool=pool, index=index, attempt=attempt, was_ready=was_ready)
 
 
 def _places(groups: Iterable[IntactPods]) -> Iterator[tuple[IntactPods, int]]:
