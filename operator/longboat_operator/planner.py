@@ -19,6 +19,7 @@ from longboat_operator.model import (
     PublishStatus,
     ResizePod,
     Target,
+    target_of,
 )
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
@@ -56,7 +57,7 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
-from longboat_operator.rejections import UNANSWERED
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, UNANSWERED
 from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import deleted_status, final_status, operator_part, status_of, with_kept_pods
@@ -107,8 +108,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
     removal = _removal(view, memories, suspension, now, lost, places, waiting)
     foreign = foreign_containers(view, now) if runs else ForeignContainers()
-    refused = _refused(view, removal, cpus.resizes)
     drain = drain_of(view, lost.pods.keys(), now) if runs else Drain()
+    refused = _refused(view, (*removal.actions, *drain.actions), cpus.resizes)
     facts = Facts(
         suspension,
         roles,
@@ -195,15 +196,16 @@ def _before_look_ups(view: JobView, missing: tuple[Target, ...], now: datetime) 
     return replace(_published(view.status, status, memories), look_up=missing)
 
 
-def _refused(view: JobView, removal: Removal, resizes: Sequence[ResizePod]) -> Finding | None:
-    """Returns how the API server refused the first of these deletions, or failed to carry out one of them or a resize; None if it didn't.
+def _refused(view: JobView, actions: Sequence[Action], resizes: Sequence[ResizePod]) -> Finding | None:
+    """Returns how the API server refused the first of these actions, or failed to carry out one of them or a resize; None if it didn't.
 
-    A resize that it refuses is told by `status.rewardCpu`.
+    A resize that it refuses is told by `status.rewardCpu`; an object of an earlier job of this name goes by itself.
     """
     rejections = view.observed.rejections
-    answers = [rejections[action.name] for action in removal.actions if action.name in rejections]
-    answers += [answer for resize in resizes if UNANSWERED in (answer := rejections.get(resize.name, ""))]
-    return finding_of_rejection("Pod", answers[0]) if answers else None
+    answers = [(kind, rejections[name]) for kind, name in map(target_of, actions) if name in rejections]
+    answers = [answer for answer in answers if OF_AN_EARLIER_JOB not in answer[1]]
+    answers += [("Pod", answer) for resize in resizes if UNANSWERED in (answer := rejections.get(resize.name, ""))]
+    return finding_of_rejection(*answers[0]) if answers else None
 
 
 def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
@@ -287,7 +289,7 @@ def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
     if any(name not in view.observed.rejections for _, name in missing):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
-    status = deleted_status(view, foreign, _refused(view, removal, ()), memories, now)
+    status = deleted_status(view, foreign, _refused(view, removal.actions, ()), memories, now)
     waits = [removal.wait, lost_pods(view, now).wait]
     return _published(view.status, status, memories, removal.actions, _soonest(waits))
 
