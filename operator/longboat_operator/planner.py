@@ -275,11 +275,14 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
 def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
     """Plans for a job that is being deleted: it is left to the garbage collector, unless a finalizer of somebody else keeps it.
 
-    Rule: then its pods go, as if the job had gone. With the finalizer `orphan` the user wants them to live.
+    Rule: then its pods go, as if the job had gone. With the finalizer `orphan` the user wants them to live; a drain may evict them, since
+    nobody will save anything before it.
     """
     finalizers = [str(name) for name in job["metadata"].get("finalizers") or ()]
     foreign = [name for name in finalizers if name not in _OF_THE_GARBAGE_COLLECTOR]
-    if not foreign or "orphan" in finalizers:
+    if "orphan" in finalizers:
+        return Plan(opened(read_for_release(observed, job)))
+    if not foreign:
         return Plan()
     view = read_for_release(observed, job)
     if view.finished:

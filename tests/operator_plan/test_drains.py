@@ -236,6 +236,14 @@ def test_a_budget_that_is_refused_keeps_no_pod_from_being_created() -> None:
     assert new.budget == 1, "it is left alone"
 
 
+def test_pods_that_outlive_their_job_may_be_evicted(cluster: SimulatedCluster) -> None:
+    assert cluster.job
+    cluster.job["metadata"] |= {"deletionTimestamp": stamp(cluster.now), "finalizers": ["orphan"]}
+    cluster.settle()
+    assert cluster.budget == 0
+    assert len(cluster.pods()) == 6
+
+
 def test_a_refused_budget_is_shown_and_holds_nothing_up(cluster: SimulatedCluster) -> None:
     del cluster.children["PodDisruptionBudget"][KEY.name]["metadata"]["ownerReferences"]
     for _ in range(10):
