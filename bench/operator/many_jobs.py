@@ -66,7 +66,7 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     client: Any = api
     clock = ServerClock()
     applier = Applier(client, cache, EventRecorder(client, clock, "bench"), AcceptedDryRuns(time.monotonic))
-    look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock)
+    look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock, time.monotonic)
     controller = Controller(cache, queue, observe, plan, look_ups, applier, Freshness([], []), clock)
     freshness = Freshness([Source(kind.kind, None) for kind in kinds], bookmarked=[])
     api.feed = Feed(cache, freshness, clock, controller.changed, controller.listed)

@@ -128,7 +128,7 @@ def _operator(api: Any, cache: Cache, observe: Any, changed: Any, freshness: Fre
         return queue, 4, controller, make["Feed"](cache, freshness, changed, controller.listed)
     queue, clock = WorkQueue(group=lambda key: key.namespace), ServerClock()
     applier = Applier(api, cache, EventRecorder(api, clock, "bench"), AcceptedDryRuns(time.monotonic))
-    look_ups = LookUps(api, PodWarnings(api, time.monotonic), clock)
+    look_ups = LookUps(api, PodWarnings(api, time.monotonic), clock, time.monotonic)
     served = Freshness([], [])
     controller = Controller(cache, queue, observe, plan, look_ups, applier, served, clock)
     return queue, Options().requests_in_flight, controller, Feed(cache, freshness, clock, changed, controller.listed)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -21,6 +21,9 @@ PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 # Marks a field that a release lacks: readers fill in its default, and the API server doesn't. It would add the field to stored jobs, and
 # drivers of that release refuse a job with a field that they don't know.
 READER_DEFAULT = "x-longboat-reader-default"
+
+# The context in which pydantic checks what somebody has just written; without it, what may be stored for long.
+MANIFEST: Mapping[str, Any] = {"manifest": True}
 
 # A Kubernetes resource.Quantity, written as a string such as "500m", "4" or "2Gi".
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)]
@@ -97,16 +100,16 @@ class ApiModel(FieldsModel):
         return value
 
     @model_validator(mode="after")
-    def _obey(self) -> Self:
+    def _obey(self, info: ValidationInfo) -> Self:
         """Raises the first rule that is broken, with the path of the field to change in the error's context.
 
-        No two items of a list are the same, or have the same key, if the list's type in the schema says so.
+        Rules for new objects count if the context is `MANIFEST`. No two items of a list are the same, or have the same key, if the list's type in the schema says so.
         """
         model = type(self)
         if model.rules:
             scope = {"self": self.to_json()}
             for rule in model.rules:
-                if not rule.holds.evaluate(scope):
+                if not (rule.new_only and info.context is not MANIFEST) and not rule.holds.evaluate(scope):
                     raise PydanticCustomError("rule", "{message}", rule.broken_by(scope["self"]))
         for name, key_field in _distinct_lists(model):
             items = getattr(self, name) or ()

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, READER_DEFAULT, ApiModel, Quantity, ReferenceName, Seconds
-from longboat_crds.expressions import both, constant, either, equals, field, negation, present
+from longboat_crds.expressions import both, constant, either, equals, field, field_or, negation, present
 from longboat_crds.rules import Changeable, FieldError, Rule
 
 # How many exports of steps a job keeps unless it says otherwise.
@@ -75,6 +75,12 @@ class CheckpointSpec(ApiModel):
             FieldError.FORBIDDEN,
         ),
         Rule(
+            negation(both(equals(field_or("adopt", False), constant(True)), present("claimName"))),
+            "a claim given by claimName is used as it is: leave out adopt, or claimName",
+            "adopt",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
             either(present("exportEverySteps"), negation(present("keepExports"))),
             "says how many exports of exportEverySteps are kept: give that too, or leave keepExports out",
             "keepExports",
@@ -95,7 +101,8 @@ class CheckpointSpec(ApiModel):
     )
     grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
         default=120,
-        description="How long a suspension waits for a final checkpoint: allow for two writes, since one may be under way already.",
+        description="How long a suspension, or a drain of the node of a driver or trainer pod, waits for a checkpoint: allow for two writes, since "
+        "one may be under way already.",
     )
     reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
@@ -103,6 +110,12 @@ class CheckpointSpec(ApiModel):
         default=None,
         description="An existing claim to use instead of `volume`; the operator never deletes it. If it is ReadWriteOnce, driver "
         "and trainer pods share a node.",
+    )
+    adopt: Annotated[bool, Changeable.ANY_TIME] = Field(
+        default=False,
+        description="Takes over the claim that a deleted job of the same name left (`NAME-checkpoint`), and resumes from its checkpoints. "
+        "Without it such a job waits (`NameTaken`). For GitOps tools that create a deleted job anew.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     resume_from: ResumeFrom | None = None
     accept_changes: Annotated[list[TrainingInput], Changeable.ANY_TIME] = Field(

@@ -5,6 +5,7 @@ As in CEL, reading a field that is not there is an error: guard it with `present
 Each function returns an expression; its docstring says what that expression means.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,25 @@ def present(path: str, variable: str = "self") -> Expression:
 def constant(value: Any) -> Expression:
     """Stands for a string, number, boolean, or a list of them."""
     return Expression(_literal(value), lambda _: value)
+
+
+def item(variable: str) -> Expression:
+    """Reads a variable, such as the item or the key that `every` names."""
+    return Expression(variable, lambda scope: scope[variable])
+
+
+def starts_with(text: Expression, beginning: str) -> Expression:
+    """Holds where the text begins with this."""
+    return Expression(
+        f"{text.cel}.startsWith({_literal(beginning)})", lambda s: bool(text.evaluate(s).startswith(beginning))
+    )
+
+
+def matches(text: Expression, pattern: str) -> Expression:
+    """Holds where a part of the text matches the regular expression; `^` and `$` are its ends."""
+    return Expression(
+        f"{text.cel}.matches({_literal(pattern)})", lambda s: re.search(pattern, text.evaluate(s)) is not None
+    )
 
 
 def equals(first: Expression, second: Expression) -> Expression:
@@ -155,7 +175,7 @@ def exactly_one(*names: str) -> Expression:
 
 
 def every(path: str, variable: str, body: Expression) -> Expression:
-    """Holds where `body`, which reads the item as `variable`, holds for every item of the list at the path."""
+    """Holds where `body`, which reads the item as `variable`, holds for every item of the list, or every key of the map, at the path."""
     items = field(path)
     return Expression(
         f"{items.cel}.all({variable}, {body.cel})",

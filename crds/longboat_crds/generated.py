@@ -20,6 +20,8 @@ metadata:
   labels:
     {{{{- include "longboat.labels" . | nindent 4 }}}}
 """
+# Stands for the operators' usernames, which only the chart knows.
+_OPERATORS = "OPERATORS"
 _KEEP = """\
   {{- if .Values.crds.keep }}
   annotations:
@@ -41,8 +43,11 @@ def generated() -> Mapping[str, str]:
         plain = {key: value for key, value in definition.items() if key != "spec"}
         files[f"crds/{name}.yaml"] = f"# {_NOTE}\n{dump(plain)}{spec}"
         files[f"{TEMPLATES}/crds/{name}.yaml"] = _template("crds", [_templated(definition, spec, _KEEP)])
-    for name, objects in policies.policies().items():
-        bodies = [_templated(body, dump({"spec": body["spec"]})) for body in objects]
+    for name, objects in policies.policies(_OPERATORS).items():
+        bodies = [
+            _templated(body, dump({"spec": body["spec"]})).replace(_OPERATORS, '{{ include "longboat.operators" . }}')
+            for body in objects
+        ]
         files[f"{TEMPLATES}/policies/{name}.yaml"] = _template("policies", bodies)
     return files
 

@@ -1,8 +1,13 @@
-"""The token with which a driver asks for the number of its start. Pure."""
+"""How a driver asks for the number of its start, and what it says if nobody answers. Pure."""
 
 from __future__ import annotations
 
 import re
+
+# The exit status of a driver, and of its container, that has had no answer from the API server (EX_TEMPFAIL of sysexits.h). The last line
+# that it writes then says why, after UNANSWERED.
+UNANSWERED_EXIT_CODE = 75
+UNANSWERED = "no answer from the API server"
 
 # At most 15 digits, so that every number stays within its field's bounds.
 _LEAST = re.compile(r"-([0-9]{1,15})$")

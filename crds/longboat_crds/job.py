@@ -11,6 +11,7 @@ from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.coherence import COHERENCE
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.failure import FailurePolicySpec
+from longboat_crds.metadata import KEY_RULES, Annotations, Labels
 from longboat_crds.model import ModelSpec
 from longboat_crds.rewards import DEFAULT_POOL, MAX_POOLS, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
 from longboat_crds.rollout import RolloutSpec
@@ -42,8 +43,19 @@ class RuntimeRef(ApiModel):
 class RLJobSpec(ApiModel):
     """What the researcher asks for."""
 
-    rules: ClassVar[tuple[Rule, ...]] = COHERENCE
+    rules: ClassVar[tuple[Rule, ...]] = (*COHERENCE, *KEY_RULES)
 
+    labels: Annotated[Labels | None, Changeable.ANY_TIME] = Field(
+        default=None,
+        description="Labels of all objects of the job, such as a cost centre; those of the runtime template win. An edit reaches pods, "
+        "Secrets and ControllerRevisions that are created later, and the others at once; the claim keeps labels that are removed here. "
+        "Labels of the RLJob itself reach nothing.",
+    )
+    annotations: Annotated[Annotations | None, Changeable.ANY_TIME] = Field(
+        default=None,
+        description="Annotations of all objects of the job but the driver's ServiceAccount, whose are the runtime template's alone; as for "
+        "labels.",
+    )
     runtime_ref: RuntimeRef
     model: ModelSpec
     dataset: DatasetSpec

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from longboat_crds.base import API_VERSION, ApiModel
+from longboat_crds.base import API_VERSION, MANIFEST, ApiModel
 from longboat_crds.objects import KINDS, ClusterRLRuntime, RLJob, RLRuntime
 from longboat_crds.rules import removed
 from longboat_crds.schema import Schema, json_schema
@@ -67,7 +67,7 @@ def checked(model: type[Model], value: Any) -> Model:
     refused = list(_refused(model, value))
     try:
         # The API server doesn't know the names that fields have in Python.
-        valid = model.model_validate_json(to_json(value), strict=True, by_alias=True, by_name=False)
+        valid = model.model_validate_json(to_json(value), strict=True, by_alias=True, by_name=False, context=MANIFEST)
     except ValidationError as error:
         schema = json_schema(model)
         problems = [_problem(detail, schema) for detail in error.errors(include_url=False)]

@@ -48,6 +48,16 @@ PHASES = (
         condition=ConditionType.FAILED,
     ),
     PhaseRule(
+        Phase.TERMINATING,
+        "The job was deleted, and finalizers of somebody else keep it. Its pods are deleted.",
+        "Ask the owner of the finalizers that the message of Running names, or remove them from metadata.finalizers.",
+        (ConditionType.RUNNING,),
+        awaited=True,
+        condition=ConditionType.RUNNING,
+        status=False,
+        reasons=(Reason.JOB_DELETED,),
+    ),
+    PhaseRule(
         Phase.SUSPENDED,
         "The job holds no pods because spec.suspend is true.",
         "Set spec.suspend to false to resume it.",
@@ -81,9 +91,22 @@ PHASES = (
         reasons=(Reason.RESTARTING, Reason.HEAD_LOST),
     ),
     PhaseRule(
+        Phase.QUEUED,
+        "The job waits for room: its minimum of pods (the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, a "
+        "reward pod of each pool) has no nodes, or only some of it has.",
+        "Wait, or make room as the reason says. A job that holds part of its minimum for failurePolicy.placementTimeoutSeconds gives it "
+        "back and tries again; no job fails because it waits.",
+        (ConditionType.SCHEDULED, ConditionType.ROLES_READY, ConditionType.RUNNING),
+        awaited=True,
+        condition=ConditionType.RUNNING,
+        status=False,
+        reasons=(Reason.QUEUED,),
+    ),
+    PhaseRule(
         Phase.STARTING,
-        "Pods exist, but no round has run since the job was started or resumed.",
-        "Wait. If it lasts, see the reason: roles that are not ready within failurePolicy.startDeadlineSeconds fail the job.",
+        "The minimum of pods has nodes, but no round has run since the job was started or resumed.",
+        "Wait. If it lasts, see the reason: a job that has committed no step fails if its roles are not ready for "
+        "failurePolicy.startDeadlineSeconds in all.",
         (ConditionType.ROLES_READY, ConditionType.RUNNING),
         awaited=True,
         has_pods=True,

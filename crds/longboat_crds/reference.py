@@ -100,6 +100,8 @@ def _type(schema: Schema) -> str:
         return text + (f", up to {schema['maxLength']} characters" if "maxLength" in schema else "")
     if schema["type"] in ("integer", "number"):
         return ", ".join(part for part in (schema["type"], _range(schema)) if part)
+    if isinstance(values := schema.get("additionalProperties"), dict) and "type" in values:
+        return f"map (up to {schema['maxProperties']} keys) of {_type(values)}"
     return "any object" if PRESERVE_UNKNOWN in schema else str(schema["type"])
 
 

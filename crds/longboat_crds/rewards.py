@@ -30,6 +30,7 @@ from longboat_crds.expressions import (
     field_or,
     if_present,
     implies,
+    matches,
     negation,
     one_of,
     present,
@@ -442,6 +443,19 @@ class PoolCpuSpec(ApiModel):
 
 class RewardPoolSpec(ApiModel):
     """Reward pods with graders in them, for the rewards of the pool. One queue feeds all pods of a pool."""
+
+    # Else a pod could have the name of another job's: x-reward-driver-0-a0 would be the driver of job x-reward.
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            negation(
+                either(matches(field("name"), "(^|-)(driver|rollout|trainer)$"), matches(field("name"), "(^|-)reward-"))
+            ),
+            "must not end with driver, rollout or trainer as its last word, nor have reward as a word before others: pods of another job could "
+            "have the same names; choose another name",
+            "name",
+            new_only=True,
+        ),
+    )
 
     name: PoolName = Field(description="Name of the pool; it is a part of its pods' names.")
     replicas: int = Field(default=1, ge=1, le=MAX_POOL_REPLICAS, description="Reward pods.")

@@ -67,7 +67,9 @@ class FieldError(StrEnum):
 class Rule:
     """`holds` is true of every acceptable object. `field` is the path of what to change, relative to the object with the rule.
 
-    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all.
+    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all. One that is
+    `new_only` came after jobs were stored that break it: manifests are refused, and what is stored is read. The API server, too, lets a
+    stored value stand where an update doesn't change it, if the rule is about that value's own object.
     """
 
     holds: Expression
@@ -75,6 +77,7 @@ class Rule:
     field: str
     error: FieldError = FieldError.INVALID
     closer: Callable[[Mapping[str, Any]], str] | None = None
+    new_only: bool = False
 
     def broken_by(self, value: Mapping[str, Any]) -> dict[str, str]:
         """Returns the field and message for an object that breaks the rule."""

@@ -1,11 +1,14 @@
 """RLRuntime and ClusterRLRuntime: the platform team's template of a job's pods."""
 
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from longboat_crds.base import LIST_TYPE, PRESERVE_UNKNOWN, ApiModel, ObjectName, list_map
+from longboat_crds.base import LIST_TYPE, PRESERVE_UNKNOWN, ApiModel, ObjectName, ReferenceName, list_map
+from longboat_crds.metadata import KEY_RULES, Annotations, Labels, key_rules
+from longboat_crds.rules import Rule
 
 _METADATA = {"type": "object", "description": "Labels and annotations.", PRESERVE_UNKNOWN: True}
 _SPEC = {"type": "object", "description": "A core/v1 PodSpec, which may be partial.", PRESERVE_UNKNOWN: True}
@@ -60,8 +63,40 @@ class RewardTemplate(ApiModel):
     template: PodTemplate = Field(default_factory=dict)
 
 
+class UserIds(StrEnum):
+    """Who decides as which users and groups containers run."""
+
+    FIXED = "Fixed"
+    PLATFORM = "Platform"
+
+
+class SecretReference(ApiModel):
+    """A Secret of the job's namespace."""
+
+    name: ReferenceName = Field(description="Its name.")
+
+
+class DriverServiceAccount(ApiModel):
+    """What the ServiceAccount has that the operator makes for the driver of each job (`NAME-driver`)."""
+
+    rules: ClassVar[tuple[Rule, ...]] = key_rules("annotations")
+
+    annotations: Annotations | None = Field(
+        default=None, description="Its annotations, such as the one that binds it to a cloud identity."
+    )
+    image_pull_secrets: list[SecretReference] | None = Field(
+        default=None,
+        max_length=16,
+        description="Secrets with which its pods pull images. Default: those that the namespace's account `default` has when a driver pod is "
+        "created.",
+        json_schema_extra=list_map("name"),
+    )
+
+
 class RLRuntimeSpec(ApiModel):
     """Applies to every job that refers to it; a job keeps the version it started with, except by runtimeRef.renewOnResume."""
+
+    rules: ClassVar[tuple[Rule, ...]] = KEY_RULES
 
     image: str = Field(
         min_length=1, max_length=1024, description="Runtime image of every container that doesn't name its own."
@@ -79,6 +114,24 @@ class RLRuntimeSpec(ApiModel):
         max_length=16,
         description="How the image starts the runtime's command line.",
         json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    labels: Labels | None = Field(
+        default=None, description="Labels of all objects of its jobs. They win over those of the job's spec.labels."
+    )
+    annotations: Annotations | None = Field(
+        default=None,
+        description="Annotations of all objects of its jobs. They win over those of the job's spec.annotations.",
+    )
+    driver_service_account: DriverServiceAccount | None = Field(
+        default=None,
+        description="What the ServiceAccount has that the operator makes for a job's driver. A template whose driver pods have a "
+        "serviceAccountName brings an account of its own: the driver's rights are bound to that one, and nothing is made or changed.",
+    )
+    user_ids: UserIds | None = Field(
+        default=None,
+        description="`Fixed`: containers run as the users of the images (10001, graders as 10002, Ray's head as 10003), unless a pod template "
+        "says otherwise. `Platform`: no user or group is set, for platforms that give each namespace its own, such as OpenShift. "
+        "Default: Fixed.",
     )
     common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")
     roles: RolesTemplate = Field(default_factory=RolesTemplate)

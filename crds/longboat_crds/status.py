@@ -37,6 +37,7 @@ class Phase(StrEnum):
     """A word for people, chosen by the conditions and the job's pods."""
 
     PENDING = "Pending"
+    QUEUED = "Queued"
     STARTING = "Starting"
     RUNNING = "Running"
     SUSPENDING = "Suspending"
@@ -44,6 +45,7 @@ class Phase(StrEnum):
     RESTARTING = "Restarting"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    TERMINATING = "Terminating"
 
 
 class TrainingState(StrEnum):
@@ -406,7 +408,7 @@ class PodRecord(FieldsModel):
     pool: Line | None = Field(default=None, description="The pool that a reward pod belongs to.")
     index: Count = Field(description="The pod's number within its role; of a reward pod, within its pool.")
     attempt: Count = Field(description="The pod's number within its place; its name ends in it.")
-    restarts: Count = Field(default=0, description="Restarts of its containers that have been counted.")
+    restarts: Count = Field(default=0, description="Restarts of its role's own containers that have been recorded.")
     losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(default=None, description="When its loss was noticed; it is to be replaced.")
     gone: bool | None = Field(
@@ -544,7 +546,7 @@ class RoleStatus(FieldsModel):
     ready_text: Line = Field(default="", description="`ready/desired`, for the printer column.")
     restarts: Count = Field(
         default=0,
-        description="Container restarts and pod replacements since the job was created, counted by failurePolicy or not.",
+        description="Restarts of the role's own containers and pod replacements since the job was created, counted by failurePolicy or not.",
     )
     recent_restarts: Count = Field(
         default=0, description="Incidents since the last new step; what failurePolicy limits."
@@ -615,6 +617,44 @@ class RuntimeStatus(FieldsModel):
     revision: Line = Field(description="ControllerRevision that stores it.")
 
 
+class Placement(FieldsModel):
+    """How far the minimum of a job's pods has nodes, from its start until rounds run, and whenever a running job lacks some of it.
+
+    The minimum is the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, and a reward pod of each pool.
+    """
+
+    minimum: Count = Field(description="Pods of the minimum.")
+    placed: Count = Field(description="How many of them have a node.")
+    since: Timestamp | None = Field(
+        default=None,
+        description="When `placed` last grew or, in a running job, fell below `minimum`; none while the whole minimum has nodes, or no pod "
+        "exists.",
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        default=None,
+        description="Highest priority of the job's pods, while some of the minimum have a node and others don't.",
+    )
+    start_seconds: Count | None = Field(
+        default=None,
+        description="Seconds that failurePolicy.startDeadlineSeconds has counted so far, without those since `startSince`.",
+    )
+    start_since: Timestamp | None = Field(
+        default=None,
+        description="Since when seconds count for failurePolicy.startDeadlineSeconds; none: they don't now.",
+    )
+    releases: Count | None = Field(
+        default=None,
+        description="Releases of all pods since the whole minimum last had nodes; sets the wait after the next.",
+    )
+    cause: Message | None = Field(default=None, description="Why the pods were released.")
+    release_time: Timestamp | None = Field(
+        default=None, description="When the release began; pods are being deleted, the driver's first."
+    )
+    retry_time: Timestamp | None = Field(
+        default=None, description="All pods are released; when they are created again."
+    )
+
+
 class RestartRecord(FieldsModel):
     """One restart, newest last."""
 
@@ -627,10 +667,27 @@ class RestartRecord(FieldsModel):
     node: Line | None = Field(default=None, description="The node that the pod was on.")
     counted: bool = Field(
         default=True,
-        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions and lost nodes don't, nor "
-        "does a driver that lost such a pod, or that is replaced because rounds.steps was raised after its last step.",
+        description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions, and nodes that are lost or "
+        "shut down don't, nor does a driver that lost such a pod, that had no answer from the API server, or that is replaced because "
+        "rounds.steps was raised after its last step.",
     )
     time: Timestamp = Field(description="When it was noticed.")
+
+
+class DrainStatus(FieldsModel):
+    """Nodes of driver or trainer pods that take no new pods (`spec.unschedulable`), as one that is to be drained."""
+
+    since: Timestamp = Field(
+        description="When the newest of them was noticed; the driver saves, and checkpoint.graceSeconds run from it."
+    )
+    step: Count = Field(
+        description="Step that was committed then: once the checkpoint has it, driver and trainer pods may be evicted."
+    )
+    nodes: list[Line] = Field(
+        max_length=MAX_PODS,
+        description="Their names.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
 
 
 class RLJobStatus(ApiModel):
@@ -656,6 +713,7 @@ class RLJobStatus(ApiModel):
     suspend_time: Timestamp | None = Field(
         default=None, description="When suspending began; checkpoint.graceSeconds run from it."
     )
+    drain: DrainStatus | None = None
     runtime: RuntimeStatus | None = None
     ray_token_secret: Line | None = Field(
         default=None, description="Secret with the token of the job's Ray cluster; its pods mount it."
@@ -665,6 +723,7 @@ class RLJobStatus(ApiModel):
     )
     roles: RolesStatus | None = None
     allocation: Allocation | None = None
+    placement: Placement | None = None
     reward_cpu: RewardCpuStatus | None = None
     reported: Reported | None = None
     restarts: Count | None = Field(default=None, description="Restarts of all roles since the job started.")

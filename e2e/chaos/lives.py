@@ -26,7 +26,9 @@ PATIENT = {
 """Limits that are never reached: a job whose pods are killed again before it has made a step would rightly fail otherwise."""
 
 FIRST_STEPS = 3
-CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions"
+CHILDREN = (
+    "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions,poddisruptionbudgets"
+)
 
 
 @dataclass

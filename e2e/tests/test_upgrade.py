@@ -176,6 +176,12 @@ def train_on(job: Job, folder: Path) -> None:
     hold.touch()
 
 
+def network_policies(job: Job) -> set[str]:
+    """Returns the names of the job's NetworkPolicies."""
+    of_job = ("-l", f"longboat.dev/job={job.name}", "-o", "jsonpath={.items[*].metadata.name}")
+    return set(job.cluster.kubectl("-n", job.namespace, "get", "networkpolicies", *of_job).split())
+
+
 def kill_every_role(job: Job) -> set[str]:
     """Deletes a pod of every role at once; returns their names."""
     pods = {job.pod(role) for role in CONTAINERS}
@@ -238,6 +244,9 @@ def test_jobs_train_on_through_upgrades_and_a_rollback(
         replace_operator(lambda: current.install(cluster, reuse_values=True))
         lose_pods()
         replace_operator(lambda: current.install(cluster))
+    for job in jobs:
+        expected = {f"{job.name}-job", f"{job.name}-reward"}
+        job.wait("today's names of NetworkPolicies", lambda: network_policies(job), expected.__eq__)  # noqa: B023 - called here
     for job in jobs:
         (folder / f"hold-{job.name}").unlink()
     for job in jobs:

@@ -1,8 +1,8 @@
 """Carries out a plan, action by action. It may stop after any of them: the next plan continues from there.
 
 * A rejection (the server understood and said no) of anything but an event or the status is kept for the next plan. A rejected
-  prerequisite, that is a create or apply of anything but a Pod, ends the plan's creates and applies, since later ones may depend
-  on it; pods don't depend on each other. Everything else is still carried out.
+  prerequisite, that is a create or apply of anything but a Pod or a PodDisruptionBudget, ends the plan's creates and applies, since later
+  ones may depend on it; pods don't depend on each other. Everything else is still carried out.
 * The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more. An accepted one isn't repeated for an hour, whichever job needs it, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
@@ -13,8 +13,9 @@
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
-* A write without a final answer (silence, 401, 429, 5xx) ends the plan: it may or may not have been done. So does a status that is
-  refused. The key is planned again after a wait.
+* A write without a final answer (silence, 401, 429, 5xx) ends the plan but for its status and the events that follow: it may or may not
+  have been done. So does a status that is refused. The key is planned again after a wait. That such a write fails for long is kept for
+  the next plan too.
 """
 
 from __future__ import annotations
@@ -30,28 +31,31 @@ from longboat_operator.dry_runs import AcceptedDryRuns
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.events import EventRecorder
-from longboat_operator.kube.resources import POD, RL_JOB, SECRET
+from longboat_operator.kube.resources import DISRUPTION_BUDGET, POD, RL_JOB, SECRET
 from longboat_operator.metrics import ACTIONS, RESIZES
 from longboat_operator.model import (
     LABEL_ROLE,
     Action,
     ApplyObject,
     CreateObject,
-    DeleteObject,
     EmitEvent,
     Object,
     Observed,
-    PatchMetadata,
     Plan,
     PublishGrant,
     PublishStatus,
     ResizePod,
-    Target,
+    target_of,
 )
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import Cache, ObjectKey, version_of
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.writes import Writes
+
+# The actions that tell people and drivers of the job.
+_TOLD = (PublishStatus, PublishGrant, EmitEvent)
+# Nothing else that a plan creates depends on these.
+_NOT_NEEDED = frozenset({POD.kind, DISRUPTION_BUDGET.kind})
 
 log = structlog.get_logger(__name__)
 
@@ -100,39 +104,43 @@ class _Run:
         self._building = True
         self._is_job_confirmed = not ((observed.job or {}).get("status") or {}).get("startTime")
         self._dry_runs_made = False
+        self._dry_run_unanswered = False
         self._stale = False
+        self._unanswered: KubeError | None = None
         self._newer: list[Expectation] = []
 
     async def execute(self) -> Applied:
         self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
-        unanswered = None
         for resizes, actions in groupby(self._plan.actions, lambda action: isinstance(action, ResizePod)):
-            carry_out = self._apply_together if resizes else self._in_order
-            unanswered = await carry_out(actions)
-            if unanswered or self._stale:
-                break
-        return Applied(tuple(self._writes.expectations), unanswered, tuple(self._newer), self._writes.published)
-
-    async def _apply_together(self, actions: Iterable[Action]) -> KubeError | None:
-        return next(filter(None, await asyncio.gather(*map(self._unanswered, actions))), None)
-
-    async def _in_order(self, actions: Iterable[Action]) -> KubeError | None:
-        for action in actions:
-            if error := await self._unanswered(action):
-                return error
+            if resizes:
+                await asyncio.gather(*map(self._attempt, actions))
+            else:
+                await self._in_order(actions)
             if self._stale:
                 break
-        return None
+        return Applied(tuple(self._writes.expectations), self._unanswered, tuple(self._newer), self._writes.published)
 
-    async def _unanswered(self, action: Action) -> KubeError | None:
-        """Carries the action out; returns an error after which the plan ends, mostly that of a request without an answer."""
+    async def _in_order(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            await self._attempt(action)
+            if self._stale:
+                break
+
+    async def _attempt(self, action: Action) -> None:
+        """Carries the action out, unless a request before it got no answer: then only what tells people of the job."""
+        if self._unanswered and not isinstance(action, _TOLD):
+            self._count(action, "skipped")
+            return
         try:
             await self._apply_action(action)
         except KubeError as error:
             self._count(action, "unanswered")
             log.warning("plan ended early", **self._words(action), error=str(error))
-            return error
-        return None
+            if isinstance(action, _TOLD):
+                self._stale = True
+            elif not self._dry_run_unanswered:
+                self._rejections.note_unanswered(target_of(action), str(error))
+            self._unanswered = self._unanswered or error
 
     async def _apply_action(self, action: Action) -> None:
         if isinstance(action, (CreateObject, ApplyObject)) and not await self._job_exists():
@@ -192,6 +200,8 @@ class _Run:
             await self._writes.dry_run(action)
         except KubeError as error:
             if not is_rejection(error):
+                self._dry_run_unanswered = True
+                self._rejections.note_unanswered(target_of(action), str(error))
                 return error
             self._rejected(action, error)
             self._building = False
@@ -224,7 +234,7 @@ class _Run:
         self._newer.append(Expectation(key, version + 1))
 
     def _end_building(self, action: Action) -> None:
-        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] != POD.kind:
+        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] not in _NOT_NEEDED:
             self._building = False
 
     def _count(self, action: Action, outcome: str) -> None:
@@ -238,20 +248,3 @@ class _Run:
     def _words(self, action: Action) -> dict[str, str]:
         kind, name = target_of(action)
         return {"key": str(self._observed.key), "action": type(action).__name__, "kind": kind, "name": name}
-
-
-def target_of(action: Action) -> Target:
-    """Returns what an action writes: its kind and name; in place of a name an event's reason, or which part of the job's status it is."""
-    match action:
-        case CreateObject() | ApplyObject():
-            return action.body["kind"], action.body["metadata"]["name"]
-        case DeleteObject() | PatchMetadata():
-            return action.kind, action.name
-        case ResizePod():
-            return POD.kind, action.name
-        case EmitEvent():
-            return "Event", action.reason
-        case PublishStatus():
-            return RL_JOB.kind, "status"
-        case PublishGrant():
-            return RL_JOB.kind, "grant"

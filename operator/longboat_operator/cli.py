@@ -65,6 +65,7 @@ async def _run(kubeconfig: Path | None, options: Options) -> None:
         dns_peers=options.dns_peers,
         release=options.release,
         request_seconds=options.request_timeout_seconds,
+        may_delete=options.may_delete,
     )
     await Shell(configuration, options, look, plan).run()
 
@@ -85,6 +86,7 @@ def _options(parsed: argparse.Namespace) -> Options:
         requests_in_flight=parsed.requests_in_flight,
         request_timeout_seconds=parsed.request_timeout,
         dns_peers=parsed.dns_peers,
+        may_delete=parsed.may_delete,
     )
 
 
@@ -122,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
         "--adopt",
         action="store_true",
         help="take over the jobs of other releases (status.operator), even of those that hold their Lease",
+    )
+    run.add_argument(
+        "--may-delete",
+        action="store_true",
+        help="delete Secrets and NetworkPolicies that jobs no longer need: give it the right, and the admission policy longboat-operator-deletes",
     )
     run.add_argument(
         "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"

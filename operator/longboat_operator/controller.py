@@ -15,7 +15,7 @@ import structlog
 from longboat_operator.apply import Applied, Applier
 from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.errors import KubeError, TooManyRequestsError
-from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
+from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, CORDONED_NODE, RL_JOB
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
@@ -108,7 +108,11 @@ class Controller:
         if not self._leading:
             return
         job_woken, capacity_woken = wakes_job(change.old, change.new), wakes_capacity(change.old, change.new)
+        if change.key.kind == CORDONED_NODE.kind and not job_woken:
+            return
         urgent = tells_of_resize(change.old, change.new)
+        for job in self._cache.disturbed_by(change):
+            self._queue.add_within(job, BURST_SECONDS)
         for job in self._affected_jobs(change):
             if job_woken and self._is_own_publication(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
@@ -133,10 +137,16 @@ class Controller:
                     self._queue.add(key)
         for key in self.expectations.waiting():
             self._queue.add(key)
+        # Later lists of nodes come as changes.
+        if source.kind == CORDONED_NODE.kind and self._leading and self._cache.cordoned(()) is None:
+            self._plan_all()
 
     def lead(self) -> None:
         """Starts to plan, beginning with the capacity of every existing job: a job's status can't be written beside its grant."""
         self._leading = True
+        self._plan_all()
+
+    def _plan_all(self) -> None:
         for job, _ in self._cache.jobs():
             self._queue.add(job.capacity)
             self._queue.add_within(job, BURST_SECONDS)
@@ -190,7 +200,7 @@ class Controller:
             return "error"
         self._expect(key, plan, applied)
         if applied.published or applied.unanswered:
-            self._overwrites.published(key, None if applied.unanswered else applied.published)
+            self._overwrites.published(key, applied.published)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.newer:
             again.append(self._wait_after(key, applied.unanswered))
@@ -269,7 +279,12 @@ class Controller:
         self._queue.add_after(key, None)
 
     def _affected_jobs(self, change: Change) -> set[JobKey]:
-        """Returns the jobs that a change concerns: the job itself, or a child's before and after it; for a runtime all that refer to it."""
+        """Returns the jobs that a change concerns.
+
+        These are the job itself, or a child's before and after it; for a runtime all that refer to it, for a node all that have a driver or trainer pod there.
+        """
+        if change.key.kind == CORDONED_NODE.kind:
+            return self._cache.jobs_on(change.key.name)
         if change.key.kind not in RUNTIME_KINDS:
             return {job for obj in (change.old, change.new) if obj is not None and (job := job_of(obj)) is not None}
         # Runtimes change rarely: looking through all jobs is cheap enough.

@@ -14,6 +14,8 @@ from typing import Any
 Object = Mapping[str, Any]
 # What a plan writes or looks up: mostly the kind and name of an object in the job's namespace.
 Target = tuple[str, str]
+# The account of pods that name none.
+DEFAULT_ACCOUNT: Target = ("ServiceAccount", "default")
 
 FIELD_MANAGER = "longboat-operator"
 # Grants have their own manager, so that the plans of a job and of its capacity don't drop each other's fields.
@@ -119,34 +121,62 @@ class CapacityKey:
 Key = JobKey | CapacityKey
 
 
+# Orders jobs that wait for room, first the one that may wait longest: negated pod priority, creation time, uid.
+Rank = tuple[int, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Summarizes the other jobs that wait for room for their minimum of pods, according to their statuses.
+
+    `first_half_placed` ranks first among those that hold nodes for part of it. `quota_refuses` is whether a quota of the job's namespace
+    refuses a pod of another one.
+    """
+
+    first_half_placed: Rank | None = None
+    quota_refuses: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Holds everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
 
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
-    `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (`belongs_to`).
+    `PersistentVolumeClaim`, `ControllerRevision`, `PodDisruptionBudget`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
-    `rejections` say how the API server last refused what plans write or look up, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a write may be under way, are
-    options of the operator, and `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in
-    place of the last four.
+    `rejections` say how the API server last refused what plans write or look up, or that it has long given no answer, by object name.
+    `sees_cluster_runtimes` is False for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a
+    write may be under way, are options of the operator, and `release` names its Lease. `may_delete`: it may delete Secrets and
+    NetworkPolicies of jobs. A capacity's snapshot has only rollout pods, no template, and defaults in place of the last five.
+    `runtime_names` are the names of all templates that the job could name, by kind, if there is none of the name that it gives.
+
+    `last_states` are the last states of pods that are gone, by name, while the job's status doesn't tell yet that they are.
+
+    `cordoned` are the nodes of its pods that take no new ones (`spec.unschedulable`), None while that isn't known. An operator that is
+    installed for single namespaces may not watch nodes, and will never know.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
     Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
-    hexadecimal digits, new with every snapshot, for names that nobody can guess.
+    hexadecimal digits, new with every snapshot, for names that nobody can guess. `contention` tells of other jobs.
     """
 
     key: Key
     job: Object | None
     children: Mapping[str, Mapping[str, Object]] = field(default_factory=dict)
+    last_states: Mapping[str, Object] = field(default_factory=dict)
+    cordoned: frozenset[str] | None = None
+    may_watch_nodes: bool = False
     runtime: Object | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True
     dns_peers: tuple[Object, ...] = DNS_PEERS
     release: str | None = None
     request_seconds: float = REQUEST_TIMEOUT_SECONDS
+    may_delete: bool = False
+    runtime_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
     random: str = "00000000"
+    contention: Contention = Contention()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +217,11 @@ class PatchMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """DELETE with the uid as precondition."""
+    """DELETE with the uid as precondition; without one (None) for a Secret, which is never read, so that nobody knows it."""
 
     kind: str
     name: str
-    uid: str
+    uid: str | None
     grace_seconds: int | None = None
 
 
@@ -238,6 +268,23 @@ class EmitEvent:
 Action = (
     CreateObject | ApplyObject | PatchMetadata | DeleteObject | ResizePod | EmitEvent | PublishStatus | PublishGrant
 )
+
+
+def target_of(action: Action) -> Target:
+    """Returns what an action writes: its kind and name; in place of a name an event's reason, or which part of the job's status it is."""
+    match action:
+        case CreateObject() | ApplyObject():
+            return action.body["kind"], action.body["metadata"]["name"]
+        case DeleteObject() | PatchMetadata():
+            return action.kind, action.name
+        case ResizePod():
+            return "Pod", action.name
+        case EmitEvent():
+            return "Event", action.reason
+        case PublishStatus():
+            return "RLJob", "status"
+        case PublishGrant():
+            return "RLJob", "grant"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from longboat_crds.base import Role
@@ -11,6 +11,7 @@ from longboat_operator.model import (
     LABEL_ROLE,
     REQUEST_TIMEOUT_SECONDS,
     CapacityKey,
+    Contention,
     JobKey,
     Key,
     Object,
@@ -26,14 +27,30 @@ class Cache(Protocol):
     def sees_cluster_runtimes(self) -> bool:
         """Whether ClusterRLRuntimes are watched."""
 
+    @property
+    def may_watch_nodes(self) -> bool:
+        """Whether the operator may watch nodes."""
+
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
+        """Returns which of these nodes take no new pods; None while that isn't known."""
+
     def job(self, key: JobKey) -> Object | None:
         """Returns the RLJob; None if there is none."""
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
         """Returns the objects labelled with the job's name, by kind and name, whoever owns them."""
 
+    def last_states(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
+
+    def runtime_names(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
+        """Returns the names of all templates that jobs of the namespace can name, by kind."""
+
+    def contention(self, key: JobKey) -> Contention:
+        """Summarizes the jobs besides this one that wait for room."""
 
 
 def observe(
@@ -42,6 +59,7 @@ def observe(
     dns_peers: tuple[Object, ...] = DNS_PEERS,
     release: str | None = None,
     request_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    may_delete: bool = False,
 ) -> Observed:
     """Takes the snapshot of a job or of a capacity, for an operator with these options.
 
@@ -57,17 +75,27 @@ def observe(
         kind: {name: child for name, child in objects.items() if belongs_to(child, uid)}
         for kind, objects in cache.children(key).items()
     }
+    nodes = {
+        pod["spec"]["nodeName"] for pod in children.get("Pod", {}).values() if (pod.get("spec") or {}).get("nodeName")
+    }
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
+    runtime = cache.runtime(kind, key.namespace, name)
     return Observed(
         key,
         job,
         children,
-        cache.runtime(kind, key.namespace, name),
+        last_states={name: pod for name, pod in cache.last_states(key).items() if belongs_to(pod, uid)},
+        cordoned=cache.cordoned(nodes),
+        may_watch_nodes=cache.may_watch_nodes,
+        runtime=runtime,
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
         release=release,
         request_seconds=request_seconds,
+        may_delete=may_delete,
+        runtime_names=cache.runtime_names(key.namespace) if runtime is None else {},
+        contention=cache.contention(key),
     )
 
 

@@ -19,15 +19,26 @@ from longboat_operator.model import (
     PublishStatus,
     ResizePod,
     Target,
+    target_of,
 )
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
-from longboat_operator.plan.creation import Creation, creation_of, pods_to_create, vacancies
+from longboat_operator.plan.creation import Creation, creation_of, finding_of_rejection, pods_to_create, vacancies
+from longboat_operator.plan.drains import Drain, drain_of, opened
 from longboat_operator.plan.failures import ended_before_last_step, over_the_limit, said_by_driver
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
+from longboat_operator.plan.placement import (
+    Stage,
+    Waiting,
+    minimum_first,
+    pods_to_delete_now,
+    released_memories,
+    waiting_of,
+)
 from longboat_operator.plan.places import Places, places_of
+from longboat_operator.plan.pod_problems import ForeignContainers, foreign_containers
 from longboat_operator.plan.records import (
     Memories,
     RoleCount,
@@ -38,7 +49,7 @@ from longboat_operator.plan.records import (
     released,
     remembered,
 )
-from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of
+from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove, removal_of, token_removal
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
@@ -46,10 +57,14 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, UNANSWERED
 from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
-from longboat_operator.status.publication import final_status, operator_part, status_of
+from longboat_operator.status.publication import deleted_status, final_status, operator_part, status_of, with_kept_pods
 from longboat_operator.status.roles import NOWHERE, summary, survey
+
+# Finalizers by which the garbage collector deletes a job's children before the job, or lets them live.
+_OF_THE_GARBAGE_COLLECTOR = frozenset({"foregroundDeletion", "orphan"})
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -62,8 +77,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if isinstance(observed.key, CapacityKey):
         return plan_capacity(observed, now)
     job = observed.job
-    if job is None or job["metadata"].get("deletionTimestamp"):
+    if job is None:
         return Plan()
+    if job["metadata"].get("deletionTimestamp"):
+        return _deleted(observed, job, now)
     try:
         view = read(observed, job)
     except SpecUnreadable as error:
@@ -73,32 +90,54 @@ def plan(observed: Observed, now: datetime) -> Plan:
     suspension = suspension_of(view, now)
     memories = {role: remembered(view.published(role)) for role in ROLES}
     if missing := _unknown(view, memories, suspension):
-        return Plan(look_up=missing)  # nothing may take a pod's place before its fate is known
+        return _before_look_ups(view, missing, now)  # nothing may take a pod's place before its fate is known
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
-    counts = _counts(view, memories, suspension, now, lost, places, leaving)
-    runs = suspension is Suspension.NONE
+    waiting = waiting_of(view, memories, places, lost.pods, now) if suspension is Suspension.NONE else None
+    runs = waiting is not None and waiting.stage is Stage.NONE
+    if waiting and not runs:
+        counts = released_memories(view, memories)
+    else:
+        counts = _counts(view, memories, suspension, now, lost, places, leaving)
     vacant = list(vacancies(view, memories, places, counts, now)) if runs and view.grant else []
+    vacant = minimum_first(view, places, vacant)
     cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
     creation = creation_of(view, vacant, cpus, now) if runs else Creation()
     starts = held_up(view, now) if runs else HeldUp()
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
-    facts = Facts(suspension, roles, counts, creation, starts.problem, cpus.status)
+    removal = _removal(view, memories, suspension, now, lost, places, waiting)
+    foreign = foreign_containers(view, now) if runs else ForeignContainers()
+    drain = drain_of(view, lost.pods.keys(), now) if runs else Drain()
+    refused = _refused(view, (*removal.actions, *drain.actions), cpus.resizes)
+    facts = Facts(
+        suspension,
+        roles,
+        counts,
+        creation,
+        starts.problem,
+        cpus.status,
+        waiting,
+        foreign.problem,
+        refused,
+        drain.status,
+    )
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
-    removal = _removal(view, memories, suspension, now, lost, places)
     status = status_of(view, facts, now)
     waits = [
         creation.wait,
+        drain.wait,
         removal.wait,
         lost.wait,
         leaving.wait,
         starts.wait,
+        foreign.wait,
         cpus.wait,
         *_timers(view, facts, now),
     ]
-    actions = (*creation.actions, *removal.actions)
+    tokens = token_removal(view, pods_end=suspension is Suspension.SUSPENDED)
+    actions = (*drain.actions, *creation.actions, *removal.actions, *tokens)
     made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
     return replace(made, look_up=(*creation.look_up, *starts.look_up))
 
@@ -133,6 +172,7 @@ def _counts(
                 excuses if role is Role.DRIVER else (),
                 leaving.draining if role is Role.ROLLOUT else (),
                 gone,
+                lost.gone,
             )
             for role in ROLES
         }
@@ -141,6 +181,31 @@ def _counts(
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return _with_unwatched(view, published, counts)
     return all_released(view, memories)
+
+
+def _before_look_ups(view: JobView, missing: tuple[Target, ...], now: datetime) -> Plan:
+    """Asks for what has to be known first; says so if the API server doesn't tell it."""
+    answers = [(kind, view.observed.rejections[name]) for kind, name in missing if name in view.observed.rejections]
+    if not answers:
+        return Plan(look_up=missing)
+    findings = [finding_of_rejection(*answers[0])]
+    status = view.status.model_copy(
+        update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
+    )
+    memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
+    return replace(_published(view.status, status, memories), look_up=missing)
+
+
+def _refused(view: JobView, actions: Sequence[Action], resizes: Sequence[ResizePod]) -> Finding | None:
+    """Returns how the API server refused the first of these actions, or failed to carry out one of them or a resize; None if it didn't.
+
+    A resize that it refuses is told by `status.rewardCpu`; an object of an earlier job of this name goes by itself.
+    """
+    rejections = view.observed.rejections
+    answers = [(kind, rejections[name]) for kind, name in map(target_of, actions) if name in rejections]
+    answers = [answer for answer in answers if OF_AN_EARLIER_JOB not in answer[1]]
+    answers += [("Pod", answer) for resize in resizes if UNANSWERED in (answer := rejections.get(resize.name, ""))]
+    return finding_of_rejection(*answers[0]) if answers else None
 
 
 def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
@@ -173,19 +238,26 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     """Returns how the job has ended, if it has: the driver's word first, then the operator's limits."""
     if end := said_by_driver(view):
         return end
-    if facts.suspension is not Suspension.NONE:
+    if facts.waiting is None or facts.waiting.stage is not Stage.NONE:
         return None
     if end := over_the_limit(view, facts.counts):
         return end
-    if all(role.all_ready for role in facts.roles.values()):
-        return None
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
-    return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
+    return deadline.missed(view, facts.waiting.placement, now, ready.message if ready else summary(facts.roles))
 
 
 def _removal(
-    view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost, places: Places
+    view: JobView,
+    memories: Memories,
+    suspension: Suspension,
+    now: datetime,
+    lost: Lost,
+    places: Places,
+    waiting: Waiting | None = None,
 ) -> Removal:
+    if waiting and waiting.stage is not Stage.NONE:
+        # A release is published before its first pod goes, so that none of them counts as lost.
+        return removal_of(pods_to_delete_now(view, memories), now) if view.releasing or view.released else Removal()
     if suspension is Suspension.NONE:
         return removal_of(pods_to_remove(view, memories, lost.pods, places), now)
     if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
@@ -194,16 +266,39 @@ def _removal(
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Returns the seconds until the driver's time to save a checkpoint is over, or until roles must be ready; none if neither runs."""
+    """Returns the seconds until the driver's time to save a checkpoint is over, or a time of `Waiting`; none if neither runs."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
-    if facts.suspension is Suspension.NONE and not all(role.all_ready for role in facts.roles.values()):
-        return [deadline.seconds_left(view, now)]
-    return []
+    return [facts.waiting.wait] if facts.waiting else []
 
 
-def _finished(view: JobView, now: datetime) -> Plan:
-    """Plans for a job that has ended: its pods go at once, the job itself after `ttlSecondsAfterFinished`, if that is set.
+def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
+    """Plans for a job that is being deleted: it is left to the garbage collector, unless a finalizer of somebody else keeps it.
+
+    Rule: then its pods go, as if the job had gone. With the finalizer `orphan` the user wants them to live; a drain may evict them, since
+    nobody will save anything before it.
+    """
+    finalizers = [str(name) for name in job["metadata"].get("finalizers") or ()]
+    foreign = [name for name in finalizers if name not in _OF_THE_GARBAGE_COLLECTOR]
+    if "orphan" in finalizers:
+        return Plan(opened(read_for_release(observed, job)))
+    if not foreign:
+        return Plan()
+    view = read_for_release(observed, job)
+    if view.finished:
+        return _finished(view, now, deleted=True)
+    memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
+    missing = missing_pods(view, memories)
+    if any(name not in view.observed.rejections for _, name in missing):
+        return Plan(look_up=missing)
+    removal = removal_of(view.all_pods, now)
+    status = deleted_status(view, foreign, _refused(view, removal.actions, ()), memories, now)
+    waits = [removal.wait, lost_pods(view, now).wait]
+    return _published(view.status, status, memories, removal.actions, _soonest(waits))
+
+
+def _finished(view: JobView, now: datetime, *, deleted: bool = False) -> Plan:
+    """Plans for a job that has ended: its pods go at once, the Secret of their token after them, the job after `ttlSecondsAfterFinished`.
 
     Of the pods' records, only those of pods that the watch doesn't show were kept. They are looked up until they are gone.
     """
@@ -212,15 +307,18 @@ def _finished(view: JobView, now: datetime) -> Plan:
     if any(name not in view.observed.rejections for _, name in missing):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
-    actions: list[Action] = [*removal.actions]
+    tokens = token_removal(view, pods_end=True)
+    actions: list[Action] = [*removal.actions, *tokens]
     waits = [removal.wait, lost_pods(view, now).wait]
     ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
-    if ttl is not None and completed is not None:
+    if ttl is not None and completed is not None and not deleted:
         remaining = seconds_until(completed, ttl, now)
         waits.append(remaining if remaining > 0 else None)
         if remaining <= 0:
             actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
-    status = view.status
+    status = with_kept_pods(view, now)
+    if tokens:
+        status = status.model_copy(update={"ray_token_secret": None})
     if status.roles and any(memory.records for memory in memories.values()):
         remaining_records = all_released(view, memories)
         roles = {role: view.published(role) for role in ROLES}
@@ -250,7 +348,12 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
         return _published(view.status, final_status(view, end, memories, now), memories)
     removal, waits = Removal(), list[float | None]()
     if suspension is Suspension.NONE:
-        update = {"phase": view.status.phase or Phase.PENDING, "reason": str(Reason.SPEC_INVALID), "suspend_time": None}
+        update = {
+            "phase": view.status.phase or Phase.PENDING,
+            "reason": str(Reason.SPEC_INVALID),
+            "suspend_time": None,
+            "drain": None,
+        }
         status = view.status.model_copy(update={"observed_generation": view.generation, **update})
     else:
         places: Places = {role: tuple(dict.fromkeys(pod.place for pod in view.pods[role])) for role in ROLES}
@@ -262,7 +365,8 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
         waits = [removal.wait, lost_pods(view, now).wait, *_timers(view, facts, now)]
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
     status = status.model_copy(update={"conditions": updated(status.conditions, [finding], view.generation, now)})
-    return _published(view.status, status, memories, removal.actions, _soonest(waits))
+    actions = (*opened(view), *removal.actions)  # a drain would wait for ever
+    return _published(view.status, status, memories, actions, _soonest(waits))
 
 
 def _published(

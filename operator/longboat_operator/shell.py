@@ -22,7 +22,7 @@ from longboat_operator.health import Health, judge, serve_health, serve_metrics
 from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.events import EventRecorder
-from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
+from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, CORDONED_NODE, Resource
 from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import DURATION_SECONDS, Elector
 from longboat_operator.lookups import LookUps
@@ -59,7 +59,8 @@ class LeaseOptions:
 class Options:
     """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
 
-    `release` is written into the jobs that it serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
+    `may_delete`: the server grants the right to delete Secrets and NetworkPolicies of jobs. `release` is written into the jobs that it
+    serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class Options:
     requests_in_flight: int = 32
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     dns_peers: tuple[Object, ...] = DNS_PEERS
+    may_delete: bool = False
     release: str | None = None
     adopt: bool = False
 
@@ -92,8 +94,15 @@ class Shell:
         scopes: tuple[str | None, ...] = options.namespaces or (None,)
         self._jobs = [(resource, namespace, "") for resource in watched(options.namespaces) for namespace in scopes]
         self._children = [(resource, namespace, LABEL_JOB) for resource in CHILDREN for namespace in scopes]
-        self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
-        self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
+        # Nodes belong to no namespace: an operator of single namespaces may not watch them.
+        self._nodes: list[tuple[Resource, str | None, str]] = [] if options.namespaces else [(CORDONED_NODE, None, "")]
+        self._streams = self._children + self._nodes
+        self._cache = Cache(
+            sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces), may_watch_nodes=bool(self._nodes)
+        )
+        self._freshness = Freshness(
+            _sources(self._jobs + self._streams), bookmarked=_sources(self._streams), optional=_sources(self._nodes)
+        )
         self._queue: WorkQueue[Key] = WorkQueue(group=lambda key: key.namespace)
         clock = self._transport.server_clock
         recorder = EventRecorder(client, clock, self._identity)
@@ -101,12 +110,12 @@ class Shell:
         if options.release and not options.adopt:
             self._releases = Releases(self._ungated, recorder, options.release)
         applier = Applier(client, self._cache, recorder, AcceptedDryRuns(time.monotonic))
-        look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock)
+        look_ups = LookUps(client, PodWarnings(client, time.monotonic), clock, time.monotonic)
         self._controller = Controller(
             self._cache, self._queue, observe, plan, look_ups, applier, self._freshness, clock, self._releases
         )
         self._feed = Feed(self._cache, self._freshness, clock, self._controller.changed, self._controller.listed)
-        self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children, self._lists)
+        self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._streams, self._lists)
 
     async def run(self) -> None:
         """Serves until told to stop.
@@ -135,9 +144,9 @@ class Shell:
             asyncio.create_task(jobs.run(), name="kopf"),
             *(
                 asyncio.create_task(
-                    Informer(self._ungated, *child, self._feed, self._lists).run(), name=f"informer {child[0].kind}"
+                    Informer(self._ungated, *stream, self._feed, self._lists).run(), name=f"informer {stream[0].kind}"
                 )
-                for child in self._children
+                for stream in self._streams
             ),
             asyncio.create_task(self._stop.wait(), name="stop"),
         ]
@@ -178,7 +187,7 @@ class Shell:
         await _until(lambda: self._freshness.settled)
         log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
         # One namespace after the other, so that the first is served long before the last.
-        sources = sorted(self._jobs + self._children, key=lambda source: source[1] or "") if self._elector else []
+        sources = sorted(self._jobs + self._streams, key=lambda source: source[1] or "") if self._elector else []
         if self._elector is not None:
             await self._elector.acquire()
             self._elected.set()

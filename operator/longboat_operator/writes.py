@@ -168,6 +168,11 @@ class Writes:
             )
         except (NotFoundError, ConflictError):
             return "gone"
+        finally:
+            if resource is SECRET:  # no watch shows that it is gone, nor would one that is there be read
+                self._cache.remove(key_of({"kind": SECRET.kind, "metadata": self._named(action.name)}), 0)
+        if resource is SECRET:
+            return "done"
         # The object as it was or as it lingers; for some kinds only a Status.
         version = version_of(deleted) if deleted.get("kind") == action.kind else 0
         key = key_of({"kind": action.kind, "metadata": self._named(action.name)})

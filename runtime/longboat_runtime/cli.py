@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from longboat_crds.incarnations import UNANSWERED_EXIT_CODE
 from longboat_graders.commands import graders
 from longboat_runtime.agent.commands import app as agent
 
@@ -42,7 +43,7 @@ def driver(
 
     from longboat_graders import prctl
     from longboat_runtime.driver.main import Ending, first_error
-    from longboat_runtime.driver.pod import drive_in_pod
+    from longboat_runtime.driver.pod import Unanswered, drive_in_pod
     from longboat_runtime.logs import configure
     from longboat_runtime.model_config import import_transformers_without_torch
     from longboat_runtime.tracebacks import cause_in
@@ -52,6 +53,9 @@ def driver(
     configure()
     try:
         ending = asyncio.run(drive_in_pod(job, namespace, head, after_failure))
+    except Unanswered as error:
+        typer.echo(f"driver failed: {error}", err=True)
+        raise typer.Exit(UNANSWERED_EXIT_CODE) from None
     except Exception as error:  # noqa: BLE001 - told in one line, last
         traceback.print_exc()
         # The agent and the pod's status show the last line.

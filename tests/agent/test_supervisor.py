@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from longboat_crds.incarnations import UNANSWERED_EXIT_CODE
 from longboat_runtime.agent import agent as agents
 from longboat_runtime.agent import supervisor as supervisors
 from longboat_runtime.agent.agent import Agent, Duty, write_termination_message
+from longboat_runtime.agent.decide import Rules
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor, descendants
@@ -263,3 +265,29 @@ def test_an_agent_whose_child_does_not_end_is_unhealthy_and_says_why(
 @pytest.mark.parametrize(("pod", "drain"), [(0.0, 0.0), (4.0, 2.0), (30.0, 25.0), (600.0, 595.0)])
 def test_a_drain_may_take_as_long_as_the_pod_less_a_margin(pod: float, drain: float) -> None:
     assert head(Place("127.0.0.1", "pod", grace=pod)).grace == drain
+
+
+@pytest.mark.parametrize(("code", "ends"), [(UNANSWERED_EXIT_CODE, UNANSWERED_EXIT_CODE), (3, 1)])
+def test_an_agent_ends_as_a_driver_without_an_answer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ends: int
+) -> None:
+    """The operator sees the exit status of the container alone."""
+    written = tmp_path / "termination-log"
+    written.touch()
+    monkeypatch.setattr(
+        agents, "write_termination_message", lambda message: write_termination_message(message, written)
+    )
+
+    async def test() -> None:
+        async def itself() -> Head:
+            return Head("first", settled=True)
+
+        async def nothing_missing() -> None:
+            return None
+
+        child = program(f"import sys; print('driver failed: no answer', file=sys.stderr); sys.exit({code})")
+        rules = Rules(quick=0.0)
+        assert await Agent(Duty("driver", child, itself, nothing_missing, free_port(), 1.0, rules)).run() == ends
+        assert written.read_text() == f"driver exited with code {code}: driver failed: no answer"
+
+    in_process(test)

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import yaml
 
+from longboat_crds.policies import DRIVER_STATUS, OPERATOR_DELETES
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.cli import _parser
 from longboat_operator.kube.resources import (
     CHILDREN,
     CLUSTER_RL_RUNTIME,
+    CORDONED_NODE,
     EVENT,
     LEASE,
+    NETWORK_POLICY,
     POD,
     RL_JOB,
     RL_RUNTIME,
@@ -143,13 +146,15 @@ def test_the_operator_has_the_rights_that_it_uses(mode: dict[str, Any]) -> None:
     rules = _rules(rendered)
     for resource in CHILDREN:
         writes = {"create", "delete"} if resource is POD else {"create", "patch"}
-        assert _verbs(rules, resource) == READS | writes
-    assert _verbs(rules, SECRET) == {"create"}
+        deletes = {"delete"} if resource is NETWORK_POLICY else set()
+        assert _verbs(rules, resource) == READS | writes | deletes
+    assert _verbs(rules, SECRET) == {"create", "delete"}
     assert _verbs(rules, POD, "resize") == {"patch"}
     assert _verbs(rules, RL_JOB) == READS | {"delete"}
     assert _verbs(rules, RL_JOB, "status") == {"patch"}
     assert _verbs(rules, RL_RUNTIME) == READS
     assert _verbs(rules, CLUSTER_RL_RUNTIME) == (set() if mode else READS)
+    assert _verbs(rules, CORDONED_NODE) == (set() if mode else {"list", "watch"}), "a Role gives no right to nodes"
     assert _verbs(rules, EVENT) == {
         "get",
         "list",
@@ -267,17 +272,70 @@ def test_runtime_templates_are_plain_objects_where_their_kind_is_known() -> None
     assert "annotations" not in namespaced["metadata"]
 
 
-@pytest.mark.parametrize(
-    ("release", "values"),
-    [("longboat-driver", {}), ("x-driver", {"fullnameOverride": "x-driver"}), ("x", {"nameOverride": "driver"})],
-)
-def test_no_operators_account_is_named_like_a_drivers(release: str, values: dict[str, Any]) -> None:
-    rendered = render(values, release)
-    name = rendered.one("ServiceAccount")["metadata"]["name"]
-    assert name.endswith("-driver-operator")
-    assert rendered.one("Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == name
-    bindings = [*rendered.of_kind("ClusterRoleBinding"), *rendered.of_kind("RoleBinding")]
-    assert {subject["name"] for binding in bindings for subject in binding["subjects"]} == {name}
+def test_policies_know_every_operator_by_its_account() -> None:
+    values = {"serviceAccount": {"name": "own"}, "policies": {"otherOperators": ["team-a:longboat", "team-b:x.y"]}}
+    expected = f"['system:serviceaccount:{NAMESPACE}:own', 'system:serviceaccount:team-a:longboat', 'system:serviceaccount:team-b:x.y']"
+    for name, condition in (
+        (
+            DRIVER_STATUS,
+            f"request.userInfo.username.startsWith('system:serviceaccount:') && !(request.userInfo.username in {expected})",
+        ),
+        (OPERATOR_DELETES, f"request.userInfo.username in {expected}"),
+    ):
+        policy = render(values).one("ValidatingAdmissionPolicy", name)
+        assert policy["spec"]["matchConditions"] == [{"name": "subject", "expression": condition}]
+    account = render().one("ServiceAccount")["metadata"]["name"]
+    assert f"['system:serviceaccount:{NAMESPACE}:{account}']" in str(
+        render().one("ValidatingAdmissionPolicy", DRIVER_STATUS)
+    )
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["cluster", "namespaces"])
+def test_nothing_may_be_deleted_without_the_policy_that_limits_it(mode: dict[str, Any]) -> None:
+    """The operator is told, since it would otherwise ask again and again."""
+    [container] = render(mode).one("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert _parser().parse_args(container["args"]).may_delete
+    without = render({**mode, "policies": {"install": False}})
+    [container] = without.one("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert not _parser().parse_args(container["args"]).may_delete
+    assert _verbs(_rules(without), SECRET) == {"create"}
+    assert "delete" not in _verbs(_rules(without), NETWORK_POLICY)
+
+
+def test_every_authenticated_user_may_read_cluster_runtimes(default: Rendered) -> None:
+    binding = default.one("ClusterRoleBinding", "longboat-read-cluster-runtimes")
+    assert [subject["name"] for subject in binding["subjects"]] == ["system:authenticated"]
+    rules = _rules(default, binding["roleRef"]["name"])
+    assert rules == [{"apiGroups": ["longboat.dev"], "resources": ["clusterrlruntimes"], "verbs": sorted(READS)}]
+    older = render({"clusterRuntimes": None})
+    assert older.one("ClusterRoleBinding", "longboat-read-cluster-runtimes")
+    for values in ({"clusterRuntimes": {"readable": False}}, {"crds": {"install": False}}):
+        names = {body["metadata"]["name"] for body in render(values).of_kind("ClusterRoleBinding")}
+        assert "longboat-read-cluster-runtimes" not in names
+
+
+def test_roles_of_users_outlive_the_release_as_the_definitions_do(default: Rendered) -> None:
+    def kept(rendered: Rendered) -> set[str]:
+        roles = [*rendered.of_kind("ClusterRole"), *rendered.of_kind("ClusterRoleBinding")]
+        return {body["metadata"]["name"] for body in roles if "annotations" in body["metadata"]}
+
+    assert kept(default) == {"longboat-view", "longboat-edit", "longboat-admin", "longboat-read-cluster-runtimes"}
+    assert kept(render({"crds": {"keep": False}})) == set()
+
+
+def test_a_platform_that_gives_users_can_have_them_unset() -> None:
+    unset = {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}}
+    pod = render(unset).one("Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    more = {"securityContext": {"privileged": False}}
+    [container] = render(more).one("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"]["privileged"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_an_older_charts_values_have_the_same_security(default: Rendered) -> None:
+    older = render({"podSecurityContext": None, "securityContext": None})
+    assert older.one("Deployment")["spec"] == default.one("Deployment")["spec"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +349,11 @@ def test_no_operators_account_is_named_like_a_drivers(release: str, values: dict
         ({"dnsPeers": []}, "/dnsPeers"),
         ({"dnsPeers": [{}]}, "/dnsPeers/0"),
         ({"dnsPeers": [{"ipBlock": {"cidr": "somewhere"}}]}, "/dnsPeers/0"),
-        ({"serviceAccount": {"name": "my-driver"}}, "/serviceAccount/name"),
+        ({"policies": {"otherOperators": ["longboat"]}}, "/policies/otherOperators/0"),
+        ({"clusterRuntimes": {"readable": "yes"}}, "/clusterRuntimes/readable"),
+        ({"podSecurityContext": []}, "/podSecurityContext"),
+        ({"securityContext": "none"}, "/securityContext"),
+        ({"runtimes": {"cpu": {"image": "x", "userIds": "Mine"}}}, "/runtimes/cpu/userIds"),
     ],
 )
 def test_values_it_does_not_know_are_refused(values: dict[str, Any], words: str) -> None:

@@ -57,6 +57,32 @@ def reward_cpu(total: str | None, *bounds: dict[str, str] | None, replicas: int 
 CASES: list[tuple[dict[str, Any], str | None]] = [
     ({}, None),
     ({"spec.dataset.files": None}, "spec.dataset.files"),
+    ({"spec.labels": {"example.com/cost-center": "42", "team": ""}, "spec.annotations": {"note": "a b\n"}}, None),
+    ({"spec.labels": {"app.kubernetes.io/part-of": "sums"}}, None),
+    *(
+        ({f"spec.{field}": {key: "x"}}, f"spec.{field}")
+        for field in ("labels", "annotations")
+        for key in (
+            "longboat.dev/job",
+            "kubernetes.io/name",
+            "app.kubernetes.io/managed-by",
+            "a b",
+            "-a",
+            "a/b/c",
+            "A.b/c",
+            "é",
+            "a" * 64,
+        )
+    ),
+    ({"spec.labels": {"team": "a b"}}, "spec.labels.team"),
+    ({"spec.labels": {"team": "a" * 64}}, "spec.labels.team"),
+    ({"spec.checkpoint.adopt": True}, None),
+    ({"spec.checkpoint.adopt": True, "spec.checkpoint.claimName": "mine"}, "spec.checkpoint.adopt"),
+    *(
+        ({"spec.rewardPools": [{"name": name}]}, "spec.rewardPools[0].name")
+        for name in ("driver", "a-rollout", "b-trainer", "reward-a", "a-reward-b")
+    ),
+    *(({"spec.rewardPools": [{"name": name}]}, None) for name in ("reward", "drivers", "a-reward", "driver-a")),
     (GYM, None),
     (GYM | SCORER, None),
     (SCORER, "spec.rewards"),

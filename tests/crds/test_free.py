@@ -243,9 +243,32 @@ def replaced_within(cluster: SimulatedCluster, seconds: float) -> bool:
 def start_deadline(root: Path) -> None:
     cluster = SimulatedCluster()
     cluster.settle()
+    cluster.start_all()
+    cluster.settle()
     cluster.edit(failurePolicy={"startDeadlineSeconds": 30})
     cluster.advance(31)
     assert reason(cluster) == (Phase.FAILED, Reason.START_DEADLINE_EXCEEDED)
+
+
+@of("failurePolicy.placementTimeoutSeconds")
+def placement_timeout(root: Path) -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.start("sums-driver-0-a0")
+    cluster.settle()
+    cluster.edit(failurePolicy={"placementTimeoutSeconds": 30})
+    cluster.advance(61)
+    assert reason(cluster) == (Phase.QUEUED, Reason.PODS_RELEASED)
+
+
+@of("failurePolicy.recoveryTimeoutSeconds")
+def recovery_timeout(root: Path) -> None:
+    cluster = running()
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    cluster.edit(failurePolicy={"recoveryTimeoutSeconds": 30})
+    cluster.advance(31)
+    assert reason(cluster) == (Phase.QUEUED, Reason.PODS_RELEASED)
 
 
 @of("checkpoint.graceSeconds", "suspend")
@@ -267,6 +290,33 @@ def reclaim_policy(root: Path) -> None:
     cluster.settle()
     cluster.delete_job()
     assert not cluster.children["PersistentVolumeClaim"]
+
+
+@of("checkpoint.adopt")
+def adopted(root: Path) -> None:
+    """Followed while the job waits for the claim that an earlier one left."""
+    cluster = running()
+    cluster.delete_job()
+    later = SimulatedCluster()
+    assert later.job is not None
+    later.job["metadata"]["uid"] = "later"
+    later.children["PersistentVolumeClaim"] = cluster.children["PersistentVolumeClaim"]
+    later.settle()
+    assert not later.pods()
+    later.edit(checkpoint={"adopt": True})
+    later.settle()
+    assert later.pods()
+
+
+@of("labels", "annotations")
+def metadata(root: Path) -> None:
+    cluster = running()
+    cluster.edit(labels={"team": "search"}, annotations={"note": "hello"})
+    cluster.settle()
+    for kind, name in (("Service", "sums-head"), ("PersistentVolumeClaim", "sums-checkpoint")):
+        found = cluster.children[kind][name]["metadata"]
+        assert found["labels"]["team"] == "search"
+        assert found["annotations"]["note"] == "hello"
 
 
 @of("rollout.replicas")

@@ -527,6 +527,19 @@ class EditedBroker(LocalBroker):
         self._fixed: RolloutGrant | None = None
         self._cpus: RewardGrant | None = None
         self._cpu_news = asyncio.Event()
+        self._drain: str | None = None
+        self._drain_news = asyncio.Event()
+
+    def drain(self, since: str) -> None:
+        """Has pods leave their node, since then."""
+        self._drain = since
+        self._drain_news.set()
+
+    async def drained(self, previous: str | None) -> str:
+        while self._drain is None or self._drain == previous:
+            self._drain_news.clear()
+            await self._drain_news.wait()
+        return self._drain
 
     def edit(self, **sections: Any) -> None:
         """Overrides these fields in sections of the spec, or sections as a whole."""

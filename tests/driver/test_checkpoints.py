@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.store import CheckpointStore
@@ -16,8 +19,10 @@ from longboat_runtime.driver.stages import Stage
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.errors import TrainerLost
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import finished, manifests, saved_steps, trained, until
+from tests.support.examples import examples
 
 
 class Killed(BaseException):
@@ -157,6 +162,65 @@ async def test_a_suspension_right_after_a_checkpoint_writes_no_other(tmp_path: P
     site.trainer.may_write.set()
     assert await running is RunOutcome.SUSPENDED
     assert (len(site.trainer.snapshots), site.trainer.writes, saved_steps(tmp_path)) == (1, 1, [2])
+
+
+async def test_a_drain_saves_the_newest_step_once_and_training_goes_on(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole", steps=5)
+    site = Site(tmp_path / "drained", make_spec(steps=5, checkpoint={"every_steps": 1000}))
+    driver = site.driver()
+    site.fleet.hang = {SampleId(1, 2, 0, 1)}
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
+    assert (site.step, saved_steps(site.root)) == (3, [])
+    site.broker.drain("2026-01-01T00:00:00Z")
+    await until(lambda: site.broker.status.checkpoint and site.broker.status.checkpoint.step == 3, running)
+    assert site.broker.status.training.state is TrainingState.RUNNING
+    site.broker.drain("2026-01-02T00:00:00Z")
+    await turns()
+    assert site.trainer.writes == 1, "nothing has come since"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert await site.driver().run() is RunOutcome.DONE
+    assert saved_steps(site.root) == [3, 5]
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
+
+
+async def test_a_drain_while_a_step_is_trained_saves_that_step_once_it_is_committed(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole", steps=5, checkpoint={"every_steps": 1})
+    site = Site(tmp_path / "drained", make_spec(steps=5, checkpoint={"every_steps": 1000}))
+    driver, train = site.driver(), site.trainer.train
+
+    async def drained(request: TrainRequest) -> TrainReport:
+        if request.step == 3:
+            site.broker.drain("2026-01-01T00:00:00Z")
+            await turns()
+            assert saved_steps(site.root) == [], "the trainer is no longer at step 2"
+        return await train(request)
+
+    site.trainer.train = drained
+    assert await driver.run() is RunOutcome.DONE
+    assert saved_steps(site.root) == [3, 5]
+    assert weights_of(site.root).items() <= weights_of(whole.root).items()
+
+
+@settings(deadline=None, max_examples=examples(20))
+@given(moments=st.sets(st.integers(0, 400), max_size=4), every=st.integers(1, 3))
+def test_a_drain_at_any_moment_saves_states_of_steps_only(moments: set[int], every: int) -> None:
+    async def run(root: Path) -> None:
+        whole = await finished(root / "whole", steps=4, checkpoint={"every_steps": 1, "keep": 9})
+        site = Site(root / "drained", make_spec(steps=4, checkpoint={"every_steps": every, "keep": 9}))
+        running = asyncio.create_task(site.driver().run())
+        for turn in range(max(moments, default=0) + 1):
+            if turn in moments:
+                site.broker.drain(f"2026-01-01T00:00:{turn:03}Z")
+            await asyncio.sleep(0)
+        assert await running is RunOutcome.DONE
+        assert weights_of(site.root).items() <= weights_of(whole.root).items()
+        assert trained(site) == trained(whole)
+
+    with TemporaryDirectory() as root:
+        asyncio.run(run(Path(root)))
 
 
 async def test_a_lost_trainer_is_loaded_from_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import yaml
 from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
-from longboat_crds.policies import policies
 from longboat_crds.status import (
     CheckpointStatus,
     Demand,
@@ -37,6 +36,7 @@ from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.own_job import OwnJob, Rejected
 from longboat_runtime.driver.status import DEMAND_INTERVAL, QUIET_INTERVAL, DriverStatus
 from tests.driver.cuttable_link import CuttableLink
+from tests.support.driver_tokens import create_namespace, driver_pod, install_policies
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
@@ -62,8 +62,7 @@ def apply(cluster: Cluster, *objects: Any) -> None:
 def prepared(cluster: Cluster) -> Cluster:
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
         cluster.kubectl("apply", "--server-side", "-f", str(crd))
-    for objects in policies().values():
-        apply(cluster, *objects)
+    install_policies(cluster)
     cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.longboat.dev")
     return cluster
 
@@ -105,7 +104,7 @@ class Api:
 @pytest.fixture
 async def api(prepared: Cluster) -> AsyncIterator[Api]:
     namespace = f"broker-{uuid.uuid4().hex[:8]}"
-    prepared.kubectl("create", "namespace", namespace)
+    create_namespace(prepared, namespace)
     job = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job", "namespace": namespace}}
     apply(prepared, {**job, "spec": SPEC})
     made = Api(prepared, namespace)
@@ -137,7 +136,7 @@ async def brokers(
     kubeconfig = yaml.safe_load(api.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
     authority = tmp_path / "ca.pem"
     authority.write_bytes(certificate(kubeconfig))
-    token = api.cluster.kubectl("create", "token", "job-driver", "-n", api.namespace).strip()
+    token = await asyncio.to_thread(driver_pod, api.cluster, api.namespace, "job-driver-0-a0", "job-driver")
     made: list[KubernetesBroker] = []
 
     def make(after_failure: str | None = None) -> KubernetesBroker:
@@ -402,6 +401,21 @@ async def test_a_job_whose_version_is_too_old_for_every_watch_is_watched_from_no
     assert refused == 1
 
 
+async def test_a_drain_is_told_once_for_each_time_that_it_begins(
+    api: Api, brokers: Callable[[], KubernetesBroker]
+) -> None:
+    broker = await started(brokers(), api, 1)
+    times = [f"2026-01-0{day}T00:00:00Z" for day in (1, 2)]
+    since = None
+    for time in times:
+        drained = asyncio.create_task(broker.drained(since))
+        api.patch({"status": {"drain": {"since": time, "step": 1, "nodes": ["node0"]}}}, "--subresource=status")
+        since = await drained
+        assert since == time
+        api.patch({"status": {"drain": None}}, "--subresource=status")
+        await api.shows(lambda job: "drain" not in job["status"])
+
+
 async def test_a_job_that_is_deleted_ends_its_driver(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
     broker = await started(brokers(), api, 1)
     ending = asyncio.create_task(broker.suspended())
@@ -431,7 +445,7 @@ async def test_the_policy_rejects_a_number_that_was_not_granted(
 ) -> None:
     broker = await started(brokers(), api, 1)
     rejected: Awaitable[Any] = broker._own.apply_status(progress(7, 1).to_json())
-    with pytest.raises(Rejected, match=r"higher than status\.allocation"):
+    with pytest.raises(Rejected, match=r"is not status\.allocation"):
         await rejected
 
 

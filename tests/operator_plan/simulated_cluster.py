@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,13 +15,13 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.phases import rule_of
 from longboat_crds.reasons import Reason
 from longboat_crds.status import DRIVER_FIELDS, OPERATOR_FIELDS, RLJobStatus
-from longboat_operator.apply import target_of
 from longboat_operator.model import (
     LABEL_INDEX,
     LABEL_JOB,
     LABEL_POOL,
     LABEL_ROLE,
     ApplyObject,
+    Contention,
     CreateObject,
     DeleteObject,
     EmitEvent,
@@ -36,12 +37,14 @@ from longboat_operator.model import (
     Target,
     belongs_to,
     belongs_to_earlier,
+    target_of,
 )
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
+from longboat_operator.watch.last_states import Awaited
 from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
@@ -49,7 +52,7 @@ from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
 KEY = JobKey("research", "sums")
 KINDS = (
     "Pod", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "NetworkPolicy", "PersistentVolumeClaim",
-    "ControllerRevision",
+    "ControllerRevision", "PodDisruptionBudget",
 )  # fmt: skip
 
 
@@ -89,13 +92,19 @@ class SimulatedCluster:
     # By node: how far its clock is ahead.
     nodes_ahead: dict[str, timedelta] = field(default_factory=dict)
     pod_quota: int | None = None
+    # The nodes that take no new pods, if the operator may watch nodes.
+    cordoned: set[str] | None = None
     invalid_image: str | None = None
+    may_delete: bool = True
+    # What other jobs wait for.
+    contention: Contention = field(default_factory=Contention)
 
     def __post_init__(self) -> None:
         self._uids = 0
         self._version = 0
         self._snapshots = 0
         self._cached: dict[str, dict[str, Any]] = {}
+        self.last_states: dict[str, Object] = {}
         self.look_ups: list[Target] = []
         self.warnings: dict[str, Object] = {}
         self.secrets_made: set[str] = set()
@@ -132,7 +141,14 @@ class SimulatedCluster:
             name: trim(with_server_times(pod, self._cached.get(name), self.now))
             for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
-        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key)
+        if self.job is not None:
+            awaited = Awaited(self.job)
+            self.last_states = {name: pod for name, pod in self.last_states.items() if pod in awaited}
+        nodes = None if self.cordoned is None else frozenset(self.cordoned)
+        cache = _Cache(
+            copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes, self.contention
+        )
+        seen = observe(cache, key, may_delete=self.may_delete)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
@@ -348,7 +364,7 @@ class SimulatedCluster:
             images = {c["image"] for c in body["spec"]["containers"]}
             if self.invalid_image in images:
                 raise Rejected(f'Pod "{name}" is invalid: spec.containers[0].image: Invalid value')
-            if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
+            if self.is_quota_full():
                 raise Rejected(f'pods "{name}" is forbidden: exceeded quota: pods')
         if dry:
             return
@@ -364,16 +380,30 @@ class SimulatedCluster:
             self.created.append(body)
         self.children[kind][name] = body
 
+    def is_quota_full(self) -> bool:
+        """Whether the namespace's quota has no room for another pod."""
+        return self.pod_quota is not None and len(self.pods()) >= self.pod_quota
+
     def _delete(self, action: DeleteObject) -> None:
         if action.kind == "RLJob":
             assert self.job is not None
             assert self.job["metadata"]["uid"] == action.uid
             self.delete_job()
             return
+        if action.kind == "Secret":
+            assert action.uid is None, "nobody can have read it"
+            assert self.may_delete
+            self.children["Secret"].pop(action.name, None)
+            self.secrets_made.discard(action.name)
+            return
         found = self.children[action.kind].get(action.name)
         if found is None or found["metadata"]["uid"] != action.uid:
             return
         assert belongs_to(found, self.job["metadata"]["uid"]) if self.job else False
+        if action.kind != "Pod":
+            assert self.may_delete
+            del self.children[action.kind][action.name]
+            return
         self.delete_pod(action.name, grace=30 if action.grace_seconds is None else action.grace_seconds)
 
     def delete_job(self) -> None:
@@ -400,7 +430,7 @@ class SimulatedCluster:
         """A pod with a node ends gracefully; one without, or by force, is gone at once."""
         pod = self.children["Pod"][name]
         if grace == 0 or "nodeName" not in pod["spec"]:
-            del self.children["Pod"][name]
+            self._end(name)
             return
         pod["metadata"].setdefault("deletionTimestamp", stamp(self.now + timedelta(seconds=grace)))
         pod["metadata"]["deletionGracePeriodSeconds"] = grace
@@ -412,6 +442,23 @@ class SimulatedCluster:
         self.children["Pod"][name]["lost"] = True
         _set_condition(self.children["Pod"][name], "Ready", "False")
         self.delete_pod(name, reason="DeletionByTaintManager")
+
+    def delete_node_of(self, name: str) -> None:
+        """Its Node object is gone: the pod garbage collector marks the pod and deletes it by force, before anybody can look."""
+        pod = self.children["Pod"].pop(name)
+        pod["status"]["phase"] = "Failed"
+        _set_condition(
+            pod, "DisruptionTarget", "True", reason="DeletionByPodGC", message="PodGC: node no longer exists"
+        )
+        self.last_states[name] = trim(with_server_times(pod, self._cached.get(name), self.now))
+
+    def shut_down_node_of(self, name: str) -> None:
+        """Its kubelet ends the pod because the node shuts down; the object stays."""
+        pod = self.children["Pod"][name]
+        text = "Pod was terminated in response to imminent node shutdown."
+        pod["status"] |= {"phase": "Failed", "reason": "Terminated", "message": text}
+        _set_condition(pod, "Ready", "False")
+        _set_condition(pod, "DisruptionTarget", "True", reason="TerminationByKubelet", message=text)
 
     def schedule(self, name: str, node: str | None = None) -> None:
         """Gives the pod a node: this one, else node0 unless it has one."""
@@ -474,7 +521,60 @@ class SimulatedCluster:
         """Kubelets that answer end what is being deleted."""
         for name, pod in list(self.children["Pod"].items()):
             if "deletionTimestamp" in pod["metadata"] and not pod.get("lost"):
-                del self.children["Pod"][name]
+                self._end(name)
+
+    def _end(self, name: str) -> None:
+        """Nothing of the pod runs any more: its object goes, unless a finalizer keeps it."""
+        metadata = self.children["Pod"][name]["metadata"]
+        if metadata.get("finalizers"):
+            metadata |= {"deletionTimestamp": stamp(self.now), "deletionGracePeriodSeconds": 0}
+        else:
+            del self.children["Pod"][name]
+
+    def keep(self, *finalizers: str, role: Role | None = None) -> None:
+        """Somebody puts finalizers on pods; none: takes them off, and what was deleted goes."""
+        for pod in self.pods(role):
+            pod["metadata"]["finalizers"] = [*finalizers]
+            if not finalizers and pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+                self._end(pod["metadata"]["name"])
+
+    def delete_kept_job(self, *finalizers: str) -> None:
+        """Somebody deletes the job, which these finalizers keep."""
+        assert self.job is not None
+        self.job["metadata"] |= {"finalizers": [*finalizers], "deletionTimestamp": stamp(self.now)}
+        self._touch()
+
+    def inject(self, name: str, container: str, **status: Any) -> None:
+        """The pod has a container that isn't Longboat's; of its status this is known, and that it runs and is ready if nothing else is."""
+        pod = self.children["Pod"][name]
+        statuses = pod["status"].setdefault("containerStatuses", [])
+        for each in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+            if each["name"] not in {known["name"] for known in statuses}:
+                running = {"running": {"startedAt": self.node_time(name)}}
+                statuses.append({"name": each["name"], "restartCount": 0, "ready": True, "state": running})
+        if container not in {each["name"] for each in pod["spec"]["containers"]}:
+            pod["spec"]["containers"].insert(0, {"name": container, "image": "log-shipper:1"})
+            statuses.insert(0, {"name": container, "restartCount": 0})
+        running = {"running": {"startedAt": self.node_time(name)}}
+        next(each for each in statuses if each["name"] == container).update({"ready": True, "state": running} | status)
+        if all(each["ready"] for each in statuses):
+            _set_condition(pod, "Ready", "True", lastTransitionTime=self.node_time(name))
+        else:
+            more = {"reason": "ContainersNotReady", "lastTransitionTime": self.node_time(name)}
+            _set_condition(pod, "Ready", "False", **more)
+
+    @property
+    def budget(self) -> int | None:
+        """How many of the driver and trainer pods the budget keeps; None: there is no budget."""
+        found = self.children["PodDisruptionBudget"].get(KEY.name)
+        return found and found["spec"]["minAvailable"]
+
+    def evictable(self, name: str) -> bool:
+        """Whether the API server lets the pod be evicted, as its eviction API and the disruption controller decide it."""
+        found = self.children["PodDisruptionBudget"].get(KEY.name)
+        pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_ROLE] in {Role.DRIVER, Role.TRAINER}]
+        names = {pod["metadata"]["name"] for pod in pods if is_ready(pod)}
+        return found is None or name not in names or len(names) > found["spec"]["minAvailable"]
 
     def start_all(self) -> None:
         """All pods become ready."""
@@ -559,6 +659,16 @@ class _Cache:
     kept: Any
     kinds: dict[str, dict[str, Any]]
     template: Any
+    gone: dict[str, Object]
+    cordoned_nodes: frozenset[str] | None
+    others: Contention
+
+    @property
+    def may_watch_nodes(self) -> bool:
+        return self.cordoned_nodes is not None
+
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
+        return self.cordoned_nodes and self.cordoned_nodes.intersection(nodes)
 
     def job(self, key: JobKey) -> Any:
         return self.kept
@@ -569,16 +679,33 @@ class _Cache:
             for kind, found in self.kinds.items()
         }
 
+    def last_states(self, key: JobKey) -> Any:
+        return self.gone
+
+    def contention(self, key: JobKey) -> Contention:
+        return self.others
+
     sees_cluster_runtimes = True
 
     def runtime(self, kind: str, namespace: str, name: str) -> Any:
         return self.template if (kind, name) == ("ClusterRLRuntime", "cpu") else None
+
+    def runtime_names(self, namespace: str) -> Any:
+        return {"ClusterRLRuntime": ("cpu",) if self.template else (), "RLRuntime": ()}
 
 
 def place(pod: Object) -> tuple[str, str, int]:
     """Role, pool (none: empty) and index of a pod."""
     labels = pod["metadata"]["labels"]
     return labels[LABEL_ROLE], labels.get(LABEL_POOL, ""), int(labels[LABEL_INDEX])
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the pod is ready and not being deleted."""
+    conditions = pod["status"]["conditions"]
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        (c["type"], c["status"]) == ("Ready", "True") for c in conditions
+    )
 
 
 def _set_condition(pod: dict[str, Any], kind: str, status: str, **more: str) -> None:

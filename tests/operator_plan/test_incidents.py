@@ -58,7 +58,9 @@ class Pod:
             "spec": {"nodeName": f"node{self.index % 3}"},
             "status": {"phase": "Running", "containerStatuses": [status]},
         }
-        return PodView(metadata["name"], f"{self.index}-{self.attempt}", Place("", self.index), self.attempt, raw)
+        return PodView(
+            metadata["name"], f"{self.index}-{self.attempt}", Place("", self.index), self.attempt, raw, own=("trainer",)
+        )
 
 
 @dataclass

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Phase
-from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE, Contention
 from longboat_operator.plan.records import remembered
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import holds
@@ -56,7 +56,7 @@ class JobLife(RuleBasedStateMachine):
         self.checked_created = 0
 
     def pod(self, pick: int, *, recorded: bool = False) -> str | None:
-        pods = self.cluster.pods()
+        pods = remaining_pods(self.cluster)
         if recorded:
             pods = [pod for pod in pods if self.is_recorded(pod)]
         return pods[pick % len(pods)]["metadata"]["name"] if pods else None
@@ -123,7 +123,7 @@ class JobLife(RuleBasedStateMachine):
             self.cluster.train()
         self.cluster.carry_out(made, version=version)
 
-    @rule(seconds=st.sampled_from([1, 9, 31, 130]))
+    @rule(seconds=st.sampled_from([1, 9, 31, 130, 650, 1900]))
     def time_passes(self, seconds: int) -> None:
         self.cluster.advance(seconds)
 
@@ -164,13 +164,57 @@ class JobLife(RuleBasedStateMachine):
             self.cluster.lose_node_of(name)
 
     @rule(pick=PICK)
+    def node_is_deleted(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.delete_node_of(name)
+
+    @rule(pick=PICK)
+    def node_shuts_down(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.shut_down_node_of(name)
+
+    @rule(pick=PICK)
     def container_hangs(self, pick: int) -> None:
         if name := self.pod(pick, recorded=True):
             self.cluster.hang(name)
 
+    @rule(pick=PICK, ready=st.booleans())
+    def foreign_container_fails(self, pick: int, ready: bool) -> None:
+        """Of a pod that was started; it counts nowhere."""
+        if (name := self.pod(pick)) and is_started(self.cluster.children["Pod"][name]):
+            ended = {"exitCode": 1, "finishedAt": self.cluster.node_time(name)}
+            state = {"running": {"startedAt": self.cluster.node_time(name)}} if ready else {"waiting": {}}
+            last = {"terminated": ended}
+            self.cluster.inject(name, "log-shipper", restartCount=1 + pick, state=state, lastState=last, ready=ready)
+
+    @rule(pick=PICK)
+    def somebody_keeps_a_pod(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.children["Pod"][name]["metadata"]["finalizers"] = ["backup.example.com/hold"]
+
+    @rule()
+    def finalizers_are_taken_off(self) -> None:
+        self.cluster.keep()
+
     @rule()
     def end_deleted(self) -> None:
         self.cluster.end_deleted()
+
+    # The scheduler, and other jobs.
+
+    @rule(pick=PICK)
+    def schedule(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.schedule(name)
+
+    @rule(pick=PICK, gated=st.booleans())
+    def gate(self, pick: int, gated: bool) -> None:
+        if name := self.pod(pick):
+            self.cluster.children["Pod"][name]["spec"]["schedulingGates"] = [{"name": "example.com/queue"}] * gated
+
+    @rule(urgent=st.booleans(), refused=st.booleans())
+    def others_wait(self, urgent: bool, refused: bool) -> None:
+        self.cluster.contention = Contention((-1, "", "other") if urgent else None, refused)
 
     # The driver. One runs only where its pod does.
 
@@ -228,7 +272,7 @@ class JobLife(RuleBasedStateMachine):
     def somebody_deletes_the_token(self) -> None:
         self.cluster.children["Secret"].clear()
 
-    @rule(name=st.sampled_from(["sums", "sums-reward"]), gone=st.booleans())
+    @rule(name=st.sampled_from(["sums-job", "sums-reward"]), gone=st.booleans())
     def somebody_edits_a_policy(self, name: str, gone: bool) -> None:
         policies = self.cluster.children["NetworkPolicy"]
         if name in policies and gone:
@@ -245,7 +289,7 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def one_pod_a_place(self) -> None:
-        places = [place(pod) for pod in self.cluster.pods()]
+        places = [place(pod) for pod in remaining_pods(self.cluster)]
         assert len(places) == len(set(places))
 
     @invariant()
@@ -310,15 +354,15 @@ class JobLife(RuleBasedStateMachine):
         assert plan(cluster.observed(), cluster.now).empty
         status = cluster.status
         if status.phase in {Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED}:
-            assert not cluster.pods()
+            assert not remaining_pods(cluster)
             assert status.phase is not Phase.SUSPENDED or cluster.job["spec"]["suspend"]
         else:
             granted = rollout_grant(status)
             assert granted
             assert (granted.replicas, granted.leaving) == (expected_replicas(cluster), None)
-            assert len(cluster.pods()) == 1 + granted.replicas + 3 + 2
+            assert len(remaining_pods(cluster)) == 1 + granted.replicas + 3 + 2
             assert holds(status.conditions, ConditionType.ROLES_READY)
-            assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in cluster.pods()} == {
+            assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in remaining_pods(cluster)} == {
                 status.ray_token_secret
             }
             assert all(policy["spec"] != {"podSelector": {}} for policy in cluster.children["NetworkPolicy"].values())
@@ -337,12 +381,22 @@ def expected_replicas(cluster: SimulatedCluster) -> int:
     return max(min(asked, bounds["replicas"]), bounds.get("minReplicas", 0))
 
 
+def remaining_pods(cluster: SimulatedCluster) -> list[dict]:
+    """Returns the pods that have not ended, or that more than finalizers keep."""
+    return [
+        pod
+        for pod in cluster.pods()
+        if not (pod["metadata"].get("finalizers") and pod["metadata"].get("deletionGracePeriodSeconds") == 0)
+    ]
+
+
 def all_started(cluster: SimulatedCluster) -> bool:
     """Whether every pod is ready."""
-    return all(
-        any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
-        for pod in cluster.pods()
-    )
+    return all(is_started(pod) for pod in remaining_pods(cluster))
+
+
+def is_started(pod: dict) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
 
 
 JobLife.TestCase.settings = settings(

@@ -1,6 +1,8 @@
 """The snapshot holds what is the job's, and nothing of its namesakes."""
 
-from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, JobKey, Object, Observed
+from collections.abc import Iterable
+
+from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, Contention, JobKey, Object, Observed
 from longboat_operator.observe import observe
 
 KEY = JobKey("research", "sums")
@@ -8,7 +10,8 @@ KEY = JobKey("research", "sums")
 
 def child(name: str, owner: str | None, **labels: str) -> dict:
     references = [{"uid": owner}] if owner else []
-    return {"metadata": {"name": name, "labels": {LABEL_JOB: "sums", **labels}, "ownerReferences": references}}
+    metadata = {"name": name, "labels": {LABEL_JOB: "sums", **labels}, "ownerReferences": references}
+    return {"metadata": metadata, "spec": {"nodeName": "node0"}}
 
 
 class Cache:
@@ -30,6 +33,17 @@ class Cache:
             "Service": {},
         }
 
+    may_watch_nodes = True
+
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str]:
+        return frozenset({"node0", "node9"}.intersection(nodes))
+
+    def last_states(self, key: JobKey) -> dict[str, Object]:
+        return {"gone": child("gone", "now"), "older": child("older", "before")}
+
+    def contention(self, key: JobKey) -> Contention:
+        return Contention(quota_refuses=True)
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         self.asked.append((kind, namespace, name))
         return {"spec": {"image": "longboat-runtime:1"}}
@@ -41,9 +55,12 @@ def test_children_are_told_apart_by_uid() -> None:
     seen = observe(cache, KEY)
     assert set(seen.children["Pod"]) == {"mine"}
     assert not seen.children["PersistentVolumeClaim"]
+    assert set(seen.last_states) == {"gone"}
+    assert (seen.may_watch_nodes, seen.cordoned) == (True, {"node0"}), "of its own pods"
     assert cache.asked == [("RLRuntime", "research", "cpu")]
     assert seen.runtime
     assert not seen.sees_cluster_runtimes
+    assert seen.contention.quota_refuses
 
 
 def test_a_job_that_is_gone() -> None:

@@ -102,7 +102,7 @@ def test_parts_of_a_status_that_cannot_be_read_are_left_out_alone() -> None:
     ]
     status = read_status(
         {
-            "phase": "Queued",
+            "phase": "Paused",
             "training": {"incarnation": 2, "state": "Paused", "step": 3, "speed": 1},
             "rewardCpu": {"total": "1", "used": "1", "moves": moves},
             "roles": {"judge": {"desired": 1}, "driver": {"pods": [{"index": 0}, {"index": 1, "attempt": 0}]}},

@@ -45,6 +45,7 @@ def test_a_finished_job_is_deleted_after_its_time(cluster: SimulatedCluster) -> 
     cluster.train(0, "Succeeded")
     cluster.settle()
     cluster.end_deleted()
+    cluster.settle()
     found = plan(cluster.observed(), cluster.now)
     assert (found.actions, found.look_again_seconds) == ((), 3600)
     cluster.advance(3600)

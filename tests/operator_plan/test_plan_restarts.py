@@ -137,6 +137,92 @@ def test_what_kubernetes_takes_away_is_shown_and_never_counted(cluster: Simulate
     assert [record.counted for record in cluster.status.restart_history or []] == [False] * 5
 
 
+def test_a_condition_of_another_scheduler_is_believed(cluster: SimulatedCluster) -> None:
+    """Kueue and Volcano delete pods with conditions of their own; others give DisruptionTarget reasons of their own."""
+    marks = [("TerminationTarget", "True", "WorkloadEvictedDueToPreempted"), ("Ready", "False", "Evict")]
+    for attempt, (kind, status, reason) in enumerate([*marks, ("DisruptionTarget", "True", "PreemptionByYuniKorn")]):
+        pod = cluster.children["Pod"][f"sums-trainer-0-a{attempt}"]
+        conditions = [c for c in pod["status"]["conditions"] if c["type"] != kind]
+        pod["status"]["conditions"] = [
+            *conditions,
+            {"type": kind, "status": status, "reason": reason, "message": "why"},
+        ]
+        cluster.delete_pod(f"sums-trainer-0-a{attempt}")
+        replace_lost(cluster)
+        record = (cluster.status.restart_history or [])[-1]
+        assert (record.counted, record.message) == (False, f"{reason}: why")
+    assert trainers(cluster).recent_restarts == 0
+
+
+def replace_lost(cluster: SimulatedCluster) -> None:
+    """Has the pods that are lost replaced."""
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    cluster.advance(400)
+    cluster.settle()
+    cluster.start_all()
+    cluster.settle()
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("harm", ["delete_node_of", "shut_down_node_of"])
+def test_a_node_that_is_deleted_or_shut_down_twenty_times_uses_no_limit_up(
+    cluster: SimulatedCluster, harm: str, role: Role
+) -> None:
+    """The pod garbage collector says why only in the moment in which the pod is gone, between two plans.
+
+    The driver fails before that, afterwards, or not at all.
+    """
+    name = "sums-reward-default-0" if role is Role.REWARD else f"sums-{role}-0"
+    for attempt in range(20):
+        driver = cluster.pods(Role.DRIVER)[0]["metadata"]["name"]
+        driver_fails = ("before", "after", "never")[attempt % 3]
+        if driver_fails == "before":
+            cluster.crash(driver, message="TrainerLost")
+            cluster.settle()
+            cluster.advance(30)
+        getattr(cluster, harm)(f"{name}-a{attempt}")
+        if driver_fails == "after" and role is not Role.DRIVER:
+            cluster.advance(20)
+            cluster.crash(driver, message="TrainerLost")
+        replace_lost(cluster)
+        record = next(r for r in reversed(cluster.status.restart_history or []) if r.pod == f"{name}-a{attempt}")
+        assert (record.reason, record.counted) == (Reason.NODE_LOST, False)
+    assert cluster.status.phase is Phase.RUNNING
+    assert cluster.status.roles
+    assert {str(each): getattr(cluster.status.roles, each).recent_restarts for each in Role} == dict.fromkeys(Role, 0)
+    assert getattr(cluster.status.roles, role).restarts >= 20
+    assert not cluster.last_states or not cluster.observed().last_states
+
+
+def test_a_driver_that_fails_in_the_same_look_as_its_trainer_goes_with_its_node_uses_no_limit_up(
+    cluster: SimulatedCluster,
+) -> None:
+    cluster.edit(failurePolicy={"maxDriverRestarts": 0})
+    cluster.crash("sums-driver-0-a0", message="TrainerLost")
+    cluster.delete_node_of("sums-trainer-0-a0")
+    replace_lost(cluster)
+    assert cluster.status.phase is Phase.RUNNING
+    assert [record.counted for record in cluster.status.restart_history or []] == [False, False]
+
+
+def test_a_pod_that_a_node_refuses_because_it_shuts_down_is_not_counted(cluster: SimulatedCluster) -> None:
+    status = cluster.children["Pod"]["sums-trainer-0-a0"]["status"]
+    status |= {"phase": "Failed", "reason": "NodeShutdown", "message": "Pod was rejected as the node is shutting down."}
+    replace_lost(cluster)
+    assert [record.counted for record in cluster.status.restart_history or []] == [False]
+
+
+def test_a_pod_that_drives_its_node_out_of_memory_is_at_fault(cluster: SimulatedCluster) -> None:
+    pod = cluster.children["Pod"]["sums-trainer-0-a0"]
+    cluster.evict("sums-trainer-0-a0")
+    pod["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"})
+    replace_lost(cluster)
+    [record] = cluster.status.restart_history or []
+    assert (record.counted, record.message) == (True, "Evicted; The node was low on resource: memory.")
+
+
 @pytest.mark.parametrize("cause", ["TerminationByKubelet", None])
 def test_what_a_kubelet_or_a_person_ends_is_counted(cluster: SimulatedCluster, cause: str | None) -> None:
     for attempt in range(3):

@@ -25,7 +25,7 @@ from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 CLAIM = "PersistentVolumeClaim"
 AROUND = [
     ("ServiceAccount", "sums-driver"), ("Role", "sums-driver"), ("RoleBinding", "sums-driver"), ("Service", "sums-head"),
-    ("NetworkPolicy", "sums"), ("NetworkPolicy", "sums-reward"), (CLAIM, "sums-checkpoint"),
+    ("NetworkPolicy", "sums-job"), ("NetworkPolicy", "sums-reward"), (CLAIM, "sums-checkpoint"),
 ]  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_what_lost_its_labels_is_known_by_its_uid_and_gets_them_back(kind: str, 
 @pytest.mark.parametrize(
     ("kind", "name", "field", "value"),
     [
-        ("NetworkPolicy", "sums", "spec", {"podSelector": {}, "ingress": [{}]}),
+        ("NetworkPolicy", "sums-job", "spec", {"podSelector": {}, "ingress": [{}]}),
         ("NetworkPolicy", "sums-reward", "spec", {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{}]}),
         ("Role", "sums-driver", "rules", []),
         ("RoleBinding", "sums-driver", "subjects", []),

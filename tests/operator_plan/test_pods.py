@@ -57,6 +57,20 @@ def test_agents_are_told_how_long_their_pod_may_take_to_end(role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", list(Role))
+def test_autoscalers_leave_the_nodes_of_driver_and_trainer_alone(role: Role) -> None:
+    """Unless the template says otherwise."""
+    marks = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+    annotations = built(role)["metadata"]["annotations"]
+    if role in {Role.DRIVER, Role.TRAINER}:
+        assert marks.items() <= annotations.items()
+    else:
+        assert not marks.keys() & annotations.keys()
+    allowed = {"karpenter.sh/do-not-disrupt": "false"}
+    runtime = {"common": {"template": {"metadata": {"annotations": allowed}}}}
+    assert allowed.items() <= built(role, runtime)["metadata"]["annotations"].items()
+
+
+@pytest.mark.parametrize("role", list(Role))
 def test_credentials_of_trackers_are_files_for_the_driver_alone_and_keep_no_pod_from_starting(role: Role) -> None:
     wandb = {"project": "sums", "secret": {"name": "wandb"}}
     mlflow = {"trackingUri": "https://mlflow.example.com", "experiment": "sums", "secret": {"name": "mlflow"}}

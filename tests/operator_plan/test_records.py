@@ -41,7 +41,9 @@ def pod(index: int, attempt: int, restarts: int = 0, *, phase: str = "Running", 
         "metadata": metadata,
         "status": {"phase": phase, "containerStatuses": [{"name": "trainer", "restartCount": restarts}]},
     }
-    return PodView(metadata["name"], f"uid-{index}-{attempt}", Place("", index), attempt, raw)
+    return PodView(
+        metadata["name"], f"uid-{index}-{attempt}", Place("", index), attempt, raw, own=("trainer", "monitoring")
+    )
 
 
 def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int = 0) -> RoleCount:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import CpuMoveOutcome, Phase
 from longboat_operator.model import CreateObject, ResizePod
+from longboat_operator.reading.conditions import find
+from longboat_operator.rejections import UNANSWERED
 from tests.operator_plan.reward_cluster import RewardCluster, graders, reward_spec
 from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, runtime_of, spec_of
 
@@ -183,6 +186,28 @@ def test_a_refusal_of_the_api_server_is_remembered_in_its_words() -> None:
     assert refusal.outcome == "Refused"
     assert "enough allocatable" in refusal.message
     assert [a.name for a in cluster.resized].count(CODE) == 0
+
+
+def test_a_resize_that_gets_no_final_answer_is_no_refusal_and_is_told_of() -> None:
+    """It may have been carried out."""
+    cluster = two_pools()
+    donor = "sums-reward-math-1-a0"
+    cluster.refused[donor] = f"{UNANSWERED}: failed calling webhook"
+    cluster.ask_cpus(code="2", math="1")
+    for _ in range(8):
+        cluster.reconcile()
+        cluster.nodes()
+    assert not cluster.cpus.refusals
+    degraded = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert degraded
+    assert degraded.reason == Reason.REQUEST_FAILED
+    assert degraded.message == f"Pod {donor}: {UNANSWERED}: failed calling webhook"
+    del cluster.refused[donor]
+    cluster.swing()
+    assert cluster.asks() == {"code-0-a0": 2000, "math-0-a0": 500, "math-1-a0": 500}
+    degraded = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert degraded
+    assert degraded.status == "False"
 
 
 def test_a_donor_that_may_not_give_keeps_its_cpus_and_the_receiver_gets_what_there_is() -> None:
@@ -453,6 +478,29 @@ def test_a_suspended_job_holds_no_cpus_and_resumes_by_graders() -> None:
     cluster.edit(suspend=False)
     cluster.up()
     assert cluster.asks() == {"code-0-a1": 2000, "math-0-a1": 2000, "math-1-a1": 2000}
+    assert len(cluster.cpus.moves) == 1, "a new start is no move"
+
+
+def test_a_job_that_gives_its_pods_back_holds_no_cpus_and_starts_again_by_graders() -> None:
+    cluster = two_pools()
+    asks_for_two(cluster)
+    cluster.swing()
+    cluster.edit(failurePolicy={"recoveryTimeoutSeconds": 60, "maxBackoffSeconds": 3600, "backoffSeconds": 3600})
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(60)
+    for _ in range(3):
+        cluster.settle()
+        cluster.end_deleted()
+    cluster.settle()
+    assert cluster.status.phase is Phase.QUEUED
+    assert not cluster.pods()
+    assert (cluster.cpus.used, cluster.cpus.pools) == ("0", None)
+    wait = cluster.planned()[1].look_again_seconds
+    assert wait
+    cluster.advance(wait + 1)
+    cluster.up()
+    assert cluster.asks() == {"code-0-a1": 1000, "math-0-a1": 1000, "math-1-a1": 1000}
     assert len(cluster.cpus.moves) == 1, "a new start is no move"
 
 

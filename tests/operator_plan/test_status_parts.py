@@ -20,10 +20,6 @@ from longboat_operator.status.roles import cpu_limits
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def pod_with(*statuses: dict) -> dict:
-    return {"status": {"containerStatuses": list(statuses)}}
-
-
 def ended(
     code: int, reason: str = "Error", message: str = "", at: str = "2026-01-01T00:00:00Z", **more: object
 ) -> dict:
@@ -31,7 +27,7 @@ def ended(
 
 
 def words(state: dict, name: str = "trainer") -> str:
-    found = last_termination(pod_with({"name": name, "restartCount": 1, "lastState": state}))
+    found = last_termination([{"name": name, "restartCount": 1, "lastState": state}])
     assert found
     return found.text
 
@@ -70,14 +66,14 @@ def test_the_end_of_long_last_lines_is_kept() -> None:
 
 
 def test_the_newest_end_of_all_containers_counts() -> None:
-    pod = pod_with(
+    statuses = (
         {"name": "graders", "restartCount": 1, "lastState": ended(1, at="2026-01-01T00:00:05Z")},
         {"name": "reward", "restartCount": 4, "lastState": ended(2, at="2026-01-01T00:00:01Z")},
     )
-    found = last_termination(pod)
+    found = last_termination(statuses)
     assert found
     assert found.container == "graders"
-    assert last_termination(pod_with({"name": "reward", "restartCount": 0})) is None
+    assert last_termination([{"name": "reward", "restartCount": 0}]) is None
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=20))

@@ -39,7 +39,13 @@ from longboat_operator.model import (
     ResizePod,
     content_digest,
 )
-from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, Rejections
+from longboat_operator.rejections import (
+    LASTING_SECONDS,
+    OF_AN_EARLIER_JOB,
+    OF_SOMETHING_ELSE,
+    UNANSWERED,
+    Rejections,
+)
 from longboat_operator.watch.cache import Cache, ObjectKey
 from longboat_operator.watch.expectations import Expectation
 from tests.operator_shell.test_rejections import Clock
@@ -238,11 +244,11 @@ async def test_resizes_do_not_wait_for_each_other(bench: Bench) -> None:
     assert len(applied.expectations) == 3
 
 
-async def test_a_resize_without_an_answer_ends_the_plan(bench: Bench) -> None:
+async def test_a_resize_without_an_answer_keeps_no_event_from_being_sent(bench: Bench) -> None:
     bench.server.errors["resize p9"] = error = TransportError("no answer")
-    applied = await bench.apply(RESIZE, ResizePod("p8", "graders", "1", "1", "5"), EVENT)
+    applied = await bench.apply(STATUS, RESIZE, ResizePod("p8", "graders", "1", "1", "5"), EVENT)
     assert applied.unanswered is error
-    assert bench.server.writes == ["resize p9", "resize p8"]
+    assert bench.server.writes == ["apply RLJob x/status", "resize p9", "resize p8", "create Event"]
 
 
 async def test_nothing_is_resized_that_the_status_could_not_tell_of(bench: Bench) -> None:
@@ -375,11 +381,11 @@ def test_accepted_dry_runs_of_namespaces_that_are_gone_are_forgotten() -> None:
     assert list(accepted._until) == ["b"]
 
 
-async def test_a_dry_run_without_an_answer_ends_the_plan(bench: Bench) -> None:
+async def test_after_a_dry_run_without_an_answer_only_the_status_is_written(bench: Bench) -> None:
     bench.server.errors["dry Pod p0"] = error = TransportError("no answer")
     applied = await bench.apply(*DRY, STATUS)
     assert applied.unanswered is error
-    assert bench.server.writes == ["dry Pod p0", "dry Pod p1"]
+    assert bench.server.writes == ["dry Pod p0", "dry Pod p1", "apply RLJob x/status"]
     bench.server.errors.clear()
     await bench.apply(*DRY)
     assert bench.server.writes == ["dry Pod p0", "create Pod p0", "create Pod p1"]
@@ -392,13 +398,51 @@ async def test_a_dry_run_doesnt_mind_that_the_name_is_taken(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("error", [TransportError("no answer"), ServerError(503, "ServiceUnavailable", "away")])
-async def test_a_write_without_an_answer_ends_the_plan(bench: Bench, error: KubeError) -> None:
+async def test_after_a_write_without_an_answer_only_the_status_and_its_events_are_written(
+    bench: Bench, error: KubeError
+) -> None:
     bench.server.errors["create Pod p1"] = error
-    applied = await bench.apply(*PODS, STATUS)
-    assert bench.server.writes == ["create Pod p0", "create Pod p1"]
+    applied = await bench.apply(*PODS, DELETE, STATUS, RESIZE, EVENT)
+    assert bench.server.writes == ["create Pod p0", "create Pod p1", "apply RLJob x/status", "create Event"]
     assert applied.unanswered is error
     assert bench.rejections.by_name() == {}
-    assert [e.key.name for e in applied.expectations] == ["p0"]  # what was done is still waited for
+    assert [e.key.name for e in applied.expectations] == ["p0", "x"]  # what was done is still waited for
+    assert applied.published
+
+
+DOWN = 'Internal error occurred: failed calling webhook "pods.example.com": connection refused'
+
+
+@pytest.mark.parametrize("write", ["create Pod p1", "dry Pod p1"])
+async def test_a_write_that_fails_for_long_is_told_and_then_holds_up_no_other(bench: Bench, write: str) -> None:
+    actions = [DRY[0], CreateObject(DRY[1].body, dry_run="shape 1"), DELETE, STATUS]
+    bench.server.errors[write] = ServerError(500, "InternalError", DOWN)
+    await bench.apply(*actions)
+    bench.clock.now += LASTING_SECONDS - 1
+    await bench.apply(*actions)
+    assert bench.rejections.by_name() == {}
+    bench.clock.now += 1
+    assert bench.rejections.by_name() == {"p1": f"Pod p1: {UNANSWERED}: {DOWN}"}
+    await bench.apply(*actions)
+    wait = bench.rejections.next_seconds()
+    assert wait
+    await bench.apply(*actions)
+    assert bench.server.writes[-2:] == ["delete Pod old", "apply RLJob x/status"]
+    bench.server.errors.clear()
+    bench.clock.now += wait
+    await bench.apply(*actions)
+    assert bench.rejections.by_name() == {}
+    assert "create Pod p1" in bench.server.writes
+    assert bench.rejections.next_seconds() is None
+
+
+async def test_a_server_that_does_not_answer_at_all_is_asked_for_nothing_more_than_the_status(bench: Bench) -> None:
+    gone = TransportError("no answer")
+    bench.server.errors = {"create Pod p0": gone, "apply RLJob x/status": gone}
+    applied = await bench.apply(*PODS, STATUS, EVENT)
+    assert bench.server.writes == ["create Pod p0", "apply RLJob x/status"]
+    assert applied.unanswered is gone
+    assert applied.published is None
 
 
 async def test_a_status_against_an_old_job_ends_the_plan_without_its_events(bench: Bench) -> None:
@@ -538,7 +582,7 @@ async def test_what_belongs_to_something_else_is_left_alone(bench: Bench, owner:
 
 
 async def test_any_prefix_of_a_plan_may_be_all_that_happens() -> None:
-    """No answer to each action in turn: all before it was done, nothing after it."""
+    """No answer to each action in turn: all before it was done, and after it nothing but the status and events, which follow the status."""
     actions = [SERVICE, ACCOUNT, *PODS, DELETE, STATUS, EVENT]
     well = Bench()
     await well.apply(*actions)
@@ -546,4 +590,6 @@ async def test_any_prefix_of_a_plan_may_be_all_that_happens() -> None:
         bench = Bench()
         bench.server.errors = {write: TransportError("gone")}
         assert (await bench.apply(*actions)).unanswered is not None
-        assert bench.server.writes == well.server.writes[: cut + 1]
+        told = [other for other in well.server.writes[cut + 1 :] if other.endswith(("status", "Event"))]
+        silent = write.endswith(("status", "Event"))
+        assert bench.server.writes == [*well.server.writes[: cut + 1], *([] if silent else told)]

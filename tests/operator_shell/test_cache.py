@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
+from longboat_operator.kube.clock import ServerClock
 from longboat_operator.model import JobKey
 from longboat_operator.watch.cache import BySource, Cache, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation, Expectations
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.repair import compare
 
 
@@ -201,3 +205,101 @@ def test_a_comparison_repairs_only_what_the_list_proves(
     )
     assert difference.vanished == {key(name) for name, at in held.items() if name not in listed and at <= version}
     assert difference.newer == {key(name): at for name, at in listed.items() if name not in held or held[name] < at}
+
+
+def job(status: dict[str, Any], version: int, **metadata: Any) -> dict[str, Any]:
+    named = {"namespace": "a", "name": "x", "uid": "x-uid", "resourceVersion": str(version)}
+    return {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": named | metadata, "status": status}
+
+
+def owned(name: str, version: int, phase: str = "Running") -> dict[str, Any]:
+    made = pod(name, version)
+    made["metadata"]["ownerReferences"] = [{"uid": "x-uid"}]
+    return {**made, "status": {"phase": phase}}
+
+
+def roles(**records: Any) -> dict[str, Any]:
+    return {"roles": {"trainer": records}}
+
+
+RECORDED = roles(pods=[{"index": 0, "attempt": 1, "node": "n"}])
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        roles(pods=[{"index": 0, "attempt": 1, "lostTime": "2026-01-01T00:00:00Z"}]),
+        roles(pods=[{"index": 0, "attempt": 2}]),
+        roles(nextAttempt=2),
+        None,
+    ],
+    ids=["lost", "newer", "released", "job gone"],
+)
+def test_the_last_state_of_a_pod_is_kept_until_its_fate_is_recorded(recorded: dict[str, Any] | None) -> None:
+    cache = Cache()
+    cache.put(job(RECORDED, 1))
+    cache.put(owned("x-trainer-0-a1", 2))
+    cache.remove(key("x-trainer-0-a1"), 3, owned("x-trainer-0-a1", 3, "Failed"))
+    assert not cache.children(X)["Pod"]
+    cache.put(job(RECORDED | {"phase": "Running"}, 4))
+    assert cache.last_states(X)["x-trainer-0-a1"]["status"]["phase"] == "Failed"
+    if recorded is None:
+        cache.remove(ObjectKey("RLJob", "a", "x"), 5)
+    else:
+        cache.put(job(recorded, 5))
+    assert not cache.last_states(X)
+
+
+def test_without_a_last_state_what_was_held_of_a_pod_is_kept() -> None:
+    """A re-list shows no more than that it is gone."""
+    cache = Cache()
+    cache.put(job(roles(intact=[{"attempt": 1, "indexes": "0-3"}]), 1))
+    cache.put(owned("x-trainer-3-a1", 2))
+    cache.remove(key("x-trainer-3-a1"), 3)
+    assert cache.last_states(X).keys() == {"x-trainer-3-a1"}
+
+
+def test_no_last_state_is_kept_of_what_nobody_asks_about() -> None:
+    cache = Cache()
+    cache.put(job(roles(nextAttempt=2), 1))
+    for name in ("x-trainer-0-a1", "x-trainer-0-a2", "helper"):
+        cache.put(owned(name, 2))
+        cache.remove(key(name), 3)
+    cache.put(pod("x-trainer-0-a3", 2))  # of an earlier job of the same name
+    cache.remove(key("x-trainer-0-a3"), 3)
+    assert cache.last_states(X).keys() == {"x-trainer-0-a2"}
+    cache.put(job(roles(nextAttempt=2), 4, deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert not cache.last_states(X)
+
+
+def test_nodes_are_unknown_until_they_are_listed_and_for_good_once_that_is_forbidden() -> None:
+    nodes = Source("Node", None)
+    cache = Cache(may_watch_nodes=True)
+    feed = Feed(cache, Freshness([nodes], [nodes], optional=[nodes]), ServerClock(), lambda _: None)
+    feed.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node0", "uid": "1", "resourceVersion": "1"}})
+    feed.refused(nodes, "no answer")
+    assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, None)
+    feed.listed(nodes, {ObjectKey("Node", "", "node0"): 1}, 1)
+    assert cache.cordoned(["node0", "node1"]) == {"node0"}
+    feed.refused(nodes, "no answer")
+    assert cache.cordoned(["node0", "node1"]) == {"node0"}
+    feed.refused(nodes, "forbidden", forbidden=True)
+    assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (False, None)
+    feed.listed(nodes, {}, 2)
+    assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, set())
+
+
+def test_a_node_concerns_the_jobs_whose_driver_or_trainer_pods_it_has() -> None:
+    def on(node: str | None, version: int, role: str = "trainer") -> dict[str, Any]:
+        labels = {"longboat.dev/job": "x", "longboat.dev/role": role}
+        metadata = {"namespace": "a", "name": f"x-{role}-0-a0", "resourceVersion": str(version), "labels": labels}
+        return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": node} if node else {}}
+
+    cache = Cache()
+    cache.put(on("node1", 1, role="rollout"))
+    cache.put(on(None, 2))
+    assert not cache.jobs_on("node1")
+    cache.put(on("node1", 3))
+    assert cache.jobs_on("node1") == {X}
+    cache.remove(key("x-trainer-0-a0"), 4)
+    assert not cache.jobs_on("node1")

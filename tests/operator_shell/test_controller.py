@@ -158,6 +158,19 @@ async def test_a_runtime_wakes_the_jobs_that_refer_to_it(bench: Bench) -> None:
     assert bench.due() == []
 
 
+async def test_a_job_whose_pods_have_no_nodes_is_planned_again_once_a_quota_refuses_another_ones(bench: Bench) -> None:
+    placement = {"minimum": 5, "placed": 0, "since": "2026-01-01T00:00:00Z"}
+    bench.put({**job("x", 2), "status": {"placement": placement}})
+    bench.put({**job("y", 3), "status": {"placement": {**placement, "placed": 3}}})
+    bench.due()
+    lacking = {"placement": {"minimum": 5, "placed": 0}}
+    refused = {**lacking, "conditions": [{"type": "Scheduled", "status": "False", "reason": "QuotaExceeded"}]}
+    bench.put({**job("z", 4), "status": refused})
+    assert set(bench.due()) == {X, JobKey("a", "z")}, "the half-placed one looks when its time is over"
+    bench.put({**job("z", 5), "status": {**refused, "phase": "Queued"}})
+    assert bench.due() == [JobKey("a", "z")]
+
+
 async def test_a_job_and_its_pool_are_planned_apart(bench: Bench) -> None:
     bench.put(job("x", 2, rollout={"replicas": 3}))
     assert set(bench.all_due()) == {X, X.capacity}
@@ -557,3 +570,39 @@ async def test_a_status_that_may_have_been_stored_overwrites_nothing(bench: Benc
     assert await bench.controller.reconcile(X) == "unanswered"
     bench.put(published(11, phase="Failed"))
     assert await bench.controller.reconcile(X) == "unanswered"
+
+
+def node(name: str, version: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
+    }
+
+
+def pod_on(job: str, node: str) -> dict[str, Any]:
+    labels = {"longboat.dev/job": job, "longboat.dev/role": "driver"}
+    metadata = {"namespace": "a", "name": f"{job}-driver-0-a0", "uid": job, "resourceVersion": "1", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}
+
+
+def test_a_node_that_takes_no_new_pods_any_more_or_again_wakes_the_jobs_that_have_pods_there(bench: Bench) -> None:
+    bench.put(pod_on("x", "node0"))
+    bench.put(pod_on("y", "node1"))
+    bench.due()
+    bench.put(node("node0", 2))
+    assert bench.due() == [X]
+    bench.put(node("node0", 3))
+    assert bench.due() == [], "its kubelet has written its status"
+    bench.tell(bench.cache.remove(ObjectKey("Node", "", "node0"), 4))
+    assert bench.due() == [X]
+
+
+def test_all_jobs_are_planned_once_it_is_known_which_nodes_take_no_pods(bench: Bench) -> None:
+    bench.put(job("y", 2))
+    bench.due()
+    bench.controller.listed(Source("Node", None))
+    assert set(bench.due()) == {X, Y}
+    bench.cache.note_nodes(listed=True)
+    bench.controller.listed(Source("Node", None))
+    assert not bench.due(), "what a later list shows comes as changes"

@@ -33,6 +33,25 @@ def test_what_is_not_listed_is_named() -> None:
     assert freshness.problems(0.0) == []
 
 
+def test_namespaces_are_served_without_an_optional_source_that_can_not_be_listed() -> None:
+    nodes = Source("Node", None)
+    freshness = Freshness([JOBS, nodes], bookmarked=[nodes], optional=[nodes])
+    freshness.note_listed(JOBS, 0.0)
+    assert freshness.serves("a")
+    assert not freshness.settled, "it is waited for"
+    freshness.note_unlisted(nodes, "nodes is forbidden")
+    assert freshness.settled
+    assert freshness.serves("a")
+    assert freshness.problems(1000.0) == []
+    assert freshness.notes == ["Node can't be listed: nodes is forbidden"]
+    freshness.note_unlisted(JOBS)
+    assert not freshness.settled, "that it fails says nothing about other sources"
+    freshness.note_listed(JOBS, 0.0)
+    freshness.note_listed(nodes, 1.0)
+    assert (freshness.serves("a"), freshness.notes) == (True, [])
+    assert freshness.problems(1.0 + SILENCE_SECONDS + 1.0) == ["Node watch silent for 241 s"]
+
+
 def test_a_kind_that_is_not_listed_in_many_namespaces_is_named_once() -> None:
     freshness = Freshness([Source("Pod", f"ns-{n}") for n in range(1000)], bookmarked=[])
     assert freshness.problems(0.0) == ["Pod not yet listed"]

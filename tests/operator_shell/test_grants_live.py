@@ -60,7 +60,12 @@ class Driver:
         """Publishes a demand for rollout pods, if one is given, with all other fields of its own."""
         if rollout:
             self._demand = {**self._demand, "rollout": {"incarnation": 1, **rollout}}
-        await self._apply({"training": {"incarnation": 1, "state": "Running", "step": 1}, "demand": self._demand})
+        await self.report()
+
+    async def report(self, **more: Any) -> None:
+        """Publishes that it trains, and further fields of its own."""
+        training = {"incarnation": 1, "state": "Running", "step": 1}
+        await self._apply({"training": training, "demand": self._demand, **more})
 
     async def ask_cpus(self, **reward: Any) -> None:
         """Publishes a demand for CPUs of reward pods."""

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.client.configuration import Configuration
 
-from longboat_operator.kube import errors, resources
+from longboat_operator.kube import config, errors, resources
 from longboat_operator.kube.config import ConfigurationError, load_configuration
 
 
@@ -77,3 +78,47 @@ async def test_an_unusable_kubeconfig_is_named(tmp_path: Path, text: str | None)
         file.write_text(text)
     with pytest.raises(ConfigurationError, match=rf"(?s){file}.*give --kubeconfig"):
         await load_configuration(file)
+
+
+PROXY = "http://proxy.example.com:3128"
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "host", "proxy"),
+    [
+        ("", "https://10.96.0.1:443", PROXY),
+        ("10.96.0.1", "https://10.96.0.1:443", None),
+        ("localhost, 10.96.0.0/12", "https://10.96.0.1:443", None),
+        ("10.96.0.0/12", "https://10.200.0.1:443", PROXY),
+        ("10.96.0.0/12", "https://api.example.com:6443", PROXY),
+        (".example.com", "https://api.example.com:6443", None),
+        ("fd00::/8", "https://[fd00::1]:443", None),
+        ("fd00::/8", "https://10.96.0.1:443", PROXY),
+        ("10.96.0.0/33,nonsense/8", "https://10.96.0.1:443", PROXY),
+    ],
+)
+async def test_a_proxy_of_the_environment_is_for_a_kubeconfig_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: str, host: str, proxy: str | None
+) -> None:
+    monkeypatch.setenv("https_proxy", PROXY)
+    monkeypatch.setenv("no_proxy", no_proxy)
+    file = tmp_path / "kubeconfig"
+    cluster = {"name": "c", "cluster": {"server": host}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "c"}}
+    users = [{"name": "c", "user": {"token": "t"}}]
+    file.write_text(json.dumps({"clusters": [cluster], "contexts": [context], "users": users, "current-context": "c"}))
+    assert (await load_configuration(file)).proxy == proxy
+    cluster["cluster"]["proxy-url"] = "http://named.example.com:80"
+    file.write_text(json.dumps({"clusters": [cluster], "contexts": [context], "users": users, "current-context": "c"}))
+    assert (await load_configuration(file)).proxy == "http://named.example.com:80"
+
+
+async def test_in_a_pod_there_is_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("HTTPS_PROXY", PROXY)
+
+    def in_pod(configuration: Configuration) -> None:
+        configuration.host = "https://10.96.0.1:443"
+
+    monkeypatch.setattr(config, "load_incluster_config", in_pod)
+    assert (await load_configuration(None)).proxy is None

@@ -20,9 +20,9 @@ from longboat_operator.kube.errors import (
 )
 from longboat_operator.kube.resources import Resource
 from longboat_operator.lookups import LookUps
-from longboat_operator.model import JobKey, Observed, Target, content_digest
+from longboat_operator.model import DEFAULT_ACCOUNT, JobKey, Observed, Target, content_digest
 from longboat_operator.pod_warnings import KEPT_SECONDS, PodWarnings
-from longboat_operator.rejections import Rejections
+from longboat_operator.rejections import LASTING_SECONDS, UNANSWERED, Rejections
 
 PODS = {
     name: {"kind": "Pod", "metadata": {"name": name, "uid": uid}}
@@ -82,7 +82,7 @@ class Bench:
         self.rejections = Rejections(lambda: self.now)
         client: Any = self.server
         self.clock = ServerClock(lambda: 0.0)
-        self.look_ups = LookUps(client, PodWarnings(client, lambda: self.now), self.clock)
+        self.look_ups = LookUps(client, PodWarnings(client, lambda: self.now), self.clock, lambda: self.now)
 
     async def ask(self, *targets: Target) -> Any:
         return await self.look_ups.answers(targets, OBSERVED, self.rejections)
@@ -100,6 +100,18 @@ async def test_an_object_is_read_and_kept_as_the_cache_keeps_it(bench: Bench) ->
     assert bench.server.asked == ["get ServiceAccount a/x-driver"]
     assert found["metadata"] == {"namespace": "a", "name": "x-driver", "uid": "u"}
     assert found["digest"] == content_digest({"kind": "ServiceAccount", **account})
+
+
+async def test_a_look_at_the_account_default_serves_the_jobs_of_a_minute(bench: Bench) -> None:
+    bench.server.objects["default"] = {"apiVersion": "v1", "metadata": {"namespace": "a", "name": "default"}}
+    first = await bench.ask(DEFAULT_ACCOUNT)
+    assert first[DEFAULT_ACCOUNT]["metadata"]["name"] == "default"
+    bench.now += KEPT_SECONDS - 1
+    assert await bench.ask(DEFAULT_ACCOUNT) == first
+    assert bench.server.asked == ["get ServiceAccount a/default"]
+    bench.now += 1
+    await bench.ask(DEFAULT_ACCOUNT)
+    assert len(bench.server.asked) == 2
 
 
 async def test_what_the_node_of_a_pod_takes_for_the_time_does_not_count(bench: Bench) -> None:
@@ -202,3 +214,16 @@ async def test_no_answer_is_raised(bench: Bench) -> None:
     bench.server.error = TransportError("timed out")
     with pytest.raises(TransportError):
         await bench.ask(ACCOUNT)
+
+
+async def test_what_the_server_has_long_not_told_is_left_out_so_that_the_plan_says_so(bench: Bench) -> None:
+    bench.server.error = ServerError(500, "InternalError", "etcd is away")
+    with pytest.raises(ServerError):
+        await bench.ask(ACCOUNT)
+    bench.now = LASTING_SECONDS
+    assert await bench.ask(ACCOUNT) == {}
+    assert bench.rejections.by_name() == {"x-driver": f"ServiceAccount x-driver: {UNANSWERED}: etcd is away"}
+    assert bench.rejections.next_seconds()
+    bench.server.asked.clear()
+    assert await bench.ask(ACCOUNT) == {}
+    assert bench.server.asked == [], "it isn't asked for before its time"

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_operator.reading.terminations import terminations
+from longboat_operator.reading.terminations import container_statuses, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.watch.cache import Cache, ObjectKey
 from longboat_operator.watch.feed import Feed
@@ -98,9 +98,9 @@ def test_ends_keep_their_order_and_distance_whenever_they_are_seen(
     live.sees(pod(node_ahead, a=a, written=a + 1), a + 1)
     if b > a:
         seen_live = live.sees(pod(node_ahead, version=2, a=a, b=b, written=last), last)
-        assert [end.container for end in terminations(seen_live)] == ["b", "a"]
+        assert [end.container for end in terminations(container_statuses(seen_live))] == ["b", "a"]
     seen = restarted.sees(pod(node_ahead, a=a, b=b, written=last), last + late)
-    newest, older = terminations(seen)
+    newest, older = terminations(container_statuses(seen))
     assert newest.container == ("a" if a > b else "b")
     assert moment(newest.time or "") - moment(older.time or "") == timedelta(seconds=abs(a - b))
     assert moment(newest.time or "") == BEGIN + timedelta(seconds=last), "as the API server dates the last write"
@@ -110,7 +110,7 @@ def test_a_container_that_is_started_in_the_second_in_which_it_ended_ended_with_
     made = pod(timedelta(), a=100, b=100, written=101)
     made["status"]["containerStatuses"][1]["state"] = {"running": {"startedAt": stamp(BEGIN + timedelta(seconds=100))}}
     kept = Operator().sees(made, 5000)
-    [one, other] = terminations(kept)
+    [one, other] = terminations(container_statuses(kept))
     assert one.time == other.time
     assert kept["status"]["containerStatuses"][1]["state"]["running"]["startedAt"] > str(one.time)
 
@@ -120,12 +120,12 @@ def test_times_of_any_year_are_read() -> None:
     for state in ({"terminated": ended}, {"terminated": {**ended, "finishedAt": ended["startedAt"]}}):
         made = pod(HOUR)
         made["status"]["containerStatuses"] = [{"name": "a", "restartCount": 1, "lastState": state}]
-        [end] = terminations(Operator().sees(made, 5))
+        [end] = terminations(container_statuses(Operator().sees(made, 5)))
         assert end.time is not None
 
 
 def test_an_end_whose_write_nobody_dates_happened_when_it_was_first_seen() -> None:
-    [end] = terminations(with_server_times(pod(HOUR, a=5), None, BEGIN))
+    [end] = terminations(container_statuses(with_server_times(pod(HOUR, a=5), None, BEGIN)))
     assert moment(end.time or "") == BEGIN
 
 

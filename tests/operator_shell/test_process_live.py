@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import sys
@@ -33,11 +34,11 @@ LEASE_NAME = "operator"
 
 
 def chart_rules() -> list[dict[str, Any]]:
-    """The rights of an installation, as the chart writes them."""
+    """The rights of an installation, as the chart writes them, with those that depend on a value."""
     helpers = (TEMPLATES / "_helpers.tpl").read_text()
-    found = re.search(r'define "longboat\.rules" -}}\n(.*?){{-? end', helpers, re.DOTALL)
+    found = re.search(r'define "longboat\.rules" -}}\n(.*?)\n{{- end }}(?=\n\n|\n*\Z)', helpers, re.DOTALL)
     assert found is not None
-    rules: list[dict[str, Any]] = yaml.safe_load(found[1])
+    rules: list[dict[str, Any]] = yaml.safe_load(re.sub(r"{{.*?}}", "", found[1]))
     assert {"pods", "secrets"} <= {resource for rule in rules for resource in rule["resources"]}
     return rules
 
@@ -255,12 +256,11 @@ async def holder(admin: KubeClient, namespace: str) -> str:
 async def test_the_charts_rights_on_the_whole_cluster_are_enough(
     admin: KubeClient, account: Account, start: Any
 ) -> None:
-    cluster_wide = {
-        "apiGroups": ["longboat.dev"],
-        "resources": ["clusterrlruntimes"],
-        "verbs": ["get", "list", "watch"],
-    }
-    await account.grant(CLUSTER_ROLE, CLUSTER_ROLE_BINDING, "operator", [*chart_rules(), cluster_wide])
+    cluster_wide = [
+        {"apiGroups": ["longboat.dev"], "resources": ["clusterrlruntimes"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
+    ]
+    await account.grant(CLUSTER_ROLE, CLUSTER_ROLE_BINDING, "operator", [*chart_rules(), *cluster_wide])
     operator = await start()
     await eventually_async(operator.ready)
     await eventually_async(operator.leads)
@@ -273,8 +273,9 @@ async def test_the_charts_rights_on_the_whole_cluster_are_enough(
     operator.send(signal.SIGTERM)
     status, log = await operator.end()
     assert status == 0, log
-    # Other tests' namespaces may be on their way out, where nobody may create anything.
-    assert not [line for line in log.splitlines() if "orbidden" in line and "being terminated" not in line]
+    # Namespaces of other tests may be on their way out, or have policies that know another operator.
+    lines = [line for line in log.splitlines() if "orbidden" in line]
+    assert not [line for line in lines if json.loads(line).get("key", account.namespace).startswith(account.namespace)]
     assert '"level": "error"' not in log
     assert await holder(admin, account.namespace) == ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longboat_operator.rejections import Rejections
+from longboat_operator.rejections import LASTING_SECONDS, UNANSWERED, Rejections
 from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS
 
 
@@ -74,3 +74,43 @@ def test_one_whose_time_comes_while_its_plan_is_carried_out_asks_for_a_turn_at_o
     clock.now += 0.002
     assert rejections.next_seconds() == 0.0
     assert rejections.next_seconds() is None, "it was told so"
+
+
+def test_what_fails_for_long_is_told_until_it_succeeds_and_asked_ever_more_rarely() -> None:
+    clock = Clock()
+    rejections = Rejections(clock)
+    assert not rejections.note_unanswered(POD, "the webhook is down")
+    assert not rejections.waits(POD)
+    assert rejections.by_name() == {}
+    clock.now = LASTING_SECONDS
+    assert rejections.by_name() == {"x": f"Pod x: {UNANSWERED}: the webhook is down"}
+    assert rejections.note_unanswered(POD, "the webhook is down")
+    assert rejections.waits(POD)
+    assert rejections.next_seconds()
+    rejections.clear(POD)
+    assert rejections.by_name() == {}
+    assert not rejections.note_unanswered(POD, "the webhook is down"), "a later failure has to last too"
+
+
+def test_a_message_that_differs_in_numbers_alone_stays_as_it_is() -> None:
+    """Each other message would be a write of the status."""
+    clock = Clock()
+    rejections = Rejections(clock)
+    rejections.note_unanswered(POD, "read from 10.0.0.1:40001: connection reset after 11ms")
+    clock.now = LASTING_SECONDS
+    rejections.note_unanswered(POD, "read from 10.0.0.1:40702: connection reset after 12ms")
+    assert rejections.by_name()["x"].endswith("read from 10.0.0.1:40001: connection reset after 11ms")
+    rejections.note_unanswered(POD, "deadline exceeded")
+    assert rejections.by_name()["x"].endswith("deadline exceeded")
+
+
+def test_a_refusal_is_told_until_the_silence_after_it_has_lasted() -> None:
+    clock = Clock()
+    rejections = Rejections(clock)
+    rejections.note(POD, "exceeded quota")
+    rejections.note_unanswered(POD, "no answer")
+    assert rejections.by_name() == {"x": "Pod x: exceeded quota"}
+    clock.now = LASTING_SECONDS
+    assert rejections.by_name() == {"x": f"Pod x: {UNANSWERED}: no answer"}
+    rejections.note(POD, "exceeded quota")
+    assert rejections.by_name() == {"x": "Pod x: exceeded quota"}

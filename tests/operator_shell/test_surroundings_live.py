@@ -171,7 +171,7 @@ async def test_what_stands_is_not_touched_again_whatever_the_server_filled_in(be
 @pytest.mark.parametrize("resource", AROUND, ids=lambda resource: resource.kind)
 @served
 async def test_a_strangers_object_stays_as_it_is_also_when_the_job_is_deleted(bench: Bench, resource: Resource) -> None:
-    names = {SERVICE: "x-head", NETWORK_POLICY: "x", CLAIM: "x-checkpoint"}
+    names = {SERVICE: "x-head", NETWORK_POLICY: "x-job", CLAIM: "x-checkpoint"}
     contents: dict[Resource, dict[str, Any]] = {
         ROLE_BINDING: {"roleRef": {"apiGroup": ROLE.group, "kind": "Role", "name": "theirs"}},
         SERVICE: {"spec": {"ports": [{"port": 80}]}},

@@ -26,6 +26,7 @@ from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import SILENCE_SECONDS, Freshness
 from longboat_operator.watch.informer import Informer
 from tests.support.loop_time import pass_time
+from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -139,27 +140,36 @@ async def test_every_answer_tells_the_servers_time(serve: Serve, status: int) ->
         assert dates[1] <= made.server_clock.now()
 
 
-@pytest.mark.parametrize("exempt", ["", "api.invalid", "api.invalid:80"])
-async def test_a_proxy_in_the_environment_is_used_for_all_but_exempt_servers(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, exempt: str
-) -> None:
+async def test_the_proxy_of_a_kubeconfig_is_used_for_all_requests(serve: Serve) -> None:
     async def who(request: web.Request) -> web.Response:
         return web.json_response({"asked for": str(request.url.host)})
 
     proxy = await serve(who)
-    monkeypatch.setenv("http_proxy", proxy.configuration.host)
-    monkeypatch.setenv("no_proxy", exempt)
-    made = transport.Transport(Configuration(host="http://api.invalid"))
+    made = transport.Transport(Configuration(host="http://api.invalid", proxy=proxy.configuration.host))
     try:
-        if exempt:
-            with pytest.raises(errors.TransportError):
-                await ungated(made).get(resources.POD, "a", "x")
-        else:
-            assert await ungated(made).get(resources.POD, "a", "x") == {"asked for": "api.invalid"}
-            async with made.session() as session, session.get(made.configuration.host + RL_JOB.path()) as response:
-                assert await response.json() == {"asked for": "api.invalid"}
+        assert await ungated(made).get(resources.POD, "a", "x") == {"asked for": "api.invalid"}
+        async with made.session() as session, session.get(made.configuration.host + RL_JOB.path()) as response:
+            assert await response.json() == {"asked for": "api.invalid"}
     finally:
         await made.close()
+
+
+@pytest.mark.parametrize("exempt", ["", "10.96.0.0/12"])
+async def test_no_proxy_of_the_environment_stands_between(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, exempt: str
+) -> None:
+    """Whoever loads a kubeconfig decides on that; in a pod there is none."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"answered": request.path})
+
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", exempt)
+    made = await serve(answer)
+    assert await ungated(made).get(resources.POD, "a", "x") == {"answered": "/api/v1/namespaces/a/pods/x"}
+    async with made.session() as session, session.get(made.configuration.host + RL_JOB.path()) as response:
+        assert await response.json() == {"answered": RL_JOB.path()}
 
 
 async def test_a_watch_takes_lines_of_any_length_in_pieces_of_any_size(serve: Serve) -> None:

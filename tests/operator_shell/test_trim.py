@@ -23,6 +23,9 @@ POD: dict[str, Any] = {
     },
     "spec": {
         "nodeName": "node0",
+        "priority": 100,
+        "priorityClassName": "high",
+        "schedulingGates": [{"name": "example.com/queue"}],
         "containers": [
             {
                 "name": "rollout",
@@ -62,12 +65,38 @@ def test_a_pod_keeps_what_plans_read_and_nothing_else() -> None:
     assert "managedFields" not in kept["metadata"]
     assert kept["spec"] == {
         "nodeName": "node0",
+        "priority": 100,
+        "schedulingGates": [{"name": "example.com/queue"}],
         "containers": [{"name": "rollout", "resources": {"limits": {"cpu": "1"}}}],
     }
     (container,) = kept["status"]["containerStatuses"]
     assert container["lastState"]["terminated"]["message"] == "boom"
     assert container["allocatedResources"] == {"cpu": "1"}
     assert not {"image", "imageID", "containerID"} & set(container)
+
+
+def test_a_pod_keeps_its_finalizers() -> None:
+    """They say why it is still there although it has ended."""
+    kept = trim({**POD, "metadata": {**POD["metadata"], "finalizers": ["backup.example.com/hold"]}})
+    assert kept["metadata"]["finalizers"] == ["backup.example.com/hold"]
+
+
+def test_of_a_node_nothing_is_kept_that_its_kubelet_writes() -> None:
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "node0", "uid": "1", "resourceVersion": "7", "labels": {"a": "b"}, "managedFields": [{}]},
+        "spec": {"unschedulable": True},
+        "status": {"images": [{"names": ["i"]}], "conditions": [{"type": "Ready", "lastHeartbeatTime": "t"}]},
+    }
+    kept = trim(node)
+    assert kept["metadata"] == {"name": "node0", "uid": "1", "resourceVersion": "7"}
+    assert kept.keys() == {"apiVersion", "kind", "metadata"}
+    assert trim(kept) == kept
+    beat = {**node, "metadata": {**node["metadata"], "resourceVersion": "8", "labels": {}}, "status": {}}  # type: ignore[dict-item]
+    assert not wakes_job(kept, trim(beat))
+    assert wakes_job(None, kept)
+    assert wakes_job(kept, None)
 
 
 def test_trimming_leaves_the_original_alone_and_is_idempotent() -> None:

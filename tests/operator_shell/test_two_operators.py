@@ -117,7 +117,7 @@ class Operator:
         clock = ServerClock()
         recorder = EventRecorder(client, clock, name)
         applier = Applier(client, self.cache, recorder, AcceptedDryRuns(lambda: server.now))
-        look_ups = LookUps(client, PodWarnings(client, lambda: server.now), clock)
+        look_ups = LookUps(client, PodWarnings(client, lambda: server.now), clock, lambda: server.now)
         self.controller = Controller(
             self.cache,
             self.queue,

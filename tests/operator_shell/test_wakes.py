@@ -113,6 +113,8 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
         ("status.roles.rollout.pods", []),
         ("status.conditions", [{"type": "Suspended", "status": "True"}]),
         ("status.suspendTime", "2026-11-21T10:00:00Z"),
+        ("status.placement", {"releaseTime": "2026-11-21T10:00:00Z"}),
+        ("status.placement", {"retryTime": "2026-11-21T10:00:00Z"}),
         ("spec.suspend", True),
         ("spec.rollout", {"replicas": 3}),
         ("spec.rollout", {"minReplicas": 1}),
@@ -156,6 +158,14 @@ def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -
     assert wakes_capacity(pod(), None)
     assert wakes_capacity(pod(), pod(ready="False"))
     assert not wakes_capacity(pod(), pod(containerStatuses=[{"restartCount": 1}]))
+    foreign = [{"name": "rollout", "ready": True}, {"name": "istio", "ready": False}]
+    waits = pod(
+        conditions=[{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}], containerStatuses=foreign
+    )
+    assert not wakes_capacity(pod(), {**waits, "spec": {"containers": [{"name": "rollout"}, {"name": "istio"}]}})
+    deleted = {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    ended = {**deleted, "metadata": {**deleted["metadata"], "deletionGracePeriodSeconds": 0, "finalizers": ["a/b"]}}
+    assert wakes_capacity(deleted, ended), "nothing but its finalizers keeps it"
     assert not wakes_capacity(None, pod("trainer"))
     assert not wakes_capacity(None, {"kind": "Service", "metadata": {"namespace": "a", "name": "s", "uid": "1"}})
 
@@ -199,6 +209,22 @@ def test_the_first_record_of_a_new_pod_calls_for_no_other_plan() -> None:
     assert not wakes_capacity(JOB, more)
     assert wakes_its_writer(more, JOB)
     assert wakes_capacity(more, JOB), "a pod that left is no longer recorded: its name is free"
+
+
+@pytest.mark.parametrize(
+    ("placement", "wakes"),
+    [
+        ({"minimum": 5, "placed": 3, "since": "2026-11-21T10:00:00Z"}, False),
+        ({"minimum": 5, "placed": 5, "startSince": "2026-11-21T10:00:00Z", "startSeconds": 7}, False),
+        ({"minimum": 5, "placed": 3, "releaseTime": "2026-11-21T10:00:00Z"}, True),
+        ({"minimum": 5, "placed": 0, "retryTime": "2026-11-21T10:00:00Z"}, True),
+    ],
+)
+def test_a_published_release_calls_for_another_plan_and_published_clocks_do_not(
+    placement: dict[str, Any], wakes: bool
+) -> None:
+    assert wakes_its_writer(JOB, changed("status.placement", placement)) is wakes
+    assert wakes_capacity(JOB, changed("status.placement", placement)) is wakes
 
 
 def compacted(indexes: str, *records: dict[str, Any], attempt: int = 0, was_ready: bool = False) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 
 from longboat_operator.cli import _parser
 from tests.charts.rendering import CHART, RELEASE, helm
+from tests.operator_plan.simulated_cluster import SimulatedCluster
 from tests.releases.release import RELEASES, ROOT, Release, breaking_changes, filled_in, run_script
 
 # The commands of the containers of a small job's pods that start the runtime, by pod and container.
@@ -48,6 +49,23 @@ for name, command in json.load(sys.stdin).items():
     except Exception as error:
         refused[name] = str(error)
 json.dump(refused, sys.stdout)
+"""
+
+
+# Plans for a job whose snapshot a newer version has left, and has a driver read its job; prints what is done.
+PLAN = """
+import json, sys
+from datetime import UTC, datetime
+from longboat_operator.apply import target_of
+from longboat_operator.model import JobKey, Observed
+from longboat_operator.planner import plan
+from longboat_runtime.driver.status import DriverStatus
+
+job, children, now = json.load(sys.stdin)
+key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+made = plan(Observed(key, job, children), datetime.fromisoformat(now))
+DriverStatus.from_json(job["status"])
+json.dump([target_of(action) for action in made.actions], sys.stdout)
 """
 
 
@@ -104,3 +122,21 @@ def test_this_agent_runs_in_the_pods_of_a_release(released: Path) -> None:
     assert refused.keys() == commands.keys(), "a command that isn't taken would be noticed"
     # The operator knows an image that is too old by these words.
     assert all("No such option" in words for words in refused.values())
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.rollback], ids=lambda release: release.version)
+def test_a_release_goes_on_with_a_job_whose_node_is_being_drained(release: Release, tmp_path: Path) -> None:
+    """It knows of no budget, and leaves it to the garbage collector: a budget is owned by its job."""
+    cluster = SimulatedCluster(cordoned=set())
+    cluster.up()
+    cluster.train(3)
+    cluster.cordoned = {"node0"}
+    cluster.settle()
+    assert cluster.status.drain
+    [budget] = cluster.children["PodDisruptionBudget"].values()
+    assert cluster.job
+    assert [owner["uid"] for owner in budget["metadata"]["ownerReferences"]] == [cluster.job["metadata"]["uid"]]
+    observed = cluster.observed()
+    snapshot = [observed.job, observed.children, cluster.now.isoformat()]
+    targets = run_script(release.extract(tmp_path), PLAN, snapshot)
+    assert [kind for kind, _ in targets if kind in ("Pod", "PodDisruptionBudget")] == []

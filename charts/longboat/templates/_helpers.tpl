@@ -15,6 +15,18 @@
 {{- default (list (dict "namespaceSelector" $kubeSystem)) .Values.dnsPeers | toJson }}
 {{- end }}
 
+{{- /* With --reuse-values, the values of a chart that had none lack both. */}}
+{{- define "longboat.podSecurityContext" -}}
+{{- $ids := dict "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 }}
+{{- $default := merge (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) $ids }}
+{{- hasKey .Values "podSecurityContext" | ternary .Values.podSecurityContext $default | toYaml }}
+{{- end }}
+
+{{- define "longboat.securityContext" -}}
+{{- $default := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL")) }}
+{{- hasKey .Values "securityContext" | ternary .Values.securityContext $default | toYaml }}
+{{- end }}
+
 {{- define "longboat.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -29,13 +41,26 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{- /* The admission policy recognizes drivers' accounts by their suffix: the operator's has another. */}}
 {{- define "longboat.serviceAccountName" -}}
-{{- $name := default (include "longboat.fullname" .) .Values.serviceAccount.name }}
-{{- hasSuffix "-driver" $name | ternary (printf "%s-operator" $name) $name }}
+{{- default (include "longboat.fullname" .) .Values.serviceAccount.name }}
 {{- end }}
 
-{{- /* What the operator may do wherever it serves jobs. Secrets: created, never read. */}}
+{{- /* The usernames of all operators' accounts, as a list in CEL: admission policies know them by these. */}}
+{{- define "longboat.operators" -}}
+{{- $own := printf "'system:serviceaccount:%s:%s'" .Release.Namespace (include "longboat.serviceAccountName" .) }}
+{{- $operators := list $own }}
+{{- range .Values.policies.otherOperators }}
+{{- $operators = append $operators (printf "'system:serviceaccount:%s'" .) }}
+{{- end }}
+{{- printf "[%s]" (join ", " $operators) }}
+{{- end }}
+
+{{- /* Whether the operator may delete Secrets and NetworkPolicies: only beside the policy that limits it to those of jobs. */}}
+{{- define "longboat.mayDelete" -}}
+{{- .Values.policies.install | ternary "yes" "" }}
+{{- end }}
+
+{{- /* What the operator may do wherever it serves jobs. Secrets: never read. */}}
 {{- define "longboat.rules" -}}
 - apiGroups: [longboat.dev]
   resources: [rljobs]
@@ -62,6 +87,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
+{{- if include "longboat.mayDelete" . }}
+# The policy longboat-operator-deletes limits these to objects whose controller is an RLJob.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [delete]
+{{- end }}
 # Listed only for a pod whose containers don't start: nothing else says why a volume can't be mounted.
 - apiGroups: [""]
   resources: [events]
@@ -71,6 +105,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch]
+# Nobody but the disruption controller evicts driver and trainer pods before the driver has saved.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]
 # A driver's Role grants get and watch of its job and patch of its status: no more than is granted here.
 - apiGroups: [rbac.authorization.k8s.io]

@@ -95,6 +95,38 @@ def test_a_stored_job_with_a_removed_field_keeps_running_and_its_field_can_only_
     assert keys[-1] not in spec
 
 
+def test_a_stored_job_keeps_a_pool_of_a_name_that_is_refused_today(
+    server: Cluster, jobs: Jobs, new_job: NewJob
+) -> None:
+    """Stores the job under a CRD without the rule, like that of release 0.2.0."""
+    pools = [{"name": "driver"}]
+    crd = json.loads(server.kubectl("get", "crd", "rljobs.longboat.dev", "-o", "json"))
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    path = (
+        "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rewardPools/items/x-kubernetes-validations"
+    )
+    rules = spec["properties"]["rewardPools"]["items"]["x-kubernetes-validations"]
+
+    def refused() -> bool:
+        try:
+            jobs.create(changed({"spec.rewardPools": pools}), dry_run=True)
+        except Refused as refusal:
+            return refusal.fields == ["spec.rewardPools[0].name"]
+        return False
+
+    assert refused()
+    patch = ("patch", "crd", "rljobs.longboat.dev", "--type=json", "-p")
+    server.kubectl(*patch, json.dumps([{"op": "remove", "path": path}]))
+    try:
+        eventually(lambda: not refused())
+        name = new_job({"spec.rewardPools": pools}, status={"startTime": STARTED, "phase": "Running"})
+    finally:
+        server.kubectl(*patch, json.dumps([{"op": "add", "path": path, "value": rules}]))
+    eventually(refused)
+    jobs.merge(name, {"spec": {"suspend": True}})
+    jobs.merge(name, {"status": {"phase": "Suspending"}}, "status")
+
+
 def test_what_is_free_stays_free(jobs: Jobs, new_job: NewJob) -> None:
     name = new_job(status={"startTime": STARTED, "phase": "Running"})
     free = {

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e import installation
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
-from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, may, once_known
+from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, Refused, may, once_known
 from longboat_crds.base import Role
 from longboat_crds.load import load, load_job
 from longboat_crds.objects import ClusterRLRuntime
@@ -115,29 +116,36 @@ def test_runtime_templates_are_upgraded_in_place_and_rolled_back(server: Cluster
         upgrade("runtimes.cpu.image=longboat-runtime:1")
 
 
-@pytest.mark.parametrize(
-    ("release", "settings"),
-    [("x-driver", []), ("x-driver", ["fullnameOverride=x-driver"]), ("longboat-driver", [])],
-    ids=["name", "full name", "name with the chart's"],
-)
-def test_the_policy_for_drivers_lets_an_operator_write_whatever_its_release_is_called(
-    server: Cluster, new_job: NewJob, release: str, settings: list[str]
-) -> None:
-    settings = ["crds.install=false", "policies.install=false", "replicas=0", *settings]
+def test_the_policy_for_drivers_lets_those_operators_write_that_it_lists(server: Cluster, new_job: NewJob) -> None:
+    """The account of this chart's own release is one of them."""
+    own = ("longboat-operator:none", "replicas=0", "runtimes.cpu.image=longboat-runtime:1")
+    settings = ["crds.install=false", "policies.install=false", "replicas=0"]
     where = ["--namespace", "operators", "--create-namespace"]
     words = (word for setting in settings for word in ("--set", setting))
-    installation.helm(server.kubeconfig, "install", release, str(installation.CHART), *where, *words)
+    installation.helm(server.kubeconfig, "install", "second", str(installation.CHART), *where, *words)
     try:
-        selected = [
-            "-l",
-            f"app.kubernetes.io/instance={release}",
-            "-o",
-            "jsonpath={.items[0].spec.template.spec.serviceAccountName}",
-        ]
-        account = server.kubectl("-n", "operators", "get", "deployments", *selected)
-        token = server.kubectl("-n", "operators", "create", "token", account).strip()
-        operator, job = Jobs(server, NAMESPACE, token), new_job()
-        written = once_known(lambda: operator.apply_status(job, "longboat-operator", {"phase": "Running"}))
-        assert written["status"] == {"phase": "Running"}
+        selected = ["-l", "app.kubernetes.io/instance=second", "-o", "jsonpath={.items[0].metadata.name}"]
+        account = server.kubectl("-n", "operators", "get", "serviceaccounts", *selected)
+        job = new_job()
+
+        def publish(namespace: str, name: str) -> Any:
+            token = server.kubectl("-n", namespace, "create", "token", name).strip()
+            operator = Jobs(server, NAMESPACE, token)
+            return once_known(lambda: operator.apply_status(job, "longboat-operator", {"phase": "Running"}))
+
+        assert publish(installation.NAMESPACE, installation.RELEASE)["status"] == {"phase": "Running"}
+        with pytest.raises(Refused, match="of all ServiceAccounts only the operator's"):
+            publish("operators", account)
+        installation.install(server.kubeconfig, *own, f"policies.otherOperators={{operators:{account}}}")
+
+        def accepted() -> bool:
+            try:
+                publish("operators", account)
+            except Refused:
+                return False
+            return True
+
+        eventually(accepted)
     finally:
-        installation.helm(server.kubeconfig, "uninstall", release, "--namespace", "operators", "--wait")
+        installation.install(server.kubeconfig, *own)
+        installation.helm(server.kubeconfig, "uninstall", "second", "--namespace", "operators", "--wait")

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.cluster
         ("create", "secrets", True),
         ("get", "secrets", False),
         ("list", "secrets", False),
-        ("delete", "secrets", False),
+        ("delete", "secrets", True),
+        ("deletecollection", "secrets", False),
+        ("delete", "networkpolicies", True),
         ("get", "serviceaccounts", True),
         ("delete", "serviceaccounts", False),
         ("patch", "persistentvolumeclaims", True),
@@ -37,7 +39,8 @@ pytestmark = pytest.mark.cluster
         ("list", "clusterrlruntimes", True),
         ("create", "clusterrlruntimes", False),
         ("escalate", "roles", False),
-        ("list", "nodes", False),
+        ("list", "nodes", True),
+        ("patch", "nodes", False),
     ],
 )
 def test_what_the_operator_may(server: Cluster, verb: str, resource: str, allowed: bool) -> None:

@@ -86,12 +86,12 @@ class KubeClient:
         fields: str = "",
         metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
-        """Yields all objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
+        """Yields all objects that match the selectors (labels, fields, by default the kind's own), in pages. GoneError: the list took too long; start again."""
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = selector
-        if fields:
-            query["fieldSelector"] = fields
+        if fields or resource.fields:
+            query["fieldSelector"] = fields or resource.fields
         accept = _METADATA_LIST if metadata_only else "application/json"
         while True:
             request = Request(
@@ -130,6 +130,8 @@ class KubeClient:
         }
         if selector:
             query["labelSelector"] = selector
+        if resource.fields:
+            query["fieldSelector"] = resource.fields
         request = Request("GET", resource.path(namespace), "watch", resource.plural, query)
         async with self._transport.stream(request) as lines, aclosing(_events(lines)) as events:
             yield events
@@ -196,10 +198,12 @@ class KubeClient:
         return await self._write(Request("PUT", path, "update", resource.plural, query, body))
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self, resource: Resource, namespace: str, name: str, uid: str | None, grace_seconds: int | None = None
     ) -> dict[str, Any]:
         """Deletes the object; its dependents go in the background. ConflictError: its uid isn't `uid`. NotFoundError: there is none."""
-        options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         return await self._write(

@@ -1,13 +1,16 @@
-"""Finds the API server and our credentials there, from a kubeconfig file or the pod's service account."""
+"""Finds the API server, the way and our credentials there, from a kubeconfig file or the pod's service account."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
+from urllib.request import getproxies, proxy_bypass
 
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 from yaml import YAMLError
+from yarl import URL
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -18,6 +21,9 @@ class ConfigurationError(Exception):
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
     """Loads the given kubeconfig; without one, the service account in a pod, or the user's default kubeconfig elsewhere.
+
+    In a pod no proxy stands between, whatever the environment says: proxies are for what lies outside the cluster. A kubeconfig may name
+    one (`proxy-url`); else the environment may.
 
     Raises:
         ConfigurationError: the configuration is missing or can't be read.
@@ -30,12 +36,39 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
         else:
             path = str(kubeconfig) if kubeconfig else None
             await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+            configuration.proxy = configuration.proxy or proxy_in_environment(configuration.host)
     # The last three are what the client raises for a malformed file.
     except (ConfigException, OSError, TypeError, ValueError, YAMLError) as error:
         where = "the pod's service account" if in_cluster else str(kubeconfig or "the default kubeconfig")
         message = f"can't reach the API server by {where}: {error}; give --kubeconfig FILE or run in a pod with a token"
         raise ConfigurationError(message) from error
     return configuration
+
+
+def proxy_in_environment(host: str) -> str | None:
+    """Returns the proxy that HTTPS_PROXY (for an http:// server, HTTP_PROXY) names; None if none is, or NO_PROXY exempts the server.
+
+    NO_PROXY may name hosts, with ports, domains and, as kubectl reads it, blocks of addresses (10.96.0.0/12).
+    """
+    url = URL(host)
+    if url.host is None or proxy_bypass(f"{url.host}:{url.port}") or _in_exempt_block(url.host):
+        return None
+    return getproxies().get(url.scheme)
+
+
+def _in_exempt_block(host: str) -> bool:
+    """Whether the host is an address in a block that NO_PROXY names, which Python's own rule doesn't know."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in getproxies().get("no", "").split(","):
+        try:
+            if address in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
 
 
 def own_namespace() -> str | None:

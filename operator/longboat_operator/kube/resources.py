@@ -17,6 +17,8 @@ class Resource:
     group: str = ""
     version: str = "v1"
     namespaced: bool = True
+    fields: str = ""
+    """Field selector: only such objects are listed and watched."""
 
     @property
     def api_version(self) -> str:
@@ -47,6 +49,9 @@ ROLE = Resource("Role", "roles", "rbac.authorization.k8s.io")
 ROLE_BINDING = Resource("RoleBinding", "rolebindings", "rbac.authorization.k8s.io")
 NETWORK_POLICY = Resource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
 CONTROLLER_REVISION = Resource("ControllerRevision", "controllerrevisions", "apps")
+DISRUPTION_BUDGET = Resource("PodDisruptionBudget", "poddisruptionbudgets", "policy")
+# Kubelets update the status of every node all the time; of nodes that take pods nothing has to be known.
+CORDONED_NODE = Resource("Node", "nodes", namespaced=False, fields="spec.unschedulable=true")
 EVENT = Resource("Event", "events")
 LEASE = Resource("Lease", "leases", "coordination.k8s.io")
 
@@ -60,6 +65,7 @@ CHILDREN = (
     NETWORK_POLICY,
     CLAIM,
     CONTROLLER_REVISION,
+    DISRUPTION_BUDGET,
 )
 
 BY_KIND: Mapping[str, Resource] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
@@ -31,6 +31,8 @@ WATCH_SILENCE_SECONDS = 90.0
 _USER_AGENT = "longboat-operator"
 _JSON = "application/json"
 _PLURALS = frozenset(resource.plural for resource in BY_KIND.values())
+# aiohttp names the object that holds the certificates, which says nothing to people.
+_TLS_CONTEXT = re.compile(r" ssl:(<[^>]*>|\S+)")
 _SILENCE = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -53,7 +55,7 @@ class Request:
 
 
 class Transport:
-    """Sends requests with the credentials of a `Configuration`. One per process; `close` it at the end.
+    """Sends requests with the credentials of a `Configuration`, over its proxy alone. One per process; `close` it at the end.
 
     `server_clock` follows all answers, also those to sessions.
     """
@@ -64,7 +66,6 @@ class Transport:
         Raises:
             ConfigurationError: they can't be read.
         """
-        configuration.proxy = configuration.proxy or _proxy(configuration.host)
         self.configuration = configuration
         self.timeout_seconds = timeout_seconds
         self.server_clock = ServerClock()
@@ -200,14 +201,6 @@ def go_json(value: Any) -> str:
 _ESCAPED = {code: f"\\u{code:04x}" for code in (*b"&<>", 0x2028, 0x2029)}
 
 
-def _proxy(host: str) -> str | None:
-    """Returns the proxy that HTTPS_PROXY (for an http:// server, HTTP_PROXY) names; None if none is, or NO_PROXY exempts the server."""
-    url = URL(host)
-    if url.host is None or proxy_bypass(f"{url.host}:{url.port}"):
-        return None
-    return getproxies().get(url.scheme)
-
-
 def _verb_and_resource(url: URL) -> tuple[str, str]:
     """Names the verb and resource of a watch, a list or a discovery request that another library has built."""
     if "watch" in url.query:
@@ -216,7 +209,8 @@ def _verb_and_resource(url: URL) -> tuple[str, str]:
 
 
 def _no_answer(request: Request, error: Exception) -> TransportError:
-    return TransportError(f"{request.verb} {request.resource}: no answer: {error or type(error).__name__}")
+    words = _TLS_CONTEXT.sub("", str(error)) or type(error).__name__
+    return TransportError(f"{request.verb} {request.resource}: no answer: {words}")
 
 
 def _json(text: bytes) -> Any:

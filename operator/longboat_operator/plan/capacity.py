@@ -42,10 +42,13 @@ def plan_capacity(observed: Observed, now: datetime) -> Plan:
 
 
 def grant_of(view: CapacityView, now: datetime) -> Grant | None:
-    """Returns all that the job gets: None if it has ended or is to stay suspended, what it had while it is being suspended."""
-    if view.finished or (view.suspended and view.suspend):
+    """Returns all that the job gets: None if it has ended, is to stay suspended, or waits for room without pods.
+
+    While its pods are being released, for either cause, it keeps what it had.
+    """
+    if view.finished or (view.suspended and view.suspend) or view.released:
         return None
-    if not view.suspended and (view.suspend or view.status.suspend_time):
+    if not view.suspended and (view.suspend or view.status.suspend_time or view.releasing):
         return view.status.allocation.grant if view.status.allocation else None
     reward = None
     if view.reward_cpu is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -11,7 +11,14 @@ from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.quantities import cpu_quantity
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target, digest
+from longboat_operator.model import (
+    Action,
+    CreateObject,
+    DeleteObject,
+    Target,
+    digest,
+    target_of,
+)
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories
 from longboat_operator.plan.reward_cpus import RewardCpus
@@ -26,7 +33,7 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView
-from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, UNANSWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Vacancy:
 
 
 def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
-    """Plans to create what is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
+    """Plans to create what is missing; `vacant` are the places without a pod, once the job has a grant, in the order in which they get one.
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
     others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
@@ -68,17 +75,23 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
     if isinstance(template, Finding):
         return Creation(finding=template)
     to_fill = [vacancy for vacancy in vacant if vacancy.wait <= 0]
-    around = surroundings_of(view)
-    claims = claims_in_use(view) if to_fill else ClaimsInUse()
+    job = view.job.with_common(view.spec, template.runtime)
     name = view.status.ray_token_secret
-    token = ray_token_of(view) if to_fill or says_missing(view, name) else RayToken(name)
+    token = ray_token_of(view, job) if to_fill or says_missing(view, name) else RayToken(name)
+    for_driver = token.may_be_used and any(vacancy.role is Role.DRIVER for vacancy in to_fill)
+    around = surroundings_of(view, template.runtime, for_driver=for_driver)
+    claims = claims_in_use(view) if to_fill else ClaimsInUse()
     if look_up := (*around.look_up, *claims.look_up, *token.look_up):
         return Creation(finding=_rejected(view, look_up), template=template, ray_token=token.name, look_up=look_up)
     if finding := around.finding or claims.finding:
         return Creation(around.actions, finding, template, LOOK_AGAIN_SECONDS, token.name)
     actions: list[Action] = [*around.actions]
     try:
-        pods = list(_pods(view, template, to_fill, token, cpus, one_node=claims.one_node)) if token.may_be_used else []
+        pods = (
+            list(_pods(view, job, template, to_fill, token, cpus, one_node=claims.one_node))
+            if token.may_be_used
+            else []
+        )
     except TemplateInvalid as error:
         return Creation(
             finding=Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, str(error)),
@@ -88,11 +101,11 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
     if pods:
         actions += token.actions
     if template.is_new and token.may_be_used:
-        shape = digest(runtime_revision(_nameless_job(view), 0, template.runtime))
-        actions.append(CreateObject(runtime_revision(view.job, template.number, template.runtime), dry_run=shape))
+        shape = digest(runtime_revision(_nameless(job), 0, template.runtime))
+        actions.append(CreateObject(runtime_revision(job, template.number, template.runtime), dry_run=shape))
     actions += pods
     waits = [vacancy.wait for vacancy in vacant if vacancy.wait > 0]
-    written = [_target(action) for action in actions]
+    written = [target_of(action) for action in actions if not isinstance(action, DeleteObject)]
     return Creation(tuple(actions), _rejected(view, written), template, min(waits, default=None), token.name)
 
 
@@ -106,7 +119,7 @@ class RayToken:
     look_up: tuple[Target, ...] = ()
 
 
-def ray_token_of(view: JobView) -> RayToken:
+def ray_token_of(view: JobView, job: JobRef) -> RayToken:
     """Plans the Secret with Ray's token for pods that are created now.
 
     Rules: its name is random, and in the status before it is used. While no pod uses it and it isn't known to exist, it is created; if
@@ -121,7 +134,7 @@ def ray_token_of(view: JobView) -> RayToken:
         return _another(view)
     in_use = any(pod.ray_token == name for pod in view.all_pods)
     if not in_use and view.child("Secret", name) is None:
-        return RayToken(name, True, (CreateObject(ray_token(view.job, name), random_key=TOKEN_KEY),))
+        return RayToken(name, True, (CreateObject(ray_token(job, name), random_key=TOKEN_KEY),))
     secret: Target = ("Secret", name)
     if secret not in view.observed.looked_up:
         return RayToken(name, look_up=(secret,))
@@ -135,11 +148,12 @@ def _another(view: JobView) -> RayToken:
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
     """Yields the places that should get a pod, now or later; `memories` are as published, `counts` after this look.
 
-    Rules: a place gets a pod only when none of it is left in the snapshot. One whose pod was lost waits for the back-off. It is left out
-    until the status says that its pod was lost, so the loss can't be forgotten, and that it is gone.
+    Rules: a place gets a pod only when none of it is left in the snapshot, but for those that have ended and that finalizers keep.
+    One whose pod was lost waits for the back-off. It is left out until the status says that its pod was lost, so the loss can't be
+    forgotten, and that it is gone.
     """
     for role in ROLES:
-        taken = {pod.place for pod in view.pods[role]}
+        taken = {pod.place for pod in view.pods[role] if not pod.ended}
         for place in places[role]:
             if place in taken:
                 continue
@@ -169,9 +183,16 @@ def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
 
 
 def _pods(
-    view: JobView, template: Template, vacancies: list[Vacancy], token: RayToken, cpus: RewardCpus, *, one_node: bool
+    view: JobView,
+    job: JobRef,
+    template: Template,
+    vacancies: list[Vacancy],
+    token: RayToken,
+    cpus: RewardCpus,
+    *,
+    one_node: bool,
 ) -> Iterator[CreateObject]:
-    revision = view.job.revision(template.number)
+    revision = job.revision(template.number)
     checked: set[tuple[Role, str]] = set()
     rejected: set[tuple[Role, str]] = set()
     for vacancy in vacancies:
@@ -186,19 +207,19 @@ def _pods(
                 continue
         build = partial(build_pod, one_node=one_node, graders_cpu=cpu_quantity(cpu) if cpu else None)
         spec, runtime, (role, place) = view.spec, template.runtime, (vacancy.role, vacancy.place)
-        body = build(view.job, spec, runtime, revision, role, place, vacancy.attempt, token=token.name or "")
+        body = build(job, spec, runtime, revision, role, place, vacancy.attempt, token=token.name or "")
         shape = None
         if template.is_new and alike not in checked:
-            shape = digest(build(_nameless_job(view), spec, runtime, "", role, Place(place.pool, 0), 0, token=""))
+            shape = digest(build(_nameless(job), spec, runtime, "", role, Place(place.pool, 0), 0, token=""))
         yield CreateObject(body, dry_run=shape)
         checked.add(alike)
         if body["metadata"]["name"] in view.observed.rejections:
             rejected.add(alike)
 
 
-def _nameless_job(view: JobView) -> JobRef:
+def _nameless(job: JobRef) -> JobRef:
     """Returns a stand-in for the job, without a name: an object that is built for it shows only its shape."""
-    return JobRef(view.job.namespace, "", "")
+    return replace(job, name="", uid="")
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
@@ -214,6 +235,8 @@ def finding_of_rejection(kind: str, answer: str) -> Finding:
 
     Rule: an invalid pod is the template's fault (the text names the field); anything else is told by the condition Scheduled.
     """
+    if UNANSWERED in answer:
+        return Finding(ConditionType.SCHEDULED, False, Reason.REQUEST_FAILED, answer)
     if kind == "Pod" and "is invalid" in answer:
         return Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, answer)
     if "exceeded quota" in answer:
@@ -223,12 +246,3 @@ def finding_of_rejection(kind: str, answer: str) -> Finding:
     if OF_AN_EARLIER_JOB in answer:
         return Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, answer)
     return Finding(ConditionType.SCHEDULED, False, Reason.POD_REFUSED, answer)
-
-
-def _target(action: Action) -> Target:
-    match action:
-        case ApplyObject() | CreateObject():
-            return action.body["kind"], action.body["metadata"]["name"]
-        case PatchMetadata():
-            return action.kind, action.name
-    raise TypeError(action)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.intact import records_of
-from longboat_operator.reading.terminations import container_statuses, last_termination, terminations
+from longboat_operator.reading.terminations import (
+    container_statuses,
+    foreign_statuses,
+    last_termination,
+    own_statuses,
+    terminations,
+)
 from longboat_operator.reading.times import moment
 from longboat_operator.reading.view import JobView, PodView
 
-# Reasons of the condition DisruptionTarget that are not the pod's fault (source: Kubernetes, "Disruptions", pod
-# disruption conditions). TerminationByKubelet is not among them: a pod that drives its node out of memory is at fault.
-NO_FAULT = frozenset(
-    {"EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager", "DeletionByPodGC"}
-)  # fmt: skip
+# Reasons of a pod's status by which the kubelet says that its node shuts down: the pod was ended, or not let in any more
+# (Kubernetes, pkg/kubelet/nodeshutdown).
+NODE_SHUTDOWN = frozenset({"Terminated", "NodeShutdown"})
+# Reasons of the condition DisruptionTarget that tell of a node that is gone (source: Kubernetes, "Pod disruption conditions").
+_NODE_GONE = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 # A healthy agent restarts what failed within seconds; an unhealthy one fails its liveness probe for a minute, and the
 # kubelet then restarts its container. Twice what both may take, including the default grace.
@@ -42,20 +49,28 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Pods that can't serve any more, by uid; `wait` is the time until another one counts as stuck."""
+    """Pods that can't serve any more, by uid, and those of which only the last state is known, by name.
+
+    `wait` is the time until another one counts as stuck.
+    """
 
     pods: Mapping[str, Loss] = field(default_factory=dict)
+    gone: Mapping[str, Loss] = field(default_factory=dict)
     wait: float | None = None
 
 
 def lost_pods(view: JobView, now: datetime) -> Lost:
-    """Finds all pods of the job that are lost or stuck, and when to look again: at those that may get stuck, or that no watch shows."""
+    """Finds all pods of the job that are lost or stuck, and when to look again: at those that may get stuck, or that no watch shows.
+
+    Pods that nothing shows any more are judged by the last state that the watch has shown of them.
+    """
     lost: dict[str, Loss] = {}
     waits: list[float] = []
+    gone = {pod.name: loss for pod in view.last_states if (loss := loss_of(pod))}
     for role in ROLES:
         ready_once = {(r.pool or "", r.index, r.attempt) for r in records_of(view.published(role)) if r.was_ready}
         for pod in view.pods[role]:
-            if pod.unwatched:
+            if pod.unwatched and not pod.ended:
                 waits.append(UNWATCHED_SECONDS)
             if loss := loss_of(pod):
                 lost[pod.uid] = loss
@@ -68,12 +83,16 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
                 else:
                     text = f"not ready for {UNREADY_SECONDS:g} s, and node {pod.node or '?'} can't restart it"
                     lost[pod.uid] = Loss(Reason.POD_STUCK, text, time=since)
-    return Lost(lost, min(waits, default=None))
+    return Lost(_dated(lost, now), _dated(gone, now), min(waits, default=None))
+
+
+def _dated(losses: Mapping[str, Loss], now: datetime) -> dict[str, Loss]:
+    return {key: loss if loss.time else replace(loss, time=now) for key, loss in losses.items()}
 
 
 def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
-    """Returns when Kubernetes lately removed pods through no fault of theirs, according to pods and the restart history."""
-    now_gone = {loss.time for loss in lost.pods.values() if not loss.counted and loss.time}
+    """Returns when pods were lately removed through no fault of theirs, according to pods and the restart history."""
+    now_gone = {loss.time for loss in (*lost.pods.values(), *lost.gone.values()) if not loss.counted and loss.time}
     recorded = {
         moment(record.time)
         for record in view.status.restart_history or ()
@@ -98,10 +117,11 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     before = {container["name"] for container in init if container.get("restartPolicy") != "Always"}
     statuses = [status for status in container_statuses(pod.raw) if status["name"] not in before]
     running = [(status.get("state") or {}).get("running") for status in statuses]
-    own_statuses = [status for status in statuses if status["name"] in ROLES[role].containers]
     if not running or not all(running):
         return None
-    if all(status.get("ready") for status in own_statuses):
+    if not all(status.get("ready") for status in foreign_statuses(pod.raw, pod.own) if status in statuses):
+        return None  # since when one of ours is not ready isn't known: the condition Ready is about all
+    if all(status.get("ready") for status in own_statuses(pod.raw, pod.own)):
         return None
     times = [ready["lastTransitionTime"], *(state["startedAt"] for state in running if state and "startedAt" in state)]
     if role is not Role.DRIVER:
@@ -120,30 +140,62 @@ def loss_of(pod: PodView) -> Loss | None:
       when it is being deleted (by a person, an eviction, a preemption, or because its node is gone) or when the kubelet gave it
       up (phase Failed; Succeeded at a node's shutdown);
     * a pod whose labels were changed is lost too, and that doesn't count: Services and policies no longer select it;
-    * any other loss counts unless the condition `DisruptionTarget` gives a reason of `NO_FAULT`.
+    * any other loss counts unless the pod says that infrastructure or a scheduler removed it (`_disruption`).
     """
     if not pod.labelled:
         return Loss(Reason.POD_LOST, "its labels were changed", counted=False)
     if pod.deleted_at is None and pod.phase not in {"Failed", "Succeeded"}:
         return None
-    disruption = pod.condition("DisruptionTarget")
-    cause = disruption.get("reason") if disruption.get("status", "True") == "True" else None
-    counted = cause not in NO_FAULT
+    since = _end_of(pod)
     if pod.deleted_at is not None:
         since = pod.deleted_at - timedelta(seconds=pod.raw["metadata"].get("deletionGracePeriodSeconds") or 0)
-        if cause == "DeletionByTaintManager":
-            return Loss(Reason.NODE_LOST, f"node {pod.node or '?'} is gone or does not respond", counted, since)
-        if cause:
-            return Loss(Reason.POD_LOST, f"{cause}: {disruption.get('message', '')}".rstrip(": "), counted, since)
-        return Loss(Reason.POD_LOST, "it was deleted", counted, since)
+    if disruption := _disruption(pod):
+        return replace(disruption, time=since)
+    if pod.deleted_at is not None:
+        cause = pod.condition("DisruptionTarget")
+        text = f"{cause['reason']}: {cause.get('message', '')}".rstrip(": ") if _holds(cause) else "it was deleted"
+        return Loss(Reason.POD_LOST, text, time=since)
     status = pod.raw["status"]
-    last = last_termination(pod.raw)
+    last = last_termination(own_statuses(pod.raw, pod.own))
     parts = [status.get("reason"), status.get("message"), last.text if last else None]
     text = "; ".join(str(part) for part in parts if part)
-    return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", counted, _end_of(pod))
+    return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", time=since)
+
+
+def _disruption(pod: PodView) -> Loss | None:
+    """Returns the loss of a pod that was removed through no fault of its own; None if nothing says so.
+
+    Rules, by what is left in the pod's status:
+    * condition `DisruptionTarget` with any reason but `TerminationByKubelet`: eviction through the API, preemption, a node that is gone
+      (Kubernetes, "Pod disruption conditions"; other schedulers have reasons of their own);
+    * with that reason, or without the condition, only the status' reason of a node's graceful shutdown: a pod that drives its node out of
+      memory has the same condition and is at fault;
+    * condition `TerminationTarget`: Kueue deletes the pod (Kueue, pkg/controller/jobs/pod);
+    * condition `Ready`, False for the reason `Evict`, in a pod that is being deleted: Volcano preempts it (Volcano, pkg/scheduler/cache).
+    """
+    node = f"node {pod.node or '?'}"
+    if pod.raw.get("status", {}).get("reason") in NODE_SHUTDOWN:
+        return Loss(Reason.NODE_LOST, f"{node} was shut down", counted=False)
+    target = pod.condition("DisruptionTarget")
+    if _holds(target) and target["reason"] in _NODE_GONE:
+        return Loss(Reason.NODE_LOST, f"{node} is gone or does not respond", counted=False)
+    evicted = pod.condition("Ready")
+    for condition, applies in (
+        (target, _holds(target) and target["reason"] != "TerminationByKubelet"),
+        (pod.condition("TerminationTarget"), _holds(pod.condition("TerminationTarget"))),
+        (evicted, pod.deleted_at is not None and (evicted.get("status"), evicted.get("reason")) == ("False", "Evict")),
+    ):
+        if applies:
+            text = f"{condition['reason']}: {condition.get('message', '')}".rstrip(": ")
+            return Loss(Reason.POD_LOST, text, counted=False)
+    return None
+
+
+def _holds(condition: Mapping[str, Any]) -> bool:
+    return bool(condition.get("reason")) and condition.get("status", "True") == "True"
 
 
 def _end_of(pod: PodView) -> datetime | None:
     """Returns when the last container of an ended pod ended, of those that failed or were restarted; None if that isn't known."""
-    times = [ended.time for ended in terminations(pod.raw) if ended.time]
+    times = [ended.time for ended in terminations(container_statuses(pod.raw)) if ended.time]
     return max(map(moment, times), default=None)

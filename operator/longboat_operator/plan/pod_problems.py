@@ -1,13 +1,23 @@
-"""Finds what is wrong with a pod that is not ready. Pure."""
+"""Finds what is wrong with a pod that is not ready, or with a foreign container of one that is. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_operator.plan.losses import Loss
-from longboat_operator.reading.terminations import container_statuses, last_termination
-from longboat_operator.reading.view import PodView
+from longboat_operator.reading.terminations import (
+    foreign_statuses,
+    how_it_ended,
+    last_termination,
+    own_statuses,
+    terminations,
+)
+from longboat_operator.reading.times import seconds_until
+from longboat_operator.reading.view import JobView, PodView
 
 # Waiting reasons of the kubelet (pkg/kubelet/images, pkg/kubelet/kuberuntime).
 _IMAGE = frozenset(
@@ -19,6 +29,9 @@ _CONTAINER = frozenset(
      "PostStartHookError"}
 )  # fmt: skip
 
+# How long a container has to run before its failures are forgotten: then the kubelet's back-off starts over (pkg/kubelet, backOffPeriod).
+STEADY_SECONDS = 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class PodProblem:
@@ -29,7 +42,9 @@ class PodProblem:
 
 
 def scheduling_problem(pod: PodView) -> PodProblem | None:
-    """Returns why the pod isn't scheduled, by the message of its PodScheduled condition; None unless that condition is False."""
+    """Returns why the pod isn't scheduled: its gates, or the message of its PodScheduled condition; None unless that condition is False."""
+    if pod.gates:
+        return PodProblem(Reason.SCHEDULING_GATED, f"pod {pod.name}: waits for scheduling gates {', '.join(pod.gates)}")
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None
@@ -41,22 +56,88 @@ def scheduling_problem(pod: PodView) -> PodProblem | None:
 
 
 def problem_of(pod: PodView, loss: Loss | None) -> PodProblem | None:
-    """Returns what is wrong with the pod, such as its `loss`; None if nothing is known to be."""
+    """Returns what is wrong with the pod, such as its `loss`; None if nothing is known to be.
+
+    Rule: its role's own containers first; a foreign one only if the pod isn't ready, which then waits for it.
+    """
     if loss:
         return PodProblem(loss.reason, f"pod {pod.name}: {loss.message}")
     if unscheduled := scheduling_problem(pod):
         return unscheduled
-    for status in container_statuses(pod.raw):
+    own = own_statuses(pod.raw, pod.own)
+    problem = _container_problem(pod, own)
+    return problem if problem or pod.ready else _container_problem(pod, foreign_statuses(pod.raw, pod.own))
+
+
+def _container_problem(pod: PodView, statuses: list[Mapping[str, Any]]) -> PodProblem | None:
+    for status in statuses:
         waiting = (status.get("state") or {}).get("waiting") or {}
-        reason, message = waiting.get("reason"), waiting.get("message") or ""
-        where = f"pod {pod.name}: container {status['name']}"
-        if reason in _IMAGE:
-            return PodProblem(Reason.IMAGE_PULL_FAILED, f"{where}: {_pull_text(message) or reason}")
-        if reason in _CONTAINER:
-            return PodProblem(Reason.CONTAINER_NOT_STARTED, f"{where}: {reason}: {message}".rstrip(": "))
-        if reason == "CrashLoopBackOff" and (ended := last_termination(pod.raw)):
+        reason = waiting.get("reason")
+        if problem := _not_started(pod, status):
+            return problem
+        if reason == "CrashLoopBackOff" and (ended := last_termination(statuses)):
             return PodProblem(ended.reason, f"pod {pod.name}: {ended.text}")
+        for ended in terminations([status]):
+            if ended.reason is Reason.DRIVER_SILENT and not status.get("ready"):
+                return PodProblem(ended.reason, f"pod {pod.name}: {ended.text}")
     return None
+
+
+def _not_started(pod: PodView, status: Mapping[str, Any]) -> PodProblem | None:
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    reason, message = waiting.get("reason"), waiting.get("message") or ""
+    where = f"pod {pod.name}: container {status['name']}"
+    if reason in _IMAGE:
+        return PodProblem(Reason.IMAGE_PULL_FAILED, f"{where}: {_pull_text(message) or reason}")
+    if reason in _CONTAINER:
+        return PodProblem(Reason.CONTAINER_NOT_STARTED, f"{where}: {reason}: {message}".rstrip(": "))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignContainers:
+    """Says which container that isn't ours fails, and in how many seconds to look again; None each if there is nothing to say."""
+
+    problem: PodProblem | None = None
+    wait: float | None = None
+
+
+def foreign_containers(view: JobView, now: datetime) -> ForeignContainers:
+    """Finds the first foreign container that fails, in start order.
+
+    Rule: it doesn't start, or it ended with an error and has not run for `STEADY_SECONDS` since. Its last words are left out: they may be
+    others each time, and each new message is a write.
+    """
+    problem: PodProblem | None = None
+    waits: list[float] = []
+    for pod, status in _foreign(view.all_pods):
+        if pod.deleted_at is not None:
+            continue
+        failure, wait = _foreign_problem(pod, status, now)
+        problem = problem or failure
+        waits += [wait] if wait else []
+    return ForeignContainers(problem, min(waits, default=None))
+
+
+def _foreign(pods: Iterable[PodView]) -> Iterable[tuple[PodView, Mapping[str, Any]]]:
+    return ((pod, status) for pod in pods for status in foreign_statuses(pod.raw, pod.own))
+
+
+def _foreign_problem(pod: PodView, status: Mapping[str, Any], now: datetime) -> tuple[PodProblem | None, float | None]:
+    """Returns what is wrong with a foreign container, and in how many seconds that is forgotten if it goes on running."""
+    if waits := _not_started(pod, status):
+        return PodProblem(Reason.FOREIGN_CONTAINER_FAILING, f"{waits.message} (not a container of Longboat's)"), None
+    state = status.get("state") or {}
+    ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated")
+    if not ended or not ended.get("exitCode"):
+        return None, None
+    wait = None
+    if since := (state.get("running") or {}).get("startedAt"):
+        wait = seconds_until(since, STEADY_SECONDS, now)
+        if wait <= 0:
+            return None, None
+    text = f"pod {pod.name}: container {status['name']} (not one of Longboat's) {how_it_ended(ended)}"
+    return PodProblem(Reason.FOREIGN_CONTAINER_FAILING, text), wait
 
 
 def _pull_text(message: str) -> str:

@@ -18,7 +18,7 @@ from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.intact import compact, is_intact, records_of
-from longboat_operator.reading.terminations import Termination, restart_count, terminations
+from longboat_operator.reading.terminations import Termination, own_statuses, restart_count, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView, PodView
 
@@ -149,18 +149,20 @@ def count(
     disruptions: Collection[datetime] = (),
     draining: Collection[Place] = (),
     gone: Collection[str] = (),
+    last_losses: Mapping[str, Loss] | None = None,
 ) -> RoleCount:
     """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
     `wanted` are the places that should have a pod, `draining` further ones whose pod is being drained. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` are times: near one of them (`explained`) neither the
-    failure of a container nor an incident counts. `gone` are the names that no pod of the job has any more.
+    failure of a container nor an incident counts. `gone` are the names that no pod of the job has any more, or one that has ended, and
+    `last_losses` what is known of how some of these were lost.
 
     Rules:
     * a pod whose record is missing or older is new unless it was given up (`is_past`), and begins with no restarts counted;
-    * each restart of a container is a failure, and so is each loss of a pod (`losses` says which of them count), and
-      each start of the driver after a failure that its container outlived;
-    * a record whose pod is not there counts as a loss too: somebody deleted it between two looks;
+    * each restart of a container of the role's own is a failure, and so is each loss of a pod (`losses` says which of them count), and
+      each start of the driver after a failure that its container outlived. That of a driver that had no answer doesn't count;
+    * a record whose pod is not there is a loss too, which counts unless `last_losses` says otherwise: it was deleted between two looks;
     * a container that is restarted in a pod that is being drained is no failure, even if the pod stays after all;
     * what counts is incidents, which are failures that lie close together (`Incidents`), by the API server's time of each (`pod_times`),
       where it has any, so it hardly matters when the operator looks, or which operator;
@@ -185,17 +187,19 @@ def count(
             if (record.node, record.was_ready) != tuple(update.values()):
                 record = record.model_copy(update=update)
         if place in draining:
-            record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
+            record = record.model_copy(update={"restarts": restart_count(pod.raw, pod.own) if pod else record.restarts})
         elif record.lost_time is None and (
-            failed_inside or loss or pod is None or restart_count(pod.raw) > record.restarts
+            failed_inside or loss or pod is None or restart_count(pod.raw, pod.own) > record.restarts
         ):
             name = job.pod(role, place, record.attempt)
+            if pod is None:
+                loss = (last_losses or {}).get(name)
             new_failures = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
             record = _after(record, new_failures, now, anew=anew)
             if failed_inside:
                 new_failures.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += new_failures
-        if pod is None and job.pod(role, place, record.attempt) in gone:
+        if gone and job.pod(role, place, record.attempt) in gone:
             record = record.model_copy(update={"gone": True})
         records[place] = record
     memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())
@@ -234,10 +238,10 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
     Only the last of each container is known. Those within `INCIDENT` of the newest are yielded, and those so long after the record's last
     incident that they can't have been counted; in place of any others, the newest.
     """
-    more = restart_count(pod.raw) - record.restarts if pod else 0
+    more = restart_count(pod.raw, pod.own) - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
-    ends = terminations(pod.raw)
+    ends = terminations(own_statuses(pod.raw, pod.own))
     if not ends:
         ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was restarted")]
     newest = _time_of(ends[0], now)
@@ -245,11 +249,11 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
     times = [(end, _time_of(end, now)) for end in ends]
     new_ends = [end for end, time in times if newest - time <= INCIDENT or counted is None or time > counted][:more]
     for end in [*new_ends, *[ends[0]] * (more - len(new_ends))]:
-        yield Failure(place_of(record), end.container, name, end.reason, end.text, _time_of(end, now))
+        yield Failure(place_of(record), end.container, name, end.reason, end.text, _time_of(end, now), end.counted)
 
 
 def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None, now: datetime) -> Iterator[Failure]:
-    if pod is None:
+    if pod is None and loss is None:
         loss = Loss(Reason.POD_LOST, f"it vanished from node {record.node}" if record.node else "it vanished")
     if loss:
         time = min(loss.time or now, now)

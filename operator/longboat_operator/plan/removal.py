@@ -1,4 +1,4 @@
-"""Decides which pods are deleted. Pure."""
+"""Decides which pods are deleted, and when the Secret with their token is. Pure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
     the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
     still run there is fenced off by its incarnation and by Ray's new head. `INEXACT_SECONDS` are added so that none is deleted too early.
+    One that has ended is left to its finalizers.
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []
     for pod in sorted(pods, key=lambda p: -p.place.index):
+        if pod.ended:
+            continue
         if pod.deleted_at is None:
             actions.append(DeleteObject("Pod", pod.name, pod.uid))
             continue
@@ -52,6 +55,17 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
         else:
             actions.append(DeleteObject("Pod", pod.name, pod.uid, grace_seconds=0))
     return Removal(tuple(actions), min(waits, default=None))
+
+
+def token_removal(view: JobView, *, pods_end: bool) -> tuple[DeleteObject, ...]:
+    """Deletes the Secret with Ray's token once no pod of the job can use it any more: `pods_end` says that none will be created.
+
+    A job that resumes gets another one. Without the right to delete, Secrets stay as long as the job.
+    """
+    name = view.status.ray_token_secret
+    if name is None or not pods_end or view.all_pods or not view.observed.may_delete:
+        return ()
+    return (DeleteObject("Secret", name, None),)
 
 
 def missing_pods(view: JobView, memories: Memories) -> tuple[Target, ...]:

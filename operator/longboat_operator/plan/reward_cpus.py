@@ -36,6 +36,7 @@ from longboat_operator.pods.workers import GRADERS
 from longboat_operator.reading.cpus import PodCpu, pod_cpu
 from longboat_operator.reading.times import fine_stamp, moment, seconds_until
 from longboat_operator.reading.view import JobView
+from longboat_operator.rejections import UNANSWERED
 
 # How long a pod may take before its change is taken back, by what its node says. A node that has no room answers at once, and what
 # would make room is unknown; one that says nothing may be busy.
@@ -115,7 +116,7 @@ class _CpuPlanner:
         self._granted = {
             pool.name: millicores(pool.cpu) for pool in (view.reward_grant.pools if view.reward_grant else None) or ()
         }
-        self._pods = {cpu.name: cpu for pod in view.pods[Role.REWARD] if (cpu := pod_cpu(pod))}
+        self._pods = {cpu.name: cpu for pod in view.pods[Role.REWARD] if not pod.ended and (cpu := pod_cpu(pod))}
         newest = {cpu.pod.place: cpu for cpu in self._pods.values()}  # by attempt, of which the last is the newest
         wanted = set(places)
         self._staying = {cpu.name: cpu for place, cpu in newest.items() if place in wanted and loss_of(cpu.pod) is None}
@@ -214,7 +215,9 @@ class _CpuPlanner:
             self._send.append(cpu.name)
 
     def _answer(self, cpu: PodCpu) -> str | None:
-        return self._view.observed.rejections.get(cpu.name)
+        """Returns how the API server refused the change; None if it didn't. One that got no final answer may have been carried out."""
+        answer = self._view.observed.rejections.get(cpu.name)
+        return None if answer is None or UNANSWERED in answer else answer
 
     def _pin(self, cpu: PodCpu, had: int, wanted: int, outcome: str, message: str) -> None:
         before = self._refusals.get(cpu.name)

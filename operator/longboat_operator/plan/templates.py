@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -9,6 +10,7 @@ from functools import lru_cache
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from longboat_crds.base import Role
 from longboat_crds.job import RuntimeKind
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import ConditionType, Reason
@@ -16,10 +18,15 @@ from longboat_crds.rewards import rewards_of
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_crds.tolerance import read_known
 from longboat_operator.model import Object
+from longboat_operator.pods.container import RAY_PORT
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.pod import graders_memory
+from longboat_operator.pods.pod import driver_account_name, graders_memory, on_host_network
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView, first_problem
+
+# How many names of templates a message lists.
+_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +47,14 @@ def template_of(view: JobView) -> Template | Finding:
 
     Rule: the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by
     a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one. It has to have
-    the entries of `rewardTemplates` that the job's reward pools name, and room for their programs.
+    the entries of `rewardTemplates` that the job's reward pools name, and room for their programs; a new one also has to be fit for pods
+    of this kind (`_unfit`).
     """
     template = _in_force(view)
     return (
         template
         if isinstance(template, Finding)
-        else _lacking(view, template) or _too_small(view, template) or template
+        else _lacking(view, template) or _unfit(view, template) or _too_small(view, template) or template
     )
 
 
@@ -106,11 +114,53 @@ def _live(view: JobView) -> RLRuntimeSpec | Finding:
         message = f"{name} can't be read: this operator is installed for single namespaces; use an RLRuntime"
         return _unresolved(Reason.CLUSTER_RUNTIME_NOT_SERVED, message)
     if view.observed.runtime is None:
-        return _unresolved(Reason.RUNTIME_NOT_FOUND, f"{name} does not exist")
+        cure = _nearest(view.observed.runtime_names, str(reference.kind), reference.name)
+        return _unresolved(Reason.RUNTIME_NOT_FOUND, f"{name} does not exist; {cure}")
     try:
         return RLRuntimeSpec.model_validate(view.observed.runtime["spec"])
     except ValidationError as error:
         return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {first_problem('spec', error)}")
+
+
+def _nearest(names: Mapping[str, tuple[str, ...]], kind: str, name: str) -> str:
+    """Suggests another name, or the other kind, for a template that doesn't exist."""
+    for other, its_names in names.items():
+        if other != kind and name in its_names:
+            return f"there is {other} {name}: set spec.runtimeRef.kind"
+    same_kind = names.get(kind, ())
+    if close := get_close_matches(name, same_kind, n=3):
+        return f"did you mean {' or '.join(close)}?"
+    listed = ", ".join([*same_kind[:_LISTED], "..."] if len(same_kind) > _LISTED else same_kind)
+    return f"there are {listed}" if listed else f"there is no {kind} yet"
+
+
+def _unfit(view: JobView, template: Template) -> Finding | None:
+    """Reports what a new template has that no job can run with, or that would count for nothing; None if nothing.
+
+    A job that has started keeps its template, and runs on as it has.
+    """
+    if not template.is_new:
+        return None
+    runtime, reference = template.runtime, view.spec.runtime_ref
+    name = f"{reference.kind} {reference.name}"
+    pools: tuple[str | None, ...] = tuple(pool.template for pool in view.spec.reward_pools)
+    for role in ROLES:
+        for pool in pools if role is Role.REWARD else (None,):
+            if place := on_host_network(runtime, role, pool):
+                message = (
+                    f"{name}: spec.{place}: pods of a job listen on fixed ports (such as {RAY_PORT}), of which a node's network has only "
+                    "one each, and no NetworkPolicy holds there, so that nothing would stand between graded code and the node; remove it, "
+                    "and give pods a second network for RDMA (such as Multus with SR-IOV)"
+                )
+                return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
+    account = driver_account_name(view.job, runtime)
+    if runtime.driver_service_account and account != view.job.driver_account:
+        message = (
+            f"{name}: spec.driverServiceAccount: is about the account that the operator makes, but the template's driver pods have "
+            f"serviceAccountName {account}: leave one of the two out"
+        )
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
+    return None
 
 
 def _lacking(view: JobView, template: Template) -> Finding | None:

@@ -67,4 +67,4 @@ def on_one_node(modes: list[str], *, read_only: bool = False) -> bool:
 def _metadata(job: JobRef, checkpoint: CheckpointSpec) -> dict[str, Any]:
     metadata = job.metadata(job.checkpoint_claim, owned=checkpoint.reclaim_policy is ReclaimPolicy.DELETE)
     metadata["labels"][LABEL_JOB_UID] = job.uid
-    return metadata | {"annotations": {LABEL_JOB_UID: job.uid}}
+    return metadata | {"annotations": dict(job.common_annotations) | {LABEL_JOB_UID: job.uid}}

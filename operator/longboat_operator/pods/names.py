@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 from longboat_crds.base import API_VERSION, Role
+from longboat_crds.job import RLJobSpec
+from longboat_crds.metadata import MANAGED_BY
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_POOL, LABEL_ROLE
 
-LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "longboat-operator"
 
 _POD = re.compile(rf"(?P<role>{'|'.join(Role)})-(?:(?P<pool>.+)-)?(?P<index>\d+)-a(?P<attempt>\d+)", re.ASCII)
@@ -41,11 +43,27 @@ def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """The job that objects are made for."""
+    """The job that objects are made for, and the labels and annotations that all of them get.
+
+    No name of one job's objects is another job's, within a kind. Rule: no suffix of a kind ends with another one, whatever the names of
+    pools (`RewardPoolSpec.rules`); so where A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
+    """
 
     namespace: str
     name: str
     uid: str
+    common_labels: tuple[tuple[str, str], ...] = ()
+    common_annotations: tuple[tuple[str, str], ...] = ()
+
+    def with_common(self, spec: RLJobSpec, runtime: RLRuntimeSpec | None) -> Self:
+        """Returns the job with the labels and annotations of its spec and of the runtime template, if there is one, which wins."""
+        labels, annotations = {**(spec.labels or {})}, {**(spec.annotations or {})}
+        if runtime:
+            labels |= runtime.labels or {}
+            annotations |= runtime.annotations or {}
+        return replace(
+            self, common_labels=tuple(sorted(labels.items())), common_annotations=tuple(sorted(annotations.items()))
+        )
 
     @property
     def head(self) -> str:
@@ -61,6 +79,16 @@ class JobRef:
     def driver_account(self) -> str:
         """ServiceAccount, Role and RoleBinding of the driver."""
         return f"{self.name}-driver"
+
+    @property
+    def network(self) -> str:
+        """NetworkPolicy of all its pods. Up to 0.2.0 it had the job's own name (`plan.surroundings`)."""
+        return f"{self.name}-job"
+
+    @property
+    def reward_network(self) -> str:
+        """NetworkPolicy of its reward pods."""
+        return f"{self.name}-reward"
 
     def ray_token(self, random: str) -> str:
         """Names a Secret with Ray's token.
@@ -94,7 +122,7 @@ class JobRef:
 
     def labels(self, role: Role | None = None) -> dict[str, str]:
         """Returns the labels of a child, of one role if given."""
-        labels = {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: self.name}
+        labels = {MANAGED_BY: MANAGER, LABEL_JOB: self.name}
         return labels if role is None else labels | {LABEL_ROLE: str(role)}
 
     def pod_labels(self, role: Role, place: Place, attempt: int) -> dict[str, str]:
@@ -116,7 +144,10 @@ class JobRef:
 
     def metadata(self, name: str, labels: Mapping[str, str] | None = None, *, owned: bool = True) -> dict[str, Any]:
         """Returns the metadata of a child; an owned one is deleted with the job."""
-        metadata: dict[str, Any] = {"name": name, "namespace": self.namespace, "labels": dict(labels or self.labels())}
+        all_labels = dict(self.common_labels) | dict(labels or self.labels())
+        metadata: dict[str, Any] = {"name": name, "namespace": self.namespace, "labels": all_labels}
+        if self.common_annotations:
+            metadata["annotations"] = dict(self.common_annotations)
         return metadata | {"ownerReferences": [self.owner]} if owned else metadata
 
     @property

@@ -138,7 +138,7 @@ def job_network(job: JobRef) -> Object:
     """Builds the policy by which the job's pods reach each other on any port, and anyone reaches the port for metrics."""
     return _policy(
         job,
-        job.name,
+        job.network,
         {
             "podSelector": job.selector(),
             "policyTypes": ["Ingress"],
@@ -154,7 +154,7 @@ def reward_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
     """Builds the policy of reward pods: graded code is hostile, so they may connect only to the job's pods, and to `dns_peers` for DNS."""
     return _policy(
         job,
-        f"{job.name}-reward",
+        job.reward_network,
         {
             "podSelector": job.selector(Role.REWARD),
             "policyTypes": ["Egress"],

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
-from longboat_crds.runtime import RLRuntimeSpec
+from longboat_crds.runtime import RLRuntimeSpec, UserIds
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, Object
 from longboat_operator.pods import container as parts
+from longboat_operator.pods.driver import RAY_HEAD
 from longboat_operator.pods.merge import TemplateInvalid, merge
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
@@ -19,7 +20,12 @@ from longboat_operator.pods.workers import GRADERS
 
 CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_checkpoints)
 
+# Users of containers that have other ones than their pod's.
+_USERS = {RAY_HEAD: parts.HEAD_USER, GRADERS: parts.GRADER_USER}
+
 TERMINATION_GRACE_SECONDS = 30
+# Cluster Autoscaler and Karpenter remove nodes that they find too empty, and the pods there, unless a pod objects.
+KEEP_NODE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 # Kubernetes' own default is 300 s, in which the other pods of the job would hold their devices idle.
 LOST_NODE_TOLERATION_SECONDS = 60
 
@@ -72,20 +78,74 @@ def _merged(
     job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str, pool: str = ""
 ) -> dict[str, Any]:
     made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime, pool))
+    if runtime.user_ids is UserIds.PLATFORM:
+        made = _with_platform_ids(made)
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
-    pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
-    own: Mapping[str, Any] = getattr(runtime.roles, role).template
-    pod = merge(pod, own, f"roles.{role}.template")
     named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
-    for place, entry in enumerate(runtime.reward_templates):
-        if entry.name == named:
-            pod = merge(pod, entry.template, f"rewardTemplates[{place}].template")
+    for place, template in templates_of(runtime, role, named):
+        if "serviceAccount" in _body(template):
+            raise TemplateInvalid(
+                f"{place}.spec.serviceAccount: is out of use in Kubernetes; name it serviceAccountName"
+            )
+        pod = merge(pod, template, place)
     if not pod["spec"].get("containers"):
         raise TemplateInvalid(
             f"spec.containers: null removes all containers of role {role}; leave it out in common.template, roles.{role}.template and "
             "rewardTemplates"
         )
     return pod
+
+
+def templates_of(runtime: RLRuntimeSpec, role: Role, named: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the pod templates of a role, in the order in which they are merged, each after its place in the runtime template's spec.
+
+    `named` is the entry of `rewardTemplates` that the pool of a reward pod names.
+    """
+    yield "common.template", _for_role(runtime.common.template, role)
+    own: Mapping[str, Any] = getattr(runtime.roles, role).template
+    yield f"roles.{role}.template", own
+    for place, entry in enumerate(runtime.reward_templates):
+        if role is Role.REWARD and entry.name == named:
+            yield f"rewardTemplates[{place}].template", entry.template
+
+
+def on_host_network(runtime: RLRuntimeSpec, role: Role, named: str | None) -> str | None:
+    """Returns the place of the template that puts a role's pods on the network of their node; None if none does."""
+    where = None
+    for place, template in templates_of(runtime, role, named):
+        if "hostNetwork" in _body(template):
+            where = f"{place}.spec.hostNetwork" if _body(template)["hostNetwork"] else None
+    return where
+
+
+def driver_account_name(job: JobRef, runtime: RLRuntimeSpec) -> str:
+    """Names the ServiceAccount of the driver's pods: the job's own, or the one that the templates bring."""
+    name: Any = job.driver_account
+    for _, template in templates_of(runtime, Role.DRIVER, None):
+        name = _body(template).get("serviceAccountName", name)
+    return str(name or "default")  # with null no account is named, and the API server takes this one
+
+
+def shared_users(runtime: RLRuntimeSpec, role: Role, named: str | None) -> tuple[str, ...]:
+    """Names the containers of a role's pods, of those that the operator makes, that run as the same user; empty if none do.
+
+    They run as different users if both say as which; one that says nothing has its image's or the platform's. Reads what the templates say
+    of users; one that isn't well formed says nothing.
+    """
+    fixed = runtime.user_ids is not UserIds.PLATFORM
+    pod: Any = {"runAsUser": parts.USER} if fixed else {}
+    users: dict[str, Any] = dict.fromkeys(ROLES[role].containers)
+    if fixed:
+        users |= {name: user for name, user in _USERS.items() if name in users}
+    for _, template in templates_of(runtime, role, named):
+        body = _body(template)
+        pod = pod | (body.get("securityContext") or {})
+        for container in [*(body.get("initContainers") or ()), *(body.get("containers") or ())]:
+            context = (container.get("securityContext") or {}) if isinstance(container, Mapping) else {}
+            if "runAsUser" in context and container.get("name") in users:
+                users[container["name"]] = context["runAsUser"]
+    resolved = {name: pod.get("runAsUser") if user is None else user for name, user in users.items()}
+    return tuple(resolved) if len(resolved) > len(set(resolved.values())) else ()
 
 
 def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
@@ -118,6 +178,35 @@ def _common(token: str) -> dict[str, Any]:
         },
         "volumes": ray_volumes(token),
     }
+
+
+def _body(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the pod spec in a template; an empty one if it has none, or something else, which merging reports."""
+    body = template.get("spec")
+    return body if isinstance(body, Mapping) else {}
+
+
+def _with_platform_ids(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the pod's spec without users and groups, for a platform that sets them.
+
+    A user that the image doesn't know has no name, which libraries ask for: USER gives it one.
+    """
+    result = {**body, "securityContext": _without_ids(body["securityContext"])}
+    for kind in ("initContainers", "containers"):
+        if kind in body:
+            result[kind] = [
+                {
+                    **container,
+                    "securityContext": _without_ids(container["securityContext"]),
+                    "env": [*container["env"], {"name": "USER", "value": "longboat"}],
+                }
+                for container in body[kind]
+            ]
+    return result
+
+
+def _without_ids(context: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in context.items() if key not in ("runAsUser", "runAsGroup", "fsGroup")}
 
 
 def _with_grace(container: dict[str, Any], role: Role, seconds: Any) -> dict[str, Any]:
@@ -202,6 +291,8 @@ def _metadata(
     labels = dict(metadata.get("labels", {})) | job.labels(role) | job.pod_labels(role, place, attempt)
     annotations = {
         "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
+        **dict(job.common_annotations),
+        **(KEEP_NODE if ROLES[role].every_pod_needed else {}),
         **metadata.get("annotations", {}),
         ANNOTATION_REVISION: revision,
         ANNOTATION_RAY_TOKEN: token,

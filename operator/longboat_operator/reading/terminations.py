@@ -1,11 +1,16 @@
-"""Describes how containers ended, in words for people. Pure."""
+"""Which containers of a pod are ready, and how they ended, in words for people. Pure.
+
+A role's *own* containers are those that Longboat makes. Others are *foreign*: the cluster injects them, or the runtime template adds them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from longboat_crds.base import Role
+from longboat_crds.incarnations import UNANSWERED, UNANSWERED_EXIT_CODE
 from longboat_crds.reasons import Reason
 from longboat_operator.model import Object
 
@@ -27,6 +32,11 @@ class Termination:
     text: str
     time: str | None = None
 
+    @property
+    def counted(self) -> bool:
+        """Whether it counts towards the role's limit; that of a driver without an answer from the API server doesn't."""
+        return self.reason is not Reason.DRIVER_SILENT
+
 
 def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
     """Returns the statuses of init containers, sidecars among them, then those of the others."""
@@ -34,20 +44,49 @@ def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def restart_count(pod: Object) -> int:
-    """Counts the restarts of all containers of the pod."""
-    return sum([int(s.get("restartCount", 0)) for s in container_statuses(pod)])
+def own_statuses(pod: Object, own: Collection[str]) -> list[Mapping[str, Any]]:
+    """Returns the statuses of the containers that `own` names."""
+    return [status for status in container_statuses(pod) if status["name"] in own]
 
 
-def last_termination(pod: Object) -> Termination | None:
+def foreign_statuses(pod: Object, own: Collection[str]) -> list[Mapping[str, Any]]:
+    """Returns the statuses of the containers that `own` doesn't name."""
+    return [status for status in container_statuses(pod) if status["name"] not in own]
+
+
+def is_ready(pod: Object, own: Collection[str]) -> bool:
+    """Whether the pod is ready, as far as the containers count that `own` names.
+
+    Rule: its condition Ready is True, or is False only because a foreign container isn't ready. The kubelet gives the reason
+    ContainersNotReady as soon as any container isn't (pkg/kubelet/status/generate.go).
+    """
+    ready: Mapping[str, Any] = {}
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition["type"] == "Ready":
+            ready = condition
+    if ready.get("status") == "True":
+        return True
+    if ready.get("reason") != "ContainersNotReady":
+        return False
+    spec = pod.get("spec", {})
+    wanted = {each["name"] for kind in ("initContainers", "containers") for each in spec.get(kind) or ()} & {*own}
+    return bool(wanted) and wanted <= {status["name"] for status in container_statuses(pod) if status.get("ready")}
+
+
+def restart_count(pod: Object, own: Collection[str]) -> int:
+    """Counts the restarts of the pod's containers that `own` names."""
+    return sum([int(s.get("restartCount", 0)) for s in own_statuses(pod, own)])
+
+
+def last_termination(statuses: Iterable[Mapping[str, Any]]) -> Termination | None:
     """Returns the newest end of a container that failed or was restarted, None if none is known."""
-    return next(iter(terminations(pod)), None)
+    return next(iter(terminations(statuses)), None)
 
 
-def terminations(pod: Object) -> list[Termination]:
+def terminations(statuses: Iterable[Mapping[str, Any]]) -> list[Termination]:
     """Returns the last end of each container that failed or was restarted, newest first."""
     ends: list[tuple[str, str, Mapping[str, Any]]] = []
-    for status in container_statuses(pod):
+    for status in statuses:
         of_container = []
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             ended = state.get("terminated")
@@ -58,8 +97,13 @@ def terminations(pod: Object) -> list[Termination]:
 
 
 def _termination(container: str, ended: Mapping[str, Any]) -> Termination:
+    if container == Role.DRIVER and ended.get("exitCode") == UNANSWERED_EXIT_CODE:
+        _, _, cause = (ended.get("message") or "").strip().rpartition(UNANSWERED)
+        return Termination(
+            container, Reason.DRIVER_SILENT, f"the driver had {UNANSWERED}{cause}", ended.get("finishedAt")
+        )
     reason = Reason.OUT_OF_MEMORY if ended.get("reason") == "OOMKilled" else Reason.CONTAINER_EXITED
-    text = f"container {container} {_how(ended)}{_last_lines(ended.get('message'))}"
+    text = f"container {container} {how_it_ended(ended)}{_last_lines(ended.get('message'))}"
     # A usage error of the command line: the image is of an earlier release.
     if ended.get("exitCode") == 2 and "No such option" in (ended.get("message") or ""):
         text += (
@@ -69,7 +113,8 @@ def _termination(container: str, ended: Mapping[str, Any]) -> Termination:
     return Termination(container, reason, text, ended.get("finishedAt"))
 
 
-def _how(ended: Mapping[str, Any]) -> str:
+def how_it_ended(ended: Mapping[str, Any]) -> str:
+    """Returns how a container ended, without its last words."""
     code = int(ended.get("exitCode") or 0)
     number = int(ended.get("signal") or 0) or (code - 128 if code > 128 else 0)
     signal = f" ({SIGNALS.get(number, f'signal {number}')})" if number else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -29,7 +29,15 @@ from longboat_operator.model import (
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import has_ended, holds
-from longboat_operator.reading.status import read_status, reward_grant, rollout_demand, rollout_grant
+from longboat_operator.reading.status import (
+    is_released,
+    is_releasing,
+    read_status,
+    reward_grant,
+    rollout_demand,
+    rollout_grant,
+)
+from longboat_operator.reading.terminations import is_ready
 from longboat_operator.reading.times import moment
 
 _NOTHING: Mapping[str, Any] = {}
@@ -43,9 +51,10 @@ class SpecUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod with its place in the job. `ready` is ready and not being deleted.
+    """A pod with its place in the job. `ready` is ready (`is_ready`) and not being deleted.
 
-    `labelled`: it has the labels that the operator gave it. `unwatched`: only a look-up shows it.
+    `labelled`: it has the labels that the operator gave it. `unwatched`: only a look-up shows it. `own` are the names of its role's
+    containers.
     """
 
     name: str
@@ -55,15 +64,15 @@ class PodView:
     raw: Object
     labelled: bool = True
     unwatched: bool = False
+    own: tuple[str, ...] = ()
     ready: bool = field(init=False)
     _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Read many times in a plan, and a class with slots can't have a cached_property.
         conditions = {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
-        ready = conditions.get("Ready", _NOTHING).get("status") == "True" and self.deleted_at is None
         object.__setattr__(self, "_conditions", conditions)
-        object.__setattr__(self, "ready", ready)
+        object.__setattr__(self, "ready", self.deleted_at is None and is_ready(self.raw, self.own))
 
     @property
     def ray_token(self) -> str | None:
@@ -77,9 +86,36 @@ class PodView:
         return moment(text) if text else None
 
     @property
+    def finalizers(self) -> tuple[str, ...]:
+        """Who has to agree before the pod's object goes."""
+        return tuple(self.raw["metadata"].get("finalizers") or ())
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of a deleted pod runs any more, and only its finalizers keep it.
+
+        Rule: all of its containers have ended (its phase is final), or it is deleted without grace: by its kubelet, which does that last,
+        by force, or because it never had a node.
+        """
+        if "deletionTimestamp" not in self.raw["metadata"] or not self.finalizers:
+            return False
+        return self.phase in {"Failed", "Succeeded"} or self.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+
+    @property
     def node(self) -> str | None:
         """The node that it was given."""
         return self.raw.get("spec", {}).get("nodeName") or None
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Names of the scheduling gates that keep the pod from being scheduled; none once it has a node."""
+        spec = self.raw.get("spec", {})
+        return () if self.node else tuple(gate["name"] for gate in spec.get("schedulingGates") or ())
+
+    @property
+    def priority(self) -> int:
+        """Its scheduling priority, 0 if it has none."""
+        return int(self.raw.get("spec", {}).get("priority") or 0)
 
     @property
     def phase(self) -> str:
@@ -91,9 +127,9 @@ class PodView:
         return self._conditions.get(kind, _NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobView:
-    """Holds what plans read of a job."""
+    """Holds what plans read of a job. What goes through all pods is computed once."""
 
     job: JobRef
     generation: int
@@ -109,17 +145,26 @@ class JobView:
         return has_ended(self.status.conditions)
 
     def unwatched_places(self, role: Role) -> set[Place]:
-        """Returns the places of pods that only a look-up shows."""
-        return {pod.place for pod in self.pods[role] if pod.unwatched}
+        """Returns the places of pods that only a look-up shows, and that may still run."""
+        return {pod.place for pod in self.pods[role] if pod.unwatched and not pod.ended}
 
-    @property
+    @cached_property
     def gone(self) -> frozenset[str]:
-        """Names of pods that were looked up, and that no pod of the job has."""
-        return frozenset(
+        """Names of pods that were looked up, and that no pod of the job has, and of those that have ended and that finalizers keep."""
+        nowhere = (
             name
             for (kind, name), pod in self.observed.looked_up.items()
             if kind == "Pod" and not (pod and belongs_to(pod, self.job.uid))
         )
+        return frozenset((*nowhere, *(pod.name for pod in self.ended_pods)))
+
+    @property
+    def last_states(self) -> Iterator[PodView]:
+        """Yields the last states of pods that were looked up and are gone."""
+        for name in self.gone & self.observed.last_states.keys():
+            identity, pod = self.job.identity(name), self.observed.last_states[name]
+            if identity is not None:
+                yield PodView(name, pod["metadata"]["uid"], identity.place, identity.attempt, pod)
 
     @property
     def suspended(self) -> bool:
@@ -127,9 +172,30 @@ class JobView:
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
     @property
+    def releasing(self) -> bool:
+        """Whether the pods are being released for want of room, as published."""
+        return is_releasing(self.status)
+
+    @property
+    def released(self) -> bool:
+        """Whether the pods were released for want of room, and the job waits to try again, as published."""
+        return is_released(self.status)
+
+    @cached_property
     def all_pods(self) -> tuple[PodView, ...]:
-        """Pods of all roles, in start order, then those without a place."""
-        return (*(pod for role in ROLES for pod in self.pods[role]), *self.unplaced)
+        """Pods of all roles, in start order, then those without a place; without `ended_pods`."""
+        ended = {pod.uid for pod in self.ended_pods}
+        return tuple(pod for pod in self._every_pod() if pod.uid not in ended) if ended else tuple(self._every_pod())
+
+    @cached_property
+    def ended_pods(self) -> tuple[PodView, ...]:
+        """Pods that have ended and that only finalizers keep, in the same order."""
+        return tuple(pod for pod in self._every_pod() if pod.ended)
+
+    def _every_pod(self) -> Iterator[PodView]:
+        for role in ROLES:
+            yield from self.pods[role]
+        yield from self.unplaced
 
     @property
     def training(self) -> Training | None:
@@ -204,8 +270,18 @@ class CapacityView:
         """Whether the job is suspended, as published."""
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
+    @property
+    def releasing(self) -> bool:
+        """Whether its pods are being released for want of room, as published."""
+        return is_releasing(self.status)
 
-_STATUS_OF_A_CAPACITY = ("demand", "allocation", "conditions", "suspendTime")
+    @property
+    def released(self) -> bool:
+        """Whether its pods were released for want of room, and it waits to try again, as published."""
+        return is_released(self.status)
+
+
+_STATUS_OF_A_CAPACITY = ("demand", "allocation", "placement", "conditions", "suspendTime")
 
 
 def read_capacity(observed: Observed, job: Object) -> CapacityView:
@@ -233,7 +309,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         min_replicas=least,
         suspend=bool(spec.get("suspend")),
         status=read_status(used),
-        pods=pods_of(observed, job_ref(job))[0][Role.ROLLOUT],
+        pods=tuple(pod for pod in pods_of(observed, job_ref(job))[0][Role.ROLLOUT] if not pod.ended),
         reward_cpu=total,
         reward_pools=pools,
     )
@@ -347,7 +423,8 @@ def pods_of(observed: Observed, job: JobRef) -> tuple[Mapping[Role, tuple[PodVie
             continue
         labels = pod["metadata"].get("labels") or {}
         labelled = job.pod_labels(*identity).items() <= labels.items()
-        view = PodView(name, uid, identity.place, identity.attempt, pod, labelled, name not in watched)
+        own = ROLES[identity.role].containers
+        view = PodView(name, uid, identity.place, identity.attempt, pod, labelled, name not in watched, own)
         by_role[identity.role].append(view)
     placed = {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in by_role.items()}
     return placed, tuple(unplaced)

@@ -8,19 +8,22 @@ from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.status import Condition, RewardCpuStatus, TrainingState
+from longboat_crds.status import Condition, DrainStatus, RewardCpuStatus, TrainingState
 from longboat_operator.plan.creation import Creation
 from longboat_operator.plan.deadline import has_trained, waits_for_acceptance
+from longboat_operator.plan.placement import Stage, Waiting
 from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.plan.records import Memories
 from longboat_operator.plan.suspension import Suspension, has_stopped
+from longboat_operator.plan.templates import Template
 from longboat_operator.pods.driver import RAY_HEAD
+from longboat_operator.pods.pod import shared_users
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
-from longboat_operator.reading.terminations import terminations
+from longboat_operator.reading.terminations import own_statuses, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView
-from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, summary
+from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, kept_by_finalizers, summary
 
 MESSAGE_LENGTH = 4096
 
@@ -37,6 +40,13 @@ class Facts:
     creation: Creation
     held_up: PodProblem | None = None
     reward_cpu: RewardCpuStatus | None = None
+    waiting: Waiting | None = None
+    """How a job that is neither suspended nor finished stands with its room."""
+    foreign: PodProblem | None = None
+    """A container that isn't ours and fails."""
+    refused: Finding | None = None
+    """A request to delete or resize a pod that is refused or fails."""
+    drain: DrainStatus | None = None
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
@@ -65,6 +75,16 @@ def final_findings(end: Finding) -> Iterator[Finding]:
     yield end
 
 
+def deleted_findings(view: JobView, finalizers: Sequence[str], refused: Finding | None) -> Iterator[Finding]:
+    """Yields findings about a job that is deleted and that only these finalizers keep."""
+    keepers = "its finalizers keep it" if finalizers[1:] else "its finalizer keeps it"
+    details = [refused.message if refused else "", kept_by_finalizers(view.ended_pods)]
+    message = "; ".join([f"the job was deleted, and {keepers}: {', '.join(finalizers)}", *filter(None, details)])
+    yield Finding(ConditionType.SCHEDULED, False, Reason.JOB_DELETED)
+    yield Finding(ConditionType.ROLES_READY, False, Reason.JOB_DELETED)
+    yield Finding(ConditionType.RUNNING, False, Reason.JOB_DELETED, message)
+
+
 def _without_pods(reason: Reason) -> Iterator[Finding]:
     for kind in (ConditionType.SCHEDULED, ConditionType.ROLES_READY, ConditionType.RUNNING):
         yield Finding(kind, False, reason)
@@ -79,10 +99,38 @@ def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
         message = f"{reference.kind} {reference.name}, kept in ControllerRevision {view.job.revision(template.number)}."
         if template.unread:
             message += f" It ignores what it can't read: {template.unread}."
+        message += _warning_of_users(view, template)
         yield Finding(ConditionType.RUNTIME_RESOLVED, True, Reason.RUNTIME_RESOLVED, message)
 
 
+def _released(facts: Facts) -> str | None:
+    """Says why the pods of a job are, or were, released for want of room; None if they aren't."""
+    if facts.waiting is None or facts.waiting.stage is Stage.NONE or facts.waiting.placement is None:
+        return None
+    placement = facts.waiting.placement
+    retry = f"pods are created again at {placement.retry_time}" if placement.retry_time else "pods are being deleted"
+    return f"{retry}: {placement.cause}"
+
+
+def _warning_of_users(view: JobView, template: Template) -> str:
+    """Returns a sentence, after a space, about containers of one pod that run as one user though they shouldn't; empty if none do."""
+    cases = [(Role.DRIVER, None), *((Role.REWARD, name) for name in {pool.template for pool in view.spec.reward_pools})]
+    together = {
+        f"{' and '.join(names)} of {role} pods"
+        for role, pool in cases
+        if (names := shared_users(template.runtime, role, pool))
+    }
+    if not together:
+        return ""
+    return (
+        f" Containers {', '.join(sorted(together))} run as one user, which weakens what separates the driver and its token from code on "
+        "Ray's head, and the reward agent from graded code: give them users of their own (securityContext.runAsUser) if the platform can."
+    )
+
+
 def _scheduled(view: JobView, facts: Facts) -> Finding:
+    if message := _released(facts):
+        return Finding(ConditionType.SCHEDULED, False, Reason.PODS_RELEASED, message)
     finding = facts.creation.finding
     if finding:
         return Finding(ConditionType.SCHEDULED, False, finding.reason, finding.message)
@@ -94,14 +142,27 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
-    counts = summary(facts.roles)
+    """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
+    ended_pods = kept_by_finalizers(view.ended_pods)
+    if message := _released(facts):
+        refused = facts.refused.message if facts.refused else ""
+        text = _sentence(summary(facts.roles), message, refused, ended_pods)
+        return Finding(ConditionType.ROLES_READY, False, Reason.PODS_RELEASED, text)
     if all(role.all_ready for role in facts.roles.values()):
-        return Finding(ConditionType.ROLES_READY, True, Reason.ALL_ROLES_READY, f"{counts}.")
-    cause = first_problem(facts.roles) or facts.held_up or facts.creation.finding
-    if cause:
-        return Finding(ConditionType.ROLES_READY, False, cause.reason, f"{counts}; {cause.message}")
+        message = _sentence(summary(facts.roles), facts.foreign.message if facts.foreign else "", ended_pods)
+        reason = facts.foreign.reason if facts.foreign else Reason.ALL_ROLES_READY
+        return Finding(ConditionType.ROLES_READY, True, reason, message)
+    failed = facts.creation.finding or facts.refused
+    cause = first_problem(facts.roles) or facts.held_up or failed or facts.foreign
     reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
-    return Finding(ConditionType.ROLES_READY, False, reason, f"{counts}.")
+    message = _sentence(summary(facts.roles), cause.message if cause else "", ended_pods)
+    return Finding(ConditionType.ROLES_READY, False, cause.reason if cause else reason, message)
+
+
+def _sentence(counts: str, *details: str) -> str:
+    """Joins the counts and what is to be said about them; ends in a full stop only where nothing is."""
+    parts = [counts, *filter(None, details)]
+    return "; ".join(parts) if len(parts) > 1 else f"{counts}."
 
 
 def _running(view: JobView, facts: Facts) -> Finding:
@@ -109,18 +170,40 @@ def _running(view: JobView, facts: Facts) -> Finding:
 
     Rule: rounds run when the current driver says so and every role has the pods that a round can't do without.
     """
+    if _released(facts):
+        return _queued(facts)
     serves = all(role.serves for role in facts.roles.values())
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
     if waits_for_acceptance(view):
         message = f"{summary(facts.roles)}; the driver waits for checkpoint.acceptChanges, see condition Degraded."
         return Finding(ConditionType.RUNNING, False, Reason.CHECKPOINT_MISMATCH, message)
+    if facts.waiting and facts.waiting.gives_up:
+        return _queued(facts)
     if has_trained(view):
         if head := _head_lost(view):
             return Finding(ConditionType.RUNNING, False, Reason.HEAD_LOST, f"{summary(facts.roles)}; {head}")
         return Finding(ConditionType.RUNNING, False, Reason.RESTARTING, f"{summary(facts.roles)}.")
+    if _waits_for_room(view, facts):
+        return _queued(facts)
     reason = Reason.DRIVER_STARTING if serves else Reason.PODS_STARTING
     return Finding(ConditionType.RUNNING, False, reason, f"{summary(facts.roles)}.")
+
+
+def _waits_for_room(view: JobView, facts: Facts) -> bool:
+    """Whether a job that starts lacks room for its minimum of pods: it has pods, or had some before a release, or a quota refuses them."""
+    if facts.waiting is None or facts.waiting.minimum.is_placed:
+        return False
+    finding, placement = facts.creation.finding, facts.waiting.placement
+    refused = finding is not None and finding.reason == Reason.QUOTA_EXCEEDED
+    return bool(view.all_pods) or refused or bool(placement and placement.releases)
+
+
+def _queued(facts: Facts) -> Finding:
+    assert facts.waiting is not None
+    minimum = facts.waiting.minimum
+    text = f"{minimum.placed} of {minimum.needed} pods of the minimum have nodes; {summary(facts.roles)}."
+    return Finding(ConditionType.RUNNING, False, Reason.QUEUED, text)
 
 
 def _head_lost(view: JobView) -> str | None:
@@ -133,7 +216,7 @@ def _head_lost(view: JobView) -> str | None:
     ends = [
         (moment(ended.time), f"pod {pod.name}: {ended.text}")
         for pod in view.pods[Role.DRIVER]
-        for ended in terminations(pod.raw)
+        for ended in terminations(own_statuses(pod.raw, pod.own))
         if ended.container == RAY_HEAD and ended.time
     ]
     if running is None or not ends:
@@ -145,8 +228,9 @@ def _head_lost(view: JobView) -> str | None:
 
 def _suspended(view: JobView, facts: Facts) -> Finding:
     if facts.suspension is Suspension.RELEASING:
-        message = "Pods are being deleted."
+        message = f"Pods are being deleted: {facts.refused.message}" if facts.refused else "Pods are being deleted."
         return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
+    ended_pods = kept_by_finalizers(view.ended_pods)
     if view.status.start_time is None:
         return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
     step, checkpoint = view.step, view.status.checkpoint
@@ -154,6 +238,8 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
         text = "No checkpoint was saved: the job starts over when it is resumed."
     else:
         text = f"Step {checkpoint.step} is saved."
+    if ended_pods:
+        text += f" {ended_pods[0].upper()}{ended_pods[1:]}."
     if has_stopped(view) or step <= (checkpoint.step if checkpoint else 0):
         return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
     return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")
@@ -164,6 +250,9 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
+    told_elsewhere = _released(facts) is None and not all(role.all_ready for role in facts.roles.values())
+    if facts.refused and facts.suspension is Suspension.NONE and not told_elsewhere:
+        return Finding(ConditionType.DEGRADED, True, facts.refused.reason, facts.refused.message)
     incomplete = [
         role for role, role_survey in facts.roles.items() if not (role_survey.all_ready or ROLES[role].every_pod_needed)
     ]

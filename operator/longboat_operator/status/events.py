@@ -20,6 +20,7 @@ from longboat_operator.status.reported import digest_of
 _TOLD_ALREADY = frozenset(
     {
         Reason.CONTAINER_EXITED,
+        Reason.DRIVER_SILENT,
         Reason.OUT_OF_MEMORY,
         Reason.POD_LOST,
         Reason.POD_STUCK,
@@ -49,6 +50,7 @@ def events_of(
     * every restart in `news`, departure, new reshape and new refusal of CPUs is reported, and every move of CPUs in the new status that is
       newly done, incomplete or superseded;
     * so are most new phases, and a role's new number of pods while the phase of a started job stays the same;
+    * a node of driver or trainer pods is reported when it takes no new pods any more;
     * a demand for rollout pods is reported when it begins to be limited;
     * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress), once for
       each reason; those in `_TOLD_ALREADY` are left to other events, and the end of the job to its phase;
@@ -56,6 +58,7 @@ def events_of(
     """
     for role in ROLES:
         yield from (_restart(record) for record in counts[role].news)
+    yield from _drained(old, new)
     yield from _scaled(old, new)
     yield from _limited(old, new)
     for departure in departures:
@@ -71,6 +74,15 @@ def events_of(
 def _restart(record: RestartRecord) -> EmitEvent:
     kind = WARNING if _is_wrong(record.reason) else NORMAL
     return EmitEvent(kind, record.reason, f"Role {record.role}, pod {record.pod}: {record.message}")
+
+
+def _drained(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
+    if new.drain and (nodes := sorted(set(new.drain.nodes) - set(old.drain.nodes if old.drain else ()))):
+        text = (
+            f"Driver or trainer pods are on {', '.join(nodes)}, which takes no new pods: they may be evicted once step {new.drain.step} is saved, "
+            "at the latest after checkpoint.graceSeconds."
+        )
+        yield EmitEvent(NORMAL, "NodeCordoned", text)
 
 
 def _scaled(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
@@ -168,7 +180,7 @@ def _is_wrong(reason: str) -> bool:
 
 def _phase(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     match new.phase:
-        case Phase.STARTING if old.phase is not Phase.SUSPENDING:
+        case Phase.QUEUED | Phase.STARTING if old.phase in {None, Phase.PENDING, Phase.SUSPENDED}:
             resumed = holds(old.conditions, ConditionType.SUSPENDED)
             revision = f" by {new.runtime.revision}" if new.runtime else ""
             yield EmitEvent(NORMAL, "Resumed" if resumed else "Started", f"Pods are being created{revision}.")
@@ -179,6 +191,8 @@ def _phase(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
             yield EmitEvent(NORMAL, "Suspending", "Waiting for a final checkpoint, then pods are deleted.")
         case Phase.SUSPENDED:
             yield EmitEvent(NORMAL, "Suspended", _message(new, ConditionType.SUSPENDED))
+        case Phase.TERMINATING:
+            yield EmitEvent(NORMAL, "Terminating", _message(new, ConditionType.RUNNING))
         case Phase.SUCCEEDED:
             yield EmitEvent(NORMAL, "Succeeded", _message(new, ConditionType.SUCCEEDED))
         case Phase.FAILED:

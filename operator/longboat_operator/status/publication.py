@@ -8,18 +8,21 @@ from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.phases import PHASES, PhaseRule, rule_of
+from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import (
     OPERATOR_FIELDS,
     Allocation,
     Condition,
     Incarnation,
     Phase,
+    Placement,
     RestartRecord,
     RLJobStatus,
     RuntimeStatus,
 )
 from longboat_operator.plan.failures import ended_before_last_step
 from longboat_operator.plan.incarnations import granted, revoked
+from longboat_operator.plan.placement import Stage
 from longboat_operator.plan.records import Memories, all_released
 from longboat_operator.plan.reward_cpus import ended
 from longboat_operator.plan.suspension import Suspension
@@ -27,9 +30,9 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView
-from longboat_operator.status.conditions import Facts, final_findings, findings_of, updated
+from longboat_operator.status.conditions import Facts, deleted_findings, final_findings, findings_of, updated
 from longboat_operator.status.reported import reported_of
-from longboat_operator.status.roles import NOWHERE, roles_status, survey
+from longboat_operator.status.roles import NOWHERE, kept_by_finalizers, roles_status, survey
 
 HISTORY_LENGTH = 10
 
@@ -52,12 +55,14 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
             "reason": reason_of(conditions, phase),
             "start_time": old.start_time or (stamp(now) if started else None),
             "suspend_time": _suspend_time(view, facts.suspension, now),
+            "drain": facts.drain,
             "runtime": _runtime(view, facts) or old.runtime,
             "ray_token_secret": _ray_token(view, facts),
             "selector": ",".join(f"{k}={v}" for k, v in sorted(view.job.labels(Role.ROLLOUT).items())),
             "roles": roles_status(facts.roles, facts.counts, facts.reward_cpu),
             "reward_cpu": facts.reward_cpu,
             "allocation": _allocation(view, facts),
+            "placement": _placement(view, facts),
             "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, facts.counts),
@@ -76,11 +81,44 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
             "reason": end.reason,
             "completion_time": stamp(now),
             "suspend_time": None,
+            "drain": None,
+            "placement": None,
             "roles": roles_status(survey(view, NOWHERE, {}), all_released(view, counts)),
             "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
             "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, counts),
+        }
+    )
+
+
+def with_kept_pods(view: JobView, now: datetime) -> RLJobStatus:
+    """Returns the status of a job that has ended; its condition RolesReady says which of its pods finalizers keep."""
+    message = kept_by_finalizers(view.ended_pods)
+    ready = find(view.status.conditions, ConditionType.ROLES_READY)
+    if message == (ready.message if ready else ""):
+        return view.status
+    findings = [Finding(ConditionType.ROLES_READY, False, Reason.JOB_FINISHED, message)]
+    return view.status.model_copy(
+        update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
+    )
+
+
+def deleted_status(
+    view: JobView, finalizers: Sequence[str], refused: Finding | None, counts: Memories, now: datetime
+) -> RLJobStatus:
+    """Returns the status of a job that has not ended, is deleted, and is kept by these finalizers."""
+    findings = list(deleted_findings(view, finalizers, refused))
+    conditions = updated(view.status.conditions, findings, view.generation, now)
+    phase = phase_of(conditions, wants_pods=False, has_pods=bool(view.all_pods))
+    return view.status.model_copy(
+        update={
+            "observed_generation": view.generation,
+            "phase": phase,
+            "reason": reason_of(conditions, phase),
+            "roles": roles_status(survey(view, NOWHERE, {}), all_released(view, counts)),
+            "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
+            "conditions": conditions,
         }
     )
 
@@ -97,6 +135,13 @@ def _suspend_time(view: JobView, suspension: Suspension, now: datetime) -> str |
     if suspension is Suspension.NONE:
         return None
     return view.status.suspend_time or stamp(now)
+
+
+def _placement(view: JobView, facts: Facts) -> Placement | None:
+    """Returns the job's placement. A suspended job drops it: when it resumes, it starts anew."""
+    if facts.waiting:
+        return facts.waiting.placement
+    return view.status.placement if facts.suspension is Suspension.SUSPENDING else None
 
 
 def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
@@ -121,7 +166,9 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     old = view.status.allocation
     request = view.status.demand.incarnation_request if view.status.demand else None
     incarnation: Incarnation | None = old.incarnation if old else None
-    if facts.suspension is Suspension.NONE and (ended_before_last_step(view) or (view.suspended and view.all_pods)):
+    is_resumed = view.suspended and view.all_pods
+    is_released = facts.waiting is not None and facts.waiting.stage is Stage.RELEASED and not view.released
+    if facts.suspension is Suspension.NONE and (ended_before_last_step(view) or is_resumed or is_released):
         incarnation = revoked(incarnation)
     incarnation = (
         granted(incarnation, request) if facts.suspension in {Suspension.NONE, Suspension.SUSPENDING} else incarnation

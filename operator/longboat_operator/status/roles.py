@@ -113,6 +113,14 @@ def first_problem(roles: Survey) -> PodProblem | None:
     return next((problem for pod, loss in pods if (problem := problem_of(pod, loss))), None)
 
 
+def kept_by_finalizers(pods: Sequence[PodView]) -> str:
+    """Says which pods have ended and are kept by their finalizers, and names those of the first; empty if there are none."""
+    if not pods:
+        return ""
+    others = f" ({len(pods) - 1} more pods are kept as well)" if len(pods) > 1 else ""
+    return f"pod {pods[0].name} has ended and is kept by its finalizers: {', '.join(pods[0].finalizers)}{others}"
+
+
 def first_unscheduled(roles: Survey) -> PodProblem | None:
     """Returns the scheduling problem of the first pod that has one, in start order; None if none has."""
     pods = (pod for role_survey in roles.values() for pod in role_survey.pods)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, SECRET
-from longboat_operator.model import LABEL_JOB, JobKey, Object
+from longboat_operator.kube.resources import (
+    CHILDREN,
+    CLUSTER_RL_RUNTIME,
+    CORDONED_NODE,
+    POD,
+    RL_JOB,
+    RL_RUNTIME,
+    SECRET,
+)
+from longboat_operator.model import LABEL_JOB, LABEL_ROLE, Contention, JobKey, Object
+from longboat_operator.pods.budget import BUDGET_ROLES
+from longboat_operator.watch.last_states import LastStates
+from longboat_operator.watch.waiting import WaitingJobs
 
 _CHILD_KINDS = (*(resource.kind for resource in CHILDREN), SECRET.kind)
 RUNTIME_KINDS = (RL_RUNTIME.kind, CLUSTER_RL_RUNTIME.kind)
@@ -103,13 +114,19 @@ class Cache:
     So events may come out of order (kopf keeps the order per object only) and from two sides (watch and repair).
     """
 
-    def __init__(self, *, sees_cluster_runtimes: bool = True) -> None:
-        """`sees_cluster_runtimes` is whether ClusterRLRuntimes are watched at all."""
+    def __init__(self, *, sees_cluster_runtimes: bool = True, may_watch_nodes: bool = False) -> None:
+        """`sees_cluster_runtimes` is whether ClusterRLRuntimes are watched at all, and `may_watch_nodes` whether nodes are."""
         self.sees_cluster_runtimes = sees_cluster_runtimes
+        self.may_watch_nodes = may_watch_nodes
+        self._nodes_listed = False
         self._objects: BySource[Object] = BySource()
         self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
+        # By node, the job and name of each pod that a budget protects.
+        self._needed_pods: dict[str, set[tuple[JobKey, str]]] = {}
+        self._last_states = LastStates()
         self._deleted: BySource[int] = BySource()
         self._seen: dict[Source, int] = {}
+        self._waiting = WaitingJobs()
 
     # -- reading
 
@@ -127,9 +144,41 @@ class Cache:
         children = self._children.get(key, {})
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
 
+    def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
+        """Returns which of these nodes take no new pods; None until nodes have been listed."""
+        if not self._nodes_listed:
+            return None
+        return frozenset(node for node in nodes if self.get(ObjectKey(CORDONED_NODE.kind, "", node)))
+
+    def jobs_on(self, node: str) -> set[JobKey]:
+        """Returns the jobs of which a drain of this node would evict a pod that rounds can't do without."""
+        return {job for job, _ in self._needed_pods.get(node, ())}
+
+    def last_states(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+        return self._last_states.of_job(key)
+
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns a runtime template; None: the cache lacks it. `namespace` is ignored for a ClusterRLRuntime."""
         return self.get(ObjectKey(kind, namespace if kind == RL_RUNTIME.kind else "", name))
+
+    def runtime_names(self, namespace: str) -> dict[str, tuple[str, ...]]:
+        """Returns the names of all templates that jobs of the namespace can name, by kind."""
+        scopes = {RL_RUNTIME.kind: namespace, CLUSTER_RL_RUNTIME.kind: ""}
+        return {
+            kind: tuple(sorted(key.name for key, _ in self._objects.within(Source(kind, scope))))
+            for kind, scope in scopes.items()
+        }
+
+    def contention(self, key: JobKey) -> Contention:
+        """Summarizes the jobs besides this one that wait for room."""
+        return self._waiting.besides(key)
+
+    def disturbed_by(self, change: Change) -> set[JobKey]:
+        """Returns the jobs other than a changed one that its change calls for a plan of, because they wait for room."""
+        if change.key.kind != RL_JOB.kind:
+            return set()
+        return self._waiting.disturbed_by(JobKey(change.key.namespace, change.key.name), change.old, change.new)
 
     def get(self, key: ObjectKey) -> Object | None:
         """Returns an object of any kind; None: the cache lacks it."""
@@ -162,10 +211,15 @@ class Cache:
         self._deleted.drop(key)
         self._objects.put(key, obj)
         self._index(old, obj)
+        if key.kind == RL_JOB.kind:
+            self._last_states.review(JobKey(key.namespace, key.name), obj)
         return Change(key, old, obj)
 
-    def remove(self, key: ObjectKey, version: int) -> Change | None:
-        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer."""
+    def remove(self, key: ObjectKey, version: int, last: Object | None = None) -> Change | None:
+        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer.
+
+        `last` is the object's last state, if that is known; else it is taken for what is held.
+        """
         old = self.get(key)
         if old is not None and version_of(old) > version:
             return None
@@ -174,7 +228,15 @@ class Cache:
             return None
         self._objects.drop(key)
         self._index(old, None)
+        if key.kind == RL_JOB.kind:
+            self._last_states.review(JobKey(key.namespace, key.name), None)
+        elif key.kind == POD.kind and (job := job_of(old)) is not None:
+            self._last_states.add(job, self.job(job), last or old)
         return Change(key, old, None)
+
+    def note_nodes(self, *, listed: bool) -> None:
+        """Notes that nodes have been listed, or that the API server refuses to."""
+        self._nodes_listed = self.may_watch_nodes = listed
 
     def saw(self, source: Source, version: int) -> None:
         """Notes that an ordered source has delivered everything up to `version`."""
@@ -192,6 +254,9 @@ class Cache:
         return -1 if version is None else version
 
     def _index(self, old: Object | None, new: Object | None) -> None:
+        changed = new if new is not None else old
+        if changed is not None and changed["kind"] == RL_JOB.kind and (key := job_of(changed)):
+            self._waiting.note(key, new)
         for obj in (old, new):
             if obj is None or obj["kind"] not in _CHILD_KINDS or (job := job_of(obj)) is None:
                 continue
@@ -205,3 +270,17 @@ class Cache:
                     del kinds[kind]
                 if not kinds:
                     del self._children[job]
+            if kind == POD.kind:
+                self._index_node(job, obj, remove=obj is old)
+
+    def _index_node(self, job: JobKey, pod: Object, *, remove: bool) -> None:
+        node, role = (pod.get("spec") or {}).get("nodeName"), pod["metadata"]["labels"].get(LABEL_ROLE)
+        if not node or role not in BUDGET_ROLES:
+            return
+        pods = self._needed_pods.setdefault(node, set())
+        if not remove:
+            pods.add((job, pod["metadata"]["name"]))
+            return
+        pods.discard((job, pod["metadata"]["name"]))
+        if not pods:
+            del self._needed_pods[node]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longboat_operator.kube.clock import ServerClock
-from longboat_operator.kube.resources import POD, RL_JOB, SECRET
+from longboat_operator.kube.resources import CORDONED_NODE, POD, RL_JOB, SECRET
 from longboat_operator.model import JobKey, Object
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source, key_of, version_of
 from longboat_operator.watch.freshness import Freshness
@@ -44,21 +44,24 @@ class Feed:
 
     def put(self, obj: Mapping[str, Any]) -> None:
         """Takes in an object that was listed, added or changed."""
-        key = key_of(obj)
-        if key.kind == POD.kind:
-            obj = with_server_times(obj, self._cache.get(key), self._server_clock.now())
-        trimmed = trim(obj)
+        key, trimmed = key_of(obj), self._trimmed(obj)
         self._freshness.note_reached(key, version_of(trimmed))
         self._tell(self._cache.put(trimmed))
 
     def remove(self, obj: Mapping[str, Any]) -> None:
         """Records that an object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
-        self.vanish(key_of(obj), version_of(obj))
+        self.vanish(key_of(obj), version_of(obj), self._trimmed(obj))
 
-    def vanish(self, key: ObjectKey, version: int) -> None:
-        """Records that an object is known to be gone as of `version`."""
+    def vanish(self, key: ObjectKey, version: int, last: Object | None = None) -> None:
+        """Records that an object is known to be gone as of `version`; `last` is its last state, as it is kept, if that is known."""
         self._freshness.note_reached(key, version)
-        self._tell(self._cache.remove(key, version))
+        self._tell(self._cache.remove(key, version, last))
+
+    def _trimmed(self, obj: Mapping[str, Any]) -> Object:
+        key = key_of(obj)
+        if key.kind == POD.kind:
+            obj = with_server_times(obj, self._cache.get(key), self._server_clock.now())
+        return trim(obj)
 
     def listed(self, source: Source, present: Mapping[ObjectKey, int], version: int) -> None:
         """Records that a source was listed in full as of `version`; its objects, `present` in these versions, have been put already."""
@@ -70,10 +73,17 @@ class Feed:
         """Records that the cache shows all that a list of the source has shown."""
         self._freshness.note_listed(source, self._clock())
         self._on_listed(source)
+        if source.kind == CORDONED_NODE.kind:  # last, so that whoever is told can see whether nodes were known before
+            self._cache.note_nodes(listed=True)
 
-    def refused(self, source: Source, reason: str) -> None:
-        """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served."""
+    def refused(self, source: Source, reason: str, *, forbidden: bool = False) -> None:
+        """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served.
+
+        `forbidden`: this process has no right to it, so that waiting won't help.
+        """
         self._freshness.note_unlisted(source, reason)
+        if source.kind == CORDONED_NODE.kind and forbidden:
+            self._cache.note_nodes(listed=False)
 
     def unwatched(self, source: Source) -> None:
         """Records that a source isn't watched for now: it must be listed again before its namespace is served."""

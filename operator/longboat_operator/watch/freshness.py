@@ -25,11 +25,19 @@ DEAD_SECONDS = 300.0
 class Freshness:
     """All times are seconds of one monotonic clock, given by the caller."""
 
-    def __init__(self, sources: Iterable[Source], bookmarked: Iterable[Source]) -> None:
-        """`sources`: all that must be listed; `bookmarked`: those of them that speak at least every minute."""
+    def __init__(
+        self, sources: Iterable[Source], bookmarked: Iterable[Source], optional: Iterable[Source] = ()
+    ) -> None:
+        """`sources`: all that must be listed; `bookmarked`: those of them that speak at least every minute.
+
+        Those that are `optional` are waited for, but namespaces are served without them if they can't be listed.
+        """
         # What must still be listed, and why the last try failed (None: none has yet).
         self._unlisted: dict[Source, str | None] = dict.fromkeys(sources)
-        self._unlisted_in = Counter[str | None](source.namespace for source in self._unlisted)
+        self._optional = frozenset(optional)
+        self._unlisted_in = Counter[str | None](
+            source.namespace for source in self._unlisted if self._is_needed(source)
+        )
         self._bookmarked = frozenset(bookmarked)
         self._heard: dict[Source, float] = {}
         self._awaited: BySource[tuple[int, float]] = BySource()
@@ -60,7 +68,7 @@ class Freshness:
 
     def note_unlisted(self, source: Source, reason: str | None = None) -> None:
         """Notes that a source must be listed (again), and why that failed if it was just tried."""
-        if source not in self._unlisted:
+        if source not in self._unlisted and self._is_needed(source):
             self._unlisted_in[source.namespace] += 1
         self._unlisted[source] = reason
 
@@ -68,7 +76,8 @@ class Freshness:
         """Notes that a source's first list, or a later one, is complete."""
         if source in self._unlisted:
             del self._unlisted[source]
-            self._unlisted_in[source.namespace] -= 1
+            if self._is_needed(source):
+                self._unlisted_in[source.namespace] -= 1
         self._heard[source] = now
 
     def note_heard(self, source: Source, now: float) -> None:
@@ -131,6 +140,17 @@ class Freshness:
         return self.lag(now) > DEAD_SECONDS
 
     def _awaited_lists(self) -> Iterator[Source]:
-        """Yields the sources to be listed in namespaces in which none fails."""
-        failing = {source.namespace for source, reason in self._unlisted.items() if reason is not None}
-        return (source for source in self._unlisted if source.namespace not in failing)
+        """Yields the sources to be listed in namespaces in which none fails, and optional ones that haven't failed."""
+        failing = {
+            source.namespace
+            for source, reason in self._unlisted.items()
+            if reason is not None and self._is_needed(source)
+        }
+        return (
+            source
+            for source, reason in self._unlisted.items()
+            if source.namespace not in failing and (reason is None or self._is_needed(source))
+        )
+
+    def _is_needed(self, source: Source) -> bool:
+        return source not in self._optional

@@ -8,7 +8,7 @@ import random
 import structlog
 
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import GoneError, KubeError, QuietError, is_rejection
+from longboat_operator.kube.errors import ForbiddenError, GoneError, KubeError, QuietError, is_rejection
 from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import RELISTS
 from longboat_operator.schedule import backoff_seconds
@@ -77,7 +77,7 @@ class Informer:
             except KubeError as error:
                 if is_rejection(error) or self._version is None:
                     self._version = None
-                    self._feed.refused(self.source, str(error))
+                    self._feed.refused(self.source, str(error), forbidden=isinstance(error, ForbiddenError))
                 self._failures += 1
                 await self._pause(error, self._failures)
 

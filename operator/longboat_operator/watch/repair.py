@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import KubeError
+from longboat_operator.kube.errors import ForbiddenError, KubeError
 from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import REPAIRS
 from longboat_operator.watch.cache import Cache, ObjectKey, Source
@@ -97,7 +97,7 @@ class Repair:
                 continue
             except KubeError as error:
                 log.warning("list failed", source=str(source), error=str(error))
-                self._feed.refused(source, str(error))
+                self._feed.refused(source, str(error), forbidden=isinstance(error, ForbiddenError))
                 failures += 1
                 await asyncio.sleep(wait_seconds(failures))
             else:

@@ -51,26 +51,38 @@ _CONTAINER_STATUS = (
 
 
 def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of an object that is kept. RLJobs and runtimes are kept whole except for their managed fields."""
+    """Returns the part of an object that is kept: of RLJobs and runtimes all but their managed fields, of a node that there is one."""
     kind = obj["kind"]
+    if kind == "Node":
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": _pick(obj["metadata"], ("name", "uid", "resourceVersion")),
+        }
     identity = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
     if kind in _BODIES:
-        return identity | {"metadata": _metadata(obj["metadata"])} | _BODIES[kind](obj)
+        # Of a claim all annotations are repaired: it is patched, so no digest says what it was given.
+        metadata = _metadata(obj["metadata"], annotated=kind == "PersistentVolumeClaim")
+        return identity | {"metadata": metadata} | _BODIES[kind](obj)
     if kind in _WHOLE:
         metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
         return {**obj, "metadata": metadata}
     return identity | {"metadata": _metadata(obj["metadata"])}
 
 
-def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(metadata: Mapping[str, Any], *, annotated: bool = False) -> dict[str, Any]:
     result = _pick(metadata, _METADATA)
     if labels := metadata.get("labels"):
         result["labels"] = {intern(key): intern(value) for key, value in labels.items()}
     annotations = {
-        intern(key): value for key, value in (metadata.get("annotations") or {}).items() if "longboat.dev/" in key
+        intern(key): value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if annotated or "longboat.dev/" in key
     }
     if annotations:
         result["annotations"] = annotations
+    if finalizers := metadata.get("finalizers"):
+        result["finalizers"] = _shared(finalizers)
     if owners := metadata.get("ownerReferences"):
         result["ownerReferences"] = _shared([_pick(owner, _OWNER) for owner in owners])
     return result
@@ -78,7 +90,9 @@ def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    kept_spec = _pick(spec, ("nodeName", "restartPolicy"))
+    kept_spec = _pick(spec, ("nodeName", "restartPolicy", "priority"))
+    if gates := spec.get("schedulingGates"):
+        kept_spec["schedulingGates"] = _shared(gates)
     for name in ("initContainers", "containers"):
         if containers := spec.get(name):
             kept_spec[name] = [_shared(_pick(container, _CONTAINER)) for container in containers]
@@ -105,6 +119,10 @@ def _digested(obj: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": content_digest(obj)}
 
 
+def _account(account: Mapping[str, Any]) -> dict[str, Any]:
+    return _digested(account) | _pick(account, ("imagePullSecrets",))
+
+
 def _revision(revision: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": _shared(revision.get("data")), "revision": revision.get("revision")}
 
@@ -127,6 +145,7 @@ _BODIES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Pod": _pod,
     "PersistentVolumeClaim": _claim,
     "ControllerRevision": _revision,
-    **dict.fromkeys(("Service", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"), _digested),
+    "ServiceAccount": _account,
+    **dict.fromkeys(("Service", "Role", "RoleBinding", "NetworkPolicy", "PodDisruptionBudget"), _digested),
 }
 _WHOLE = frozenset({"RLJob", "RLRuntime", "ClusterRLRuntime"})

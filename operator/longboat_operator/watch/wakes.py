@@ -9,12 +9,16 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.model import LABEL_ROLE, Object
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.intact import IDENTITY, SEEN, stored_records
 from longboat_operator.reading.status import RESHAPE_IDENTITY
+from longboat_operator.reading.terminations import is_ready
 
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
+# All that a plan of the job or its capacity waits for in `status.placement`; its counts and clocks say what the plan has seen.
+_PLACEMENT_THAT_MATTERS = ("releaseTime", "retryTime")
 # What a job's plan publishes and doesn't read, or which tells the next plan no more than what it was made from.
 _SHOWN = ("operator", "phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
@@ -68,9 +72,9 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does. Of a job it reads whether it is suspended, finished or being deleted, the bounds, demands and grant of
+    Only what that plan reads does. Of a job it reads whether it is suspended, released, finished or being deleted, the bounds, demands and grant of
     rollout pods and of reward pools' CPUs, its incarnation, and which rollout pods its status no longer records. Of a rollout pod it
-    reads its identity, its phase, and whether it is ready or being deleted.
+    reads its identity, its phase, whether it is ready or being deleted, and what keeps it then.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)
@@ -124,6 +128,7 @@ def _of_a_job(obj: Object) -> dict[str, Any]:
 
 def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
     result = {key: value for key, value in status.items() if key not in _SHOWN}
+    result["placement"] = _pick(status.get("placement") or {}, _PLACEMENT_THAT_MATTERS)
     result["allocation"] = {k: v for k, v in (status.get("allocation") or {}).items() if k != "rolloutReplicas"}
     conditions = status.get("conditions") or ()
     result["conditions"] = [
@@ -170,6 +175,7 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
             **identity,
             "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
             "suspending": status.get("suspendTime"),
+            "placement": _pick(status.get("placement") or {}, _PLACEMENT_THAT_MATTERS),
             "conditions": {
                 (condition["type"], condition["status"])
                 for condition in status.get("conditions") or ()
@@ -186,9 +192,9 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
             "records": {(record["index"], record["attempt"]) for record in records},
         }
     if _is_pod_of(Role.ROLLOUT, obj):
-        status = obj.get("status") or {}
-        ready = [condition["status"] for condition in status.get("conditions") or () if condition["type"] == "Ready"]
-        return {**identity, "phase": status.get("phase"), "ready": ready}
+        fate = _pick(metadata, ("deletionGracePeriodSeconds", "finalizers"))
+        ready = is_ready(obj, ROLES[Role.ROLLOUT].containers)
+        return {**identity, **fate, "phase": (obj.get("status") or {}).get("phase"), "ready": ready}
     return None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from longboat_crds.incarnations import UNANSWERED_EXIT_CODE
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.decide import Action, AgentState, Observation, Phase, Rules, next_state
 from longboat_runtime.agent.head_probe import Head
@@ -66,9 +67,13 @@ class Agent:
         self._supervisor = Supervisor()
         self._failure: str | None = None
         self._stuck: str | None = None
+        self._code = 1
 
     async def run(self) -> int:
-        """Runs until SIGTERM or SIGINT (0), or until the child has failed slowly, or too often, or couldn't be ended in time (1)."""
+        """Runs until SIGTERM or SIGINT (0), or until the child has failed slowly, or too often, or couldn't be ended in time (1).
+
+        If it was a driver that had no answer from the API server, returns its exit code: the operator then doesn't count the end.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -79,7 +84,7 @@ class Agent:
         try:
             while not self._stop.is_set():
                 if not await self._turn():
-                    return 1
+                    return self._code
                 await self._wait()
             log.info("drain", role=self._duty.role)
             deadline = loop.time() + self._duty.grace
@@ -119,6 +124,8 @@ class Agent:
                 self._failure = await self._message(code)
                 log.error("give up", message=self._failure)
                 write_termination_message(self._failure)
+                if code == UNANSWERED_EXIT_CODE:
+                    self._code = code
                 await self._end()
                 return False
             case Action.NONE:

@@ -21,6 +21,7 @@ from longboat_runtime.agent.ray_command import (
     head_command,
     worker_command,
 )
+from longboat_runtime.contact import Contact
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.slots import resource
 
@@ -75,8 +76,15 @@ def head(place: Place) -> Duty:
 
 
 def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
-    """Describes the driver beside its head. It is ended soon after the head: it may never see that by itself."""
-    probe = HeadProbe(address)
+    """Describes the driver beside its head. It is ended soon after the head: it may never see that by itself.
+
+    It is ready once a driver of this pod has had an answer from the API server.
+    """
+    probe, contact = HeadProbe(address), Contact()
+
+    async def missing() -> str | None:
+        return None if contact.answered else "the driver has had no answer from the API server yet"
+
     command = [
         sys.executable,
         "-m",
@@ -94,7 +102,7 @@ def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
         "driver",
         command,
         probe.poll,
-        _nothing_missing,
+        missing,
         place.health_port,
         place.drain,
         rules,
@@ -150,10 +158,6 @@ def _labels(role: Role, place: Place) -> dict[str, str]:
 
 async def _no_head() -> Head:
     return Head(cluster="itself", settled=True)
-
-
-async def _nothing_missing() -> None:
-    return None
 
 
 async def _graders_missing(socket: Path) -> str | None:

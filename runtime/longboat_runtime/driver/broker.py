@@ -33,6 +33,9 @@ class Broker(Protocol):
     async def suspended(self) -> None:
         """Waits until the job is to be suspended. Raises Superseded."""
 
+    async def drained(self, previous: str | None) -> str:
+        """Waits until pods of driver or trainer are to leave their node, for another time than `previous`; returns that. Raises Superseded."""
+
     async def edited(self, previous: RLJobSpec) -> RLJobSpec:
         """Waits until the job's spec differs from `previous`, and returns it. Raises Superseded."""
 
@@ -77,6 +80,10 @@ class LocalBroker:
 
     async def suspended(self) -> None:
         await self._suspend.wait()
+
+    async def drained(self, previous: str | None) -> str:
+        await asyncio.Event().wait()
+        return ""
 
     async def edited(self, previous: RLJobSpec) -> RLJobSpec:
         await asyncio.Event().wait()

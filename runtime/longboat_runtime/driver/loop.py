@@ -131,7 +131,7 @@ class Driver:
 
     async def _rounds(self) -> RunOutcome:
         """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""
-        for work in (self._flow.collect(), self._flow.send()):
+        for work in (self._flow.collect(), self._flow.send(), self._drains()):
             self._context.background.spawn(work)
         self._run_state.task_rewards.log()
         self._happened(events.Started(self._view.step))
@@ -247,6 +247,13 @@ class Driver:
         await self._context.broker.suspended()
         self._interrupt(RunOutcome.SUSPENDED)
 
+    async def _drains(self) -> None:
+        """Has the newest step saved each time that a node of driver or trainer pods is to be drained."""
+        since = None
+        while True:
+            since = await self._context.broker.drained(since)
+            self._steps.save_soon(self._boundary)
+
     async def _edits(self) -> None:
         """Follows edits of the spec: of rounds and checkpoints from the next step boundary on, of samples, limits and pods at once."""
         spec = self._job.spec
@@ -286,4 +293,4 @@ class Driver:
 
     @property
     def _unsaved(self) -> bool:
-        return self._boundary.step > (self._steps.saved.step if self._steps.saved else 0)
+        return self._steps.is_unsaved(self._boundary)

@@ -1,8 +1,12 @@
-"""The driver's own RLJob on the API server: gets it, watches it and applies its status, as plain dicts. Never lists."""
+"""The driver's own RLJob on the API server: gets it, watches it and applies its status, as plain dicts. Never lists.
+
+No proxy stands between: those that the environment names are for what lies outside the cluster, such as trackers.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -41,6 +45,7 @@ class OwnJob:
     def __init__(self, configuration: Configuration, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
         self._configuration = configuration
+        configuration.proxy, configuration.client_session_kwargs = None, {"trust_env": False}
         self._rest = RESTClientObject(configuration)
         self._jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/rljobs"
 
@@ -108,7 +113,12 @@ class OwnJob:
                     raise Rejected(response.status, _message(await response.read()))
                 yield response
         except _NO_ANSWER as error:
-            raise NoAnswer(f"{method} {path}: {error or type(error).__name__}") from error
+            raise NoAnswer(f"{method} {path.partition('?')[0]}: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """Says what a request without an answer met. aiohttp names the object that holds the certificates, which says nothing to people."""
+    return re.sub(r" ssl:(<[^>]*>|\S+)", "", str(error)) or f"no answer within {REQUEST_TIMEOUT:g} s"
 
 
 def _message(body: bytes) -> str:

@@ -13,10 +13,12 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config
 from pydantic import ValidationError
 
+from longboat_crds.incarnations import UNANSWERED
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.status import Problem, Training, TrainingState
 from longboat_runtime.checkpoint.store import incarnations
+from longboat_runtime.contact import Contact
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
@@ -29,22 +31,32 @@ from longboat_runtime.tracking.trackers import SECRETS
 log = structlog.get_logger()
 
 METRICS_PORT = 6392
+# How long the first start in a pod waits for the API server.
+ANSWER_SECONDS = 45.0
 CHECKPOINT = Path("/checkpoint")
 
 
-async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str | None = None) -> Ending:
+class Unanswered(Exception):
+    """The API server gave the driver no answer; says why."""
+
+
+async def drive_in_pod(
+    name: str, namespace: str, head: str, after_failure: str | None = None, contact: Contact | None = None
+) -> Ending:
     """Runs the job from its newest checkpoint; `head` is the Ray head's host:port.
 
-    `after_failure` says how the previous start failed, if that was in the same container. Raises errors that the next start of the
-    process may overcome.
+    `after_failure` says how the previous start failed, if that was in the same container; `contact` is the pod's.
+
+    Raises:
+        Unanswered: the API server gave no answer within `ANSWER_SECONDS`, and no driver of this pod has had one, or ended for this cause.
+        Exception: any other error, which the next start of the process may overcome.
     """
+    contact = contact or Contact()
     configuration = Configuration()
     load_incluster_config(configuration)
     broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic, after_failure)
     try:
-        job_object = await broker.start()
-        # An API server that was restored may grant numbers again that files on the claim have already.
-        number = await broker.incarnation(max(await asyncio.to_thread(incarnations, CHECKPOINT), default=0) + 1)
+        job_object, number = await _begun(broker, contact)
         log.info("driver starts", job=f"{namespace}/{name}", incarnation=number)
         try:
             spec = RLJobSpec.model_validate(job_object["spec"])
@@ -59,6 +71,37 @@ async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str 
     finally:
         await broker.close()
     return ending
+
+
+async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, Any], int]:
+    """Returns the job and the number of this start. Raises as `drive_in_pod`.
+
+    Rule: without an answer, the first start in a pod ends, so that its container's last message says why; nothing else of it can be read
+    without rights to logs. Later ones wait, and each other cause ends one more: the kubelet lets each restart wait longer.
+    """
+
+    async def begin() -> tuple[dict[str, Any], int]:
+        job = await broker.start()
+        # An API server that was restored may grant numbers again that files on the claim have already.
+        return job, await broker.incarnation(max(await asyncio.to_thread(incarnations, CHECKPOINT), default=0) + 1)
+
+    beginning, stored = asyncio.create_task(begin()), asyncio.create_task(broker.asked.wait())
+    try:
+        while not contact.answered:
+            done, _ = await asyncio.wait(
+                (beginning, stored), timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if broker.asked.is_set():
+                contact.note_answer()
+            elif done:
+                break
+            elif broker.trouble and not contact.has_ended_for(broker.trouble):
+                contact.note_end(broker.trouble)
+                raise Unanswered(f"{UNANSWERED} within {ANSWER_SECONDS:g} s: {broker.trouble}")
+        return await beginning
+    finally:
+        for task in (beginning, stored):
+            task.cancel()
 
 
 async def _refuse(broker: KubernetesBroker, number: int, error: ValidationError) -> Ending:

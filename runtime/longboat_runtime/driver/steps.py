@@ -82,6 +82,8 @@ class Steps:
         self._engines = 0
         self.checkpoint_every = self._spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
+        # Whether the newest step is to be saved, whatever its number.
+        self._saves_next = False
         self._republishing = False
         self._checkpoint = context.broker.previous.checkpoint
         self._export_path: str | None = None
@@ -93,6 +95,8 @@ class Steps:
         self._model, self._digests, self._extra = restored.loaded.model, restored.loaded.digests, ExtraMetrics()
         self._run_state, self.saved, self._streams = restored.run_state, restored.saved, streams
         self._task_rewards = self._run_state.task_rewards
+        # The step that the trainer's state is of: that of the newest boundary, or the next one, which isn't committed yet.
+        self._trained = restored.boundary.step
         newest, saved = self._checkpoint, restored.saved
         # What is known of it already, such as when it was completed, stays.
         if saved and (newest is None or (newest.incarnation, newest.step) != (saved.incarnation, saved.step)):
@@ -126,11 +130,16 @@ class Steps:
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
         # Measured only now, since responses of the round come back until the commit.
         self._reports.add(step, self._round())
-        if last or step % self.checkpoint_every == 0:
+        if last or step % self.checkpoint_every == 0 or self._saves_next:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
         if exports.is_due(step, self._run_state.view.steps, self._spec.checkpoint):
             self.queue.put(step, Task.EXPORT, partial(self._export, step))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))
+
+    def save_soon(self, boundary: StepBoundary) -> None:
+        """Has the step of the newest boundary saved, unless it is; if the next one has been trained by then, that one once it is committed."""
+        self._saves_next = True
+        self.queue.put(boundary.step, Task.SAVE, partial(self._save_newest, boundary))
 
     def report_start(self, boundary: StepBoundary) -> None:
         """Queues the record of what precedes this driver's first step: the first publication and evaluation.
@@ -206,6 +215,7 @@ class Steps:
             self._inbox.put_nowait(events.StepFailed(step, number, "the store has lost data"))
             return
         self._computed += report.seconds
+        self._trained = step
         if batch.records:
             self._report_skips(report)
         dropped = None if report.trained else DropReason.NOT_FINITE
@@ -390,6 +400,7 @@ class Steps:
         Checkpoints are written one at a time: the next one waits. One that is `needed` (the last step, a suspension) has been
         written when this returns, since steps would be lost without it.
         """
+        self._saves_next = False
         with self._stages.running(Stage.CHECKPOINT):
             await self.wait_for_write()
             await self._components.trainer.snapshot()
@@ -400,6 +411,18 @@ class Steps:
                 await write
             else:
                 self._writing = self._context.background.spawn(write)
+
+    async def _save_newest(self, boundary: StepBoundary) -> None:
+        if not self._saves_next or self._trained != boundary.step:
+            return  # a later step has been saved, or will be
+        await self.wait_for_write()
+        if self.is_unsaved(boundary):
+            await self.save(boundary, needed=False)
+        self._saves_next = False
+
+    def is_unsaved(self, boundary: StepBoundary) -> bool:
+        """Whether the step isn't in the newest complete checkpoint; what a job begins with need not be."""
+        return boundary.step > (self.saved.step if self.saved else 0)
 
     async def _resume_exports(self, step: int) -> None:
         """Removes unfinished exports of earlier drivers, and exports the step that this one resumed from if that is due and isn't done."""

@@ -1,0 +1,76 @@
+"""The last states of pods that are gone: what removed a pod is written into it, often in the same moment in which it is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_operator.model import JobKey, Object, belongs_to
+from longboat_operator.pods.names import JobRef, Place
+from longboat_operator.reading.intact import stored_records
+
+
+class LastStates:
+    """Holds the last state of each pod that is gone, until the status of its job tells that it is. In memory; no awaits, no clock."""
+
+    def __init__(self) -> None:
+        self._pods: dict[JobKey, dict[str, Object]] = {}
+        # The status is read once for all pods that go before it changes.
+        self._awaited: dict[JobKey, Awaited] = {}
+
+    def of_job(self, key: JobKey) -> Mapping[str, Object]:
+        """Returns those of one job, by name."""
+        return dict(self._pods.get(key, {}))
+
+    def add(self, key: JobKey, job: Object | None, pod: Object) -> None:
+        """Takes the last state of a pod of the job, which is None if it is gone too."""
+        if job is None:
+            return
+        awaited = self._awaited.get(key)
+        if awaited is None or awaited.job is not job:
+            awaited = Awaited(job)
+        if pod in awaited:
+            self._awaited[key] = awaited
+            self._pods.setdefault(key, {})[pod["metadata"]["name"]] = pod
+
+    def review(self, key: JobKey, job: Object | None) -> None:
+        """Drops what the job's status, as it is now, no longer waits for."""
+        if key not in self._pods:
+            return
+        awaited, pods = self._awaited.pop(key), self._pods.pop(key)
+        if job is None:
+            return
+        if awaited.job is not job:
+            awaited = Awaited(job)
+        if pods := {name: pod for name, pod in pods.items() if pod in awaited}:
+            self._pods[key], self._awaited[key] = pods, awaited
+
+
+class Awaited:
+    """Contains the pods that are gone, and of which the status of a job may still have to say how they were lost. Pure.
+
+    Rule: those of which it doesn't say that a pod of this attempt was lost or released, and knows no newer one. A job that is being
+    deleted needs none.
+    """
+
+    def __init__(self, job: Object) -> None:
+        self.job = job
+        metadata = job["metadata"]
+        self._ref = JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
+        self._roles: Mapping[str, Any] = (job.get("status") or {}).get("roles") or {}
+        # By role and place: the least attempt that is awaited.
+        self._attempts: dict[Role, dict[Place, int]] = {}
+
+    def __contains__(self, pod: Object) -> bool:
+        identity = self._ref.identity(pod["metadata"]["name"])
+        if identity is None or "deletionTimestamp" in self.job["metadata"] or not belongs_to(pod, self._ref.uid):
+            return False
+        role = self._roles.get(identity.role) or {}
+        if identity.role not in self._attempts:
+            self._attempts[identity.role] = {
+                Place(record.get("pool") or "", record["index"]): record["attempt"] + ("lostTime" in record)
+                for record in stored_records(role)
+            }
+        least = self._attempts[identity.role].get(identity.place, role.get("nextAttempt", 0))
+        return bool(identity.attempt >= least)
