@@ -250,7 +250,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.POD_REFUSED: _platform(
         "The API server or an admission policy rejected a pod or another object of the job, or its deletion.",
-        "The message has the server's answer; ask the owner of that policy. Creation is retried.",
+        "The message has the server's answer; ask the owner of that policy. If it demands its own user ids, set userIds: Platform in the runtime. "
+        "Creation is retried.",
         _SCHEDULED,
         _READY,
         _DEGRADED,
