@@ -16,6 +16,7 @@ from e2e.volumes import apply
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
+ENDLESS = {"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}
 HOLD = "backup.example.com/hold"
 SIDECAR = "log-shipper"
 # Nobody listens there.
@@ -94,7 +95,7 @@ def test_a_webhook_that_is_down_is_told_and_the_job_starts_once_it_is_gone(
 ) -> None:
     job = new_job("webhook-down")
     with applied(site, dead_policy_engine(site)):
-        job.apply(small_job.spec())
+        job.apply(small_job.spec(rounds=ENDLESS))
         job.wait("reason RequestFailed", lambda: reason(job, "Scheduled"), partial(eq, "RequestFailed"))
         assert 'failed calling webhook "pods.policy.example.com"' in message(job, "Scheduled")
         assert (job.status()["phase"], job.status()["reason"]) == ("Pending", "RequestFailed")
@@ -112,10 +113,9 @@ def test_an_injected_container_that_keeps_failing_is_shown_and_fails_no_job(
 ) -> None:
     template = site.cluster.api.get("/apis/longboat.dev/v1alpha1/clusterrlruntimes/host") or {}
     job = new_job("sidecar-fails")
-    endless = {"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}
     limits = {f"max{role}Restarts": 0 for role in ("Driver", "Rollout", "Reward", "Trainer")}
     with applied(site, *log_shipper(template["spec"]["image"], job.name)):
-        job.apply(small_job.spec(rounds=endless, failurePolicy=limits))
+        job.apply(small_job.spec(rounds=ENDLESS, failurePolicy=limits))
         job.wait("restarts of the sidecar", lambda: restarts(job, SIDECAR), lambda count: count >= 8)
         step = job.wait_for_step(1)
         assert reason(job, "RolesReady") == "ForeignContainerFailing"
@@ -183,8 +183,7 @@ def test_a_job_behind_a_dead_proxy_trains_and_one_that_a_finalizer_keeps_release
         specs["driver"]["containers"][0]["env"] += [*proxies, {"name": "NO_PROXY", "value": "10.0.0.0/8"}]
 
     job = new_job("kept")
-    endless = {"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}
-    job.apply(small_job.spec(site.apply_runtime("behind-a-proxy", hide), rounds=endless))
+    job.apply(small_job.spec(site.apply_runtime("behind-a-proxy", hide), rounds=ENDLESS))
     job.wait_for_step(1)
     finalizers(site, "rljob", job.name, HOLD)
     trainer = job.pod("trainer")
@@ -210,8 +209,7 @@ def test_a_pod_that_a_finalizer_keeps_blocks_neither_its_place_nor_a_suspension(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
     job = new_job("kept-pods")
-    endless = {"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}
-    job.apply(small_job.spec(rounds=endless, failurePolicy={"backoffSeconds": 1}))
+    job.apply(small_job.spec(rounds=ENDLESS, failurePolicy={"backoffSeconds": 1}))
     step = job.wait_for_step(1)
     first = job.pod("trainer")
     try:
