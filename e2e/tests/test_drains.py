@@ -121,7 +121,7 @@ def _patch_status(job: Job, pod: str, status: Object) -> None:
 def test_infrastructure_takes_pods_twenty_times_without_a_step_and_nothing_is_counted(
     site: Site, emptied: Node, new_job: Callable[[str], Job]
 ) -> None:
-    """The first time a Node object is really deleted; its kubelet registers it again when it is restarted."""
+    """The first time the node dies and its Node object is deleted, as with a reclaimed spot node."""
     job = new_job("infrastructure")
     (site.data / HOLD).touch()
     spec = small_job.spec(
@@ -132,10 +132,10 @@ def test_infrastructure_takes_pods_twenty_times_without_a_step_and_nothing_is_co
     job.apply(spec)
     job.wait_for("Running")
     taken = job.pod_uids("driver", "trainer")
+    emptied.power_off()
     site.cluster.kubectl("delete", "node", emptied.name)
-    emptied.kill_kubelet()
-    emptied.start_kubelet()
     job.wait("new pods", lambda: job.pod_uids("driver", "trainer").keys(), lambda names: not names & taken.keys())
+    emptied.power_on()
     eventually(lambda: emptied.ready(site.cluster.api))
     for number, harm in enumerate([collect, shut_down, reclaim] * 7):
         role = ("trainer", "driver")[number % 2]
