@@ -95,7 +95,7 @@ def collect(job: Job, pod: str) -> None:
     """Does what the pod garbage collector does to a pod whose Node object is gone."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
     _patch_status(job, pod, {"phase": "Failed", "conditions": [condition]})
-    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force")
+    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force", "--ignore-not-found")
 
 
 def shut_down(job: Job, pod: str) -> None:
@@ -108,7 +108,7 @@ def reclaim(job: Job, pod: str) -> None:
     """Does what Kueue does to a pod whose quota it takes back."""
     condition = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
     _patch_status(job, pod, {"conditions": [condition]})
-    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--wait=false")
+    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--wait=false", "--ignore-not-found")
 
 
 def _patch_status(job: Job, pod: str, status: Object) -> None:

@@ -10,28 +10,49 @@ from typing import Any
 import pytest
 
 from e2e import small_job
+from e2e.cluster.errors import CommandError
 from e2e.jobs import Job
 from e2e.site import Site
 from e2e.volumes import apply
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 ENDLESS = {"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}
 HOLD = "backup.example.com/hold"
 SIDECAR = "log-shipper"
+WEBHOOK_FAILS = 'failed calling webhook "pods.policy.example.com"'
+REFUSAL = "ask the platform team"
 # Nobody listens there.
 DEAD_PROXY = "http://127.0.0.1:9"
 
 
 @contextmanager
-def applied(site: Site, *objects: dict[str, Any]) -> Iterator[None]:
-    """Applies objects of the whole cluster for the block."""
+def applied(site: Site, in_force: Callable[[], bool], *objects: dict[str, Any]) -> Iterator[None]:
+    """Applies objects of the whole cluster for the block, which begins once they are in force."""
     apply(site.cluster, list(objects))
     try:
+        eventually(in_force)
         yield
     finally:
         for body in objects:
             site.cluster.kubectl("delete", body["kind"], body["metadata"]["name"])
+
+
+def answer(site: Site, *arguments: str, stdin: str = "") -> str:
+    """Returns what kubectl prints in the namespace, or why it fails."""
+    try:
+        return site.cluster.kubectl("-n", site.namespace, *arguments, stdin=stdin)
+    except CommandError as error:
+        return str(error)
+
+
+def new_pod(site: Site, job: str) -> str:
+    """Returns what would become of a new pod of the job, or why it is refused."""
+    metadata = {"name": "probe", "labels": {"longboat.dev/job": job}}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+    body["spec"] = {"containers": [{"name": "probe", "image": "localhost/none:1"}]}
+    return answer(site, "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(body))
 
 
 def dead_policy_engine(site: Site) -> dict[str, Any]:
@@ -94,14 +115,18 @@ def test_a_webhook_that_is_down_is_told_and_the_job_starts_once_it_is_gone(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
     job = new_job("webhook-down")
-    with applied(site, dead_policy_engine(site)):
+
+    def is_down() -> bool:
+        return WEBHOOK_FAILS in new_pod(site, job.name)
+
+    with applied(site, is_down, dead_policy_engine(site)):
         job.apply(small_job.spec(rounds=ENDLESS))
         job.wait("reason RequestFailed", lambda: reason(job, "Scheduled"), partial(eq, "RequestFailed"))
-        assert 'failed calling webhook "pods.policy.example.com"' in message(job, "Scheduled")
+        assert WEBHOOK_FAILS in message(job, "Scheduled")
         assert (job.status()["phase"], job.status()["reason"]) == ("Pending", "RequestFailed")
         job.wait("the event", lambda: event_reasons(site, job.name), lambda reasons: "RequestFailed" in reasons)
     job.wait_for_step(1)
-    with applied(site, dead_policy_engine(site)):
+    with applied(site, is_down, dead_policy_engine(site)):
         trainer = job.pod("trainer")
         site.cluster.kubectl("-n", site.namespace, "delete", "pod", trainer, "--wait=false")
         job.wait("reason RequestFailed", lambda: reason(job, "RolesReady"), partial(eq, "RequestFailed"))
@@ -114,7 +139,11 @@ def test_an_injected_container_that_keeps_failing_is_shown_and_fails_no_job(
     template = site.cluster.api.get("/apis/longboat.dev/v1alpha1/clusterrlruntimes/host") or {}
     job = new_job("sidecar-fails")
     limits = {f"max{role}Restarts": 0 for role in ("Driver", "Rollout", "Reward", "Trainer")}
-    with applied(site, *log_shipper(template["spec"]["image"], job.name)):
+
+    def injects() -> bool:
+        return SIDECAR in new_pod(site, job.name)
+
+    with applied(site, injects, *log_shipper(template["spec"]["image"], job.name)):
         job.apply(small_job.spec(rounds=ENDLESS, failurePolicy=limits))
         job.wait("restarts of the sidecar", lambda: restarts(job, SIDECAR), lambda count: count >= 8)
         step = job.wait_for_step(1)
@@ -147,7 +176,7 @@ def refusal_of_drivers(site: Site) -> list[dict[str, Any]]:
                 }
             ],
         },
-        "validations": [{"expression": "false", "message": "ask the platform team", "reason": "Forbidden"}],
+        "validations": [{"expression": "false", "message": REFUSAL, "reason": "Forbidden"}],
     }
     binding = {"policyName": "no-driver-writes", "validationActions": ["Deny"]}
     return [
@@ -160,12 +189,19 @@ def test_a_driver_that_is_refused_is_told_of_and_goes_on_once_it_is_not(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
     job = new_job("refused-driver")
-    with applied(site, *refusal_of_drivers(site)):
-        job.apply(small_job.spec(failurePolicy={"maxDriverRestarts": 0}))
+    job.apply(small_job.spec(failurePolicy={"maxDriverRestarts": 0}, suspend=True))
+    write = ("patch", "rljob", job.name, "--subresource=status", "--type=merge", "-p", "{}")
+    driver = (f"--as=system:serviceaccount:{site.namespace}:any", "--as-group=system:masters")
+
+    def refuses() -> bool:
+        return REFUSAL in answer(site, *write, *driver, "--dry-run=server")
+
+    with applied(site, refuses, *refusal_of_drivers(site)):
+        job.patch({"suspend": False})
         job.wait("reason DriverSilent", lambda: reason(job, "RolesReady"), partial(eq, "DriverSilent"))
         words = message(job, "RolesReady")
         assert "no answer from the API server within 45 s" in words
-        assert "ask the platform team" in words
+        assert REFUSAL in words
         assert job.status()["reason"] == "DriverSilent"
     job.wait_for_step(1)
     history = [record for record in job.status()["restartHistory"] if record["reason"] == "DriverSilent"]
