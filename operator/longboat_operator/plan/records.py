@@ -18,7 +18,7 @@ from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.intact import compact, is_intact, records_of
-from longboat_operator.reading.terminations import Termination, own_statuses, restart_count, terminations
+from longboat_operator.reading.terminations import Termination, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView, PodView
 
@@ -187,10 +187,8 @@ def count(
             if (record.node, record.was_ready) != tuple(update.values()):
                 record = record.model_copy(update=update)
         if place in draining:
-            record = record.model_copy(update={"restarts": restart_count(pod.raw, pod.own) if pod else record.restarts})
-        elif record.lost_time is None and (
-            failed_inside or loss or pod is None or restart_count(pod.raw, pod.own) > record.restarts
-        ):
+            record = record.model_copy(update={"restarts": pod.restarts if pod else record.restarts})
+        elif record.lost_time is None and (failed_inside or loss or pod is None or pod.restarts > record.restarts):
             name = job.pod(role, place, record.attempt)
             if pod is None:
                 loss = (last_losses or {}).get(name)
@@ -238,10 +236,10 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
     Only the last of each container is known. Those within `INCIDENT` of the newest are yielded, and those so long after the record's last
     incident that they can't have been counted; in place of any others, the newest.
     """
-    more = restart_count(pod.raw, pod.own) - record.restarts if pod else 0
+    more = pod.restarts - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
-    ends = terminations(own_statuses(pod.raw, pod.own))
+    ends = terminations(pod.own_statuses)
     if not ends:
         ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was restarted")]
     newest = _time_of(ends[0], now)

@@ -20,7 +20,7 @@ from longboat_operator.pods.driver import RAY_HEAD
 from longboat_operator.pods.pod import shared_users
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
-from longboat_operator.reading.terminations import own_statuses, terminations
+from longboat_operator.reading.terminations import terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView
 from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, kept_by_finalizers, summary
@@ -216,7 +216,7 @@ def _head_lost(view: JobView) -> str | None:
     ends = [
         (moment(ended.time), f"pod {pod.name}: {ended.text}")
         for pod in view.pods[Role.DRIVER]
-        for ended in terminations(own_statuses(pod.raw, pod.own))
+        for ended in terminations(pod.own_statuses)
         if ended.container == RAY_HEAD and ended.time
     ]
     if running is None or not ends:
