@@ -233,7 +233,7 @@ def test_a_pod_that_only_finalizers_keep_does_not_block_its_place(cluster: Simul
     assert cluster.status.phase is Phase.RUNNING
     said = condition(cluster, ConditionType.ROLES_READY)
     assert said.status == "True"
-    kept = f"pod {TRAINER} has ended and is kept by its finalizers: {HOLD}, audit.example.com/log"
+    kept = f"pod {TRAINER} has ended, but its finalizers block its removal: {HOLD}, audit.example.com/log"
     assert said.message.endswith(f"; {kept}")
     cluster.advance(3600)
     assert not any(isinstance(action, DeleteObject) for action in cluster.planned()[1].actions)
@@ -263,7 +263,7 @@ def test_pods_that_only_finalizers_keep_block_no_suspension(cluster: SimulatedCl
     cluster.settle()
     assert cluster.status.phase is Phase.SUSPENDED
     message = condition(cluster, ConditionType.SUSPENDED).message
-    assert f"Pod {DRIVER} has ended and is kept by its finalizers: {HOLD} (5 more pods are kept as well)." in message
+    assert f"Pod {DRIVER} has ended, but its finalizers block its removal: {HOLD} (and 5 more pods)." in message
     cluster.edit(suspend=False)
     cluster.settle()
     assert not condition(cluster, ConditionType.SUSPENDED).message.startswith("Resumed.") or len(cluster.pods()) > 6
@@ -295,7 +295,7 @@ def test_a_deleted_job_that_a_foreign_finalizer_keeps_releases_its_pods_and_says
     cluster.settle()
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.pods())
     assert (cluster.status.phase, cluster.status.reason) == (Phase.TERMINATING, Reason.JOB_DELETED)
-    words = f"the job was deleted, and its finalizer keeps it: {HOLD}"
+    words = f"the job was deleted, but finalizers block its removal: {HOLD}"
     assert condition(cluster, ConditionType.RUNNING).message == words
     assert [(event.reason, event.message) for event in cluster.events][-1] == ("Terminating", words)
     cluster.edit(suspend=True)

@@ -202,7 +202,7 @@ def test_the_drivers_rights_are_bound_to_an_account_that_the_template_brings() -
         ),
         (
             {"common": template(serviceAccount="mine")},
-            "common.template.spec.serviceAccount: is out of use in Kubernetes",
+            "common.template.spec.serviceAccount: is deprecated in Kubernetes",
         ),
         (
             {"common": template(hostNetwork=True)},

@@ -32,7 +32,7 @@ from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView
 from longboat_operator.status.conditions import Facts, deleted_findings, final_findings, findings_of, updated
 from longboat_operator.status.reported import reported_of
-from longboat_operator.status.roles import NOWHERE, kept_by_finalizers, roles_status, survey
+from longboat_operator.status.roles import NOWHERE, blocked_by_finalizers, roles_status, survey
 
 HISTORY_LENGTH = 10
 
@@ -99,7 +99,7 @@ def with_findings(status: RLJobStatus, findings: Sequence[Finding], generation: 
 
 def with_kept_pods(view: JobView, now: datetime) -> RLJobStatus:
     """Returns the status of a job that has ended, whose condition RolesReady names the pods that finalizers keep."""
-    message = kept_by_finalizers(view.ended_pods)
+    message = blocked_by_finalizers(view.ended_pods)
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
     if message == (ready.message if ready else ""):
         return view.status
