@@ -1,4 +1,4 @@
-"""The last states of pods that are gone: what removed a pod is written into it, often in the same moment in which it is deleted."""
+"""The last states of pods that are gone. They say what removed the pod, and are often written just when it is deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longboat_operator.reading.intact import stored_records
 
 
 class LastStates:
-    """Holds the last state of each pod that is gone, until the status of its job tells that it is. In memory; no awaits, no clock."""
+    """Holds the last state of each pod that is gone, until its job's status says so. In memory; no awaits, no clock."""
 
     def __init__(self) -> None:
         self._pods: dict[JobKey, dict[str, Object]] = {}
@@ -24,7 +24,7 @@ class LastStates:
         return dict(self._pods.get(key, {}))
 
     def add(self, key: JobKey, job: Object | None, pod: Object) -> None:
-        """Takes the last state of a pod of the job, which is None if it is gone too."""
+        """Takes the last state of a pod of the job; `job` is None if it is gone too."""
         if job is None:
             return
         awaited = self._awaited.get(key)
@@ -35,7 +35,7 @@ class LastStates:
             self._pods.setdefault(key, {})[pod["metadata"]["name"]] = pod
 
     def review(self, key: JobKey, job: Object | None) -> None:
-        """Drops what the job's status, as it is now, no longer waits for."""
+        """Drops the pods about which the job's current status says enough."""
         if key not in self._pods:
             return
         awaited, pods = self._awaited.pop(key), self._pods.pop(key)
@@ -48,10 +48,10 @@ class LastStates:
 
 
 class Awaited:
-    """Contains the pods that are gone, and of which the status of a job may still have to say how they were lost. Pure.
+    """The set of pods whose loss the status of a job doesn't record yet. Pure.
 
-    Rule: those of which it doesn't say that a pod of this attempt was lost or released, and knows no newer one. A job that is being
-    deleted needs none.
+    Rule: a pod is in it unless the status says that this attempt was lost or released, or knows a newer one. For a job that is being deleted
+    it is empty.
     """
 
     def __init__(self, job: Object) -> None:
