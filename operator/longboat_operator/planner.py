@@ -53,7 +53,7 @@ from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
-from longboat_operator.plan.templates import template_of
+from longboat_operator.plan.templates import Template, template_of
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
@@ -121,7 +121,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
     )
     foreign = foreign_containers(view, now) if runs else ForeignContainers()
     refused = _refused(view, removal, cpus.resizes)
-    drain = drain_of(view, template, lost.pods.keys(), now) if template else Drain()
+    runtime = template.runtime if isinstance(template, Template) else None
+    drain = drain_of(view, runtime, lost.pods.keys(), now) if runs else Drain()
     facts = Facts(
         suspension,
         roles,
@@ -354,7 +355,7 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
         waits = [removal.wait, lost_pods(view, now).wait, *_timers(view, facts, now)]
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
     status = with_findings(status, [finding], view.generation, now)
-    actions = (*opened(view, template_of(view)), *removal.actions)  # a drain would wait for ever
+    actions = (*opened(view, None), *removal.actions)  # a drain would wait for ever
     return _published(view.status, status, memories, actions, _soonest(waits))
 
 

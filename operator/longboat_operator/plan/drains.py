@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.base import Role
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_crds.status import DrainStatus, TrainingState
 from longboat_operator.model import Action, ApplyObject, digest
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.surroundings import is_as_applied, marked
-from longboat_operator.plan.templates import Template
 from longboat_operator.pods.budget import BUDGET_ROLES, disruption_budget
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until, stamp
 from longboat_operator.reading.view import JobView
 
@@ -30,8 +29,10 @@ class Drain:
     wait: float | None = None
 
 
-def drain_of(view: JobView, template: Template | Finding, lost: Collection[str], now: datetime) -> Drain:
+def drain_of(view: JobView, runtime: RLRuntimeSpec | None, lost: Collection[str], now: datetime) -> Drain:
     """Decides whether the pods that rounds can't do without may be evicted; those in `lost` (by uid) don't matter any more.
+
+    `runtime` is the template in force, None if there is none.
 
     Rules:
     * whatever empties a node, such as `kubectl drain`, makes it `unschedulable` first. While no node of these pods is, a budget allows no
@@ -43,7 +44,7 @@ def drain_of(view: JobView, template: Template | Finding, lost: Collection[str],
       listed, everything stays as it is.
     """
     if not view.observed.may_watch_nodes:
-        return Drain(actions=opened(view, template))
+        return Drain(actions=opened(view, runtime))
     cordoned = view.observed.cordoned
     if cordoned is None:
         return Drain(view.status.drain)
@@ -52,15 +53,15 @@ def drain_of(view: JobView, template: Template | Finding, lost: Collection[str],
     drain = _noted(view, nodes, now)
     remaining = seconds_until(drain.since, view.spec.checkpoint.grace_seconds, now) if drain else 0.0
     if drain and (remaining <= 0 or not _waits_for_driver(view, drain)):
-        return Drain(drain, opened(view, template))
+        return Drain(drain, opened(view, runtime))
     least = sum(len(ROLES[role].places(view.spec)) for role in BUDGET_ROLES)
     trains = pods and view.training is not None
-    return Drain(drain, _budget(view, template, least) if trains else (), remaining if drain else None)
+    return Drain(drain, _budget(view, runtime, least) if trains else (), remaining if drain else None)
 
 
-def opened(view: JobView, template: Template | Finding) -> tuple[Action, ...]:
+def opened(view: JobView, runtime: RLRuntimeSpec | None) -> tuple[Action, ...]:
     """Returns what makes the job's budget allow every eviction; nothing if it has none."""
-    return _budget(view, template, 0) if view.child(BUDGET, view.job.name) else ()
+    return _budget(view, runtime, 0) if view.child(BUDGET, view.job.name) else ()
 
 
 def _noted(view: JobView, nodes: list[str], now: datetime) -> DrainStatus | None:
@@ -82,8 +83,8 @@ def _waits_for_driver(view: JobView, drain: DrainStatus) -> bool:
     return saved < min(drain.step, view.step)
 
 
-def _budget(view: JobView, template: Template | Finding, least: int) -> tuple[Action, ...]:
-    job = view.job.with_common(view.spec, None if isinstance(template, Finding) else template.runtime)
+def _budget(view: JobView, runtime: RLRuntimeSpec | None, least: int) -> tuple[Action, ...]:
+    job = view.job.with_common(view.spec, runtime)
     body = disruption_budget(job, least)
     mark = digest(body)
     live = view.child(BUDGET, job.name)
