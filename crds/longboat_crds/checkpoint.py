@@ -101,8 +101,8 @@ class CheckpointSpec(ApiModel):
     )
     grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
         default=120,
-        description="How long a suspension, or a drain of a driver or trainer pod's node, waits for a checkpoint: allow for two writes, since one "
-        "may be under way already.",
+        description="How long a suspension, or a drain of a driver or trainer pod's node, waits for a checkpoint: allow for two writes, "
+        "since one may be under way already.",
     )
     reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
@@ -132,8 +132,8 @@ class CheckpointSpec(ApiModel):
         default=None,
         ge=1,
         le=10_000_000,
-        description="Write a Hugging Face directory (`exports/step-00000010/`) every this many steps, but not after the last one if `export` writes "
-        "one. The trainer waits for it. Default: none.",
+        description="Write a Hugging Face directory (`exports/step-00000010/`) every this many steps, but not after the last one if "
+        "`export` writes one. The trainer waits for it. Default: none.",
     )
     keep_exports: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
         default=None,

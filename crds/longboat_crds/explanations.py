@@ -119,8 +119,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.POD_TEMPLATE_INVALID: _configuration(
-        "The API server rejected a pod made from the runtime template, or no job can run with the template, as with hostNetwork; the message "
-        "names the field.",
+        "The API server rejected a pod made from the runtime template, or no job can run with the template, as with hostNetwork; the "
+        "message names the field.",
         "Correct the template; the job starts as soon as it is accepted.",
         _RESOLVED,
         _SCHEDULED,
@@ -128,17 +128,18 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.REWARD_TEMPLATE_NOT_FOUND: _configuration(
         "The runtime template has no entry in rewardTemplates of the name that a pool of spec.rewardPools gives.",
-        "Correct rewardPools[].template while the job is suspended, or have the entry added to the runtime template; the job starts as soon "
-        "as it exists. A job that has run keeps the template of then unless runtimeRef.renewOnResume is true.",
+        "Correct rewardPools[].template while the job is suspended, or have the entry added to the runtime template; the job starts as "
+        "soon as it exists. A job that has run keeps the template of then unless runtimeRef.renewOnResume is true.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
     ),
     Reason.GRADERS_MEMORY_TOO_SMALL: _configuration(
-        "The graders' container of a reward pool has a memory limit below gradersPerPod times rewards[].sandbox.memory: the kernel would end "
-        "programs that stay within theirs.",
-        "Lower rewardPools[].gradersPerPod or rewards[].sandbox.memory, name another template in rewardPools[].template, or raise the limit in "
-        "the runtime template; the job starts as soon as it has room. gradersPerPod and template may be edited while the job is suspended.",
+        "The graders' container of a reward pool has a memory limit below gradersPerPod times rewards[].sandbox.memory: the kernel would "
+        "end programs that stay within theirs.",
+        "Lower rewardPools[].gradersPerPod or rewards[].sandbox.memory, name another template in rewardPools[].template, or raise the "
+        "limit in the runtime template; the job starts as soon as it has room. gradersPerPod and template may be edited while the job is "
+        "suspended.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
@@ -172,7 +173,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "of the runtime template's pods.",
     ),
     Reason.PROFILE_INVALID: _configuration(
-        "The file of rollout.parallelism.profile is missing, isn't a profile, or is one of other engines. A job that runs keeps its shapes.",
+        "The file of rollout.parallelism.profile is missing, isn't a profile, or is one of other engines. A job that runs keeps its "
+        "shapes.",
         "Measure the job's engines with `longboat profile`, put the file on a volume of the driver, and name its path there.",
         _DEGRADED,
         _FAILED,
@@ -226,7 +228,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.COMMAND_NOT_FOUND: _configuration(
         "The graders' container has no command that rewards[].sandbox runs.",
-        "Install it in the graders' image (`gradersImage` of the runtime template), or correct rewards[].sandbox.compileCommand or runCommand.",
+        "Install it in the graders' image (`gradersImage` of the runtime template), or correct rewards[].sandbox.compileCommand or "
+        "runCommand.",
     ),
     Reason.TEST_CASES_INVALID: _configuration(
         "A row that a reward of kind Sandbox grades has no test cases, or none in the format that the reward reads; the message names "
@@ -241,7 +244,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "The checkpoint was made with another model, tokenizer, chat template, dataset or reward; the message names each difference. "
         "The job trains nothing and waits. It fails if the checkpoint can't be resumed from at all, such as with another groupSize.",
         "Restore the input, then suspend and resume the job; or add the input (Model, Tokenizer, Data, Rewards) to "
-        "checkpoint.acceptChanges, which may be edited at any time. Another number of rows can't be accepted. If the job has failed, create one that fits the checkpoint, or starts without it.",
+        "checkpoint.acceptChanges, which may be edited at any time. Another number of rows can't be accepted. If the job has failed, "
+        "create one that fits the checkpoint, or starts without it.",
         _RUNNING,
         _DEGRADED,
         _FAILED,
@@ -254,8 +258,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.REQUEST_FAILED: _platform(
-        "A request of the operator has failed for 15 s: the API server doesn't answer, or with an error of its own (5xx or 429), as when an "
-        "admission webhook is down. The message names the object and quotes the server.",
+        "A request of the operator has failed for 15 s: the API server doesn't answer, or with an error of its own (5xx or 429), as when "
+        "an admission webhook is down. The message names the object and quotes the server.",
         "Repair the webhook that the message names, or the API server. The request is retried.",
         _SCHEDULED,
         _READY,
@@ -313,14 +317,14 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.FOREIGN_CONTAINER_FAILING: _platform(
-        "A container that the cluster injects or the runtime template adds ends with errors, or doesn't start. It isn't counted, and the job "
-        "doesn't wait for it.",
+        "A container that the cluster injects or the runtime template adds ends with errors, or doesn't start. It isn't counted, and the "
+        "job doesn't wait for it.",
         "Ask the owner of that container.",
         _READY,
     ),
     Reason.DRIVER_SILENT: _platform(
-        "The driver can't register with the API server, which refuses it or doesn't answer; the message has the cause. It keeps trying, which "
-        "isn't counted. A job that hasn't trained since its start fails after failurePolicy.startDeadlineSeconds.",
+        "The driver can't register with the API server, which refuses it or doesn't answer; the message has the cause. It keeps trying, "
+        "which isn't counted. A job that hasn't trained since its start fails after failurePolicy.startDeadlineSeconds.",
         "403: give the account that the runtime template names the rights of Role NAME-driver, or leave it out of the template. A timeout "
         "or a refused connection: check NetworkPolicies and proxies between the driver's pod and the API server.",
         _READY,

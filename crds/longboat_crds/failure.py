@@ -43,20 +43,22 @@ class FailurePolicySpec(ApiModel):
     start_deadline_seconds: Seconds = Field(
         default=1800,
         ge=1,
-        description="The job fails if, with nodes for its minimum of pods, these are not ready or its driver reports nothing for this long in "
-        "all. Only such time counts; it adds up until rounds run or the job is suspended. Once a step is committed, this no longer applies.",
+        description="The job fails if, with nodes for its minimum of pods, these are not ready or its driver reports nothing for this "
+        "long in all. Only such time counts; it adds up until rounds run or the job is suspended. Once a step is committed, this no "
+        "longer applies.",
     )
     placement_timeout_seconds: Seconds = Field(
         default=600,
         ge=1,
-        description="How long a starting job may hold nodes for part of its minimum of pods, counted from the last pod that got one. Then all its "
-        "pods are deleted, and created again after a wait. Of the jobs that wait like this, the one that ranks first has twice as long.",
+        description="How long a starting job may hold nodes for part of its minimum of pods, counted from the last pod that got one. Then "
+        "all its pods are deleted, and created again after a wait. Of the jobs that wait like this, the one that ranks first has twice as "
+        "long.",
         json_schema_extra={READER_DEFAULT: True},
     )
     recovery_timeout_seconds: Seconds = Field(
         default=1800,
         ge=1,
-        description="How long a running job may lack a pod of its minimum. Then its driver saves and ends, all its pods are deleted, and the job "
-        "is Queued.",
+        description="How long a running job may lack a pod of its minimum. Then its driver saves and ends, all its pods are deleted, and "
+        "the job is Queued.",
         json_schema_extra={READER_DEFAULT: True},
     )

@@ -47,9 +47,9 @@ class RLJobSpec(ApiModel):
 
     labels: Annotated[Labels | None, Changeable.ANY_TIME] = Field(
         default=None,
-        description="Labels of all objects of the job, such as a cost center; those of the runtime template take precedence. An edit reaches pods, "
-        "Secrets and ControllerRevisions when they are created, and other objects at once; the claim keeps labels that are removed here. "
-        "Labels of the RLJob itself aren't copied.",
+        description="Labels of all objects of the job, such as a cost center; those of the runtime template take precedence. An edit "
+        "reaches pods, Secrets and ControllerRevisions when they are created, and other objects at once; the claim keeps labels that are "
+        "removed here. Labels of the RLJob itself aren't copied.",
     )
     annotations: Annotated[Annotations | None, Changeable.ANY_TIME] = Field(
         default=None,

@@ -45,15 +45,15 @@ def key_rules(field: str) -> tuple[Rule, ...]:
         _rule(
             field,
             negation(_RESERVED),
-            f"keys that begin with {GROUP}/ or kubernetes.io/, and {MANAGED_BY}, are reserved for the operator and Kubernetes: remove them, or "
-            "choose a prefix of your own",
+            f"keys that begin with {GROUP}/ or kubernetes.io/, and {MANAGED_BY}, are reserved for the operator and Kubernetes: remove "
+            "them, or choose a prefix of your own",
             FieldError.FORBIDDEN,
         ),
         _rule(
             field,
             _WELL_FORMED,
-            "a key is a name of at most 63 letters, digits, '-', '_' and '.', which begins and ends with a letter or digit; a lower-case domain "
-            "and a '/' may precede it, as in example.com/cost-center",
+            "a key is a name of at most 63 letters, digits, '-', '_' and '.', which begins and ends with a letter or digit; a lower-case "
+            "domain and a '/' may precede it, as in example.com/cost-center",
             FieldError.INVALID,
         ),
     )

@@ -92,8 +92,8 @@ PHASES = (
     ),
     PhaseRule(
         Phase.QUEUED,
-        "Not all of the job's minimum of pods has nodes: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, and a "
-        "reward pod of each pool.",
+        "Not all of the job's minimum of pods has nodes: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, "
+        "and a reward pod of each pool.",
         "Wait, or make room as the reason says. A job that holds part of its minimum for failurePolicy.placementTimeoutSeconds releases it "
         "and tries again; no job fails because it waits.",
         (ConditionType.SCHEDULED, ConditionType.ROLES_READY, ConditionType.RUNNING),

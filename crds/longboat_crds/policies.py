@@ -72,13 +72,14 @@ def policies(operators: str = "[]") -> dict[str, list[dict[str, Any]]]:
 def _writer() -> list[dict[str, Any]]:
     """Returns the validations of the writer.
 
-    Rule: it is the job's own driver pod, and hasn't been replaced. It is known by the pod that its token is bound to, since several jobs may
-    share an account.
+    Rule: it is the job's own driver pod, and hasn't been replaced. It is known by the pod that its token is bound to, since several jobs
+    may share an account.
     """
     return [
         _validation(
             "request.userInfo.username.startsWith('system:serviceaccount:' + request.namespace + ':') && variables.attempt >= 0",
-            "of all ServiceAccounts only the operator's, and the one of the job's own driver pod with a token bound to it, write a job's status",
+            "of all ServiceAccounts only the operator's, and the one of the job's own driver pod with a token bound to it, write a job's "
+            "status",
         ),
         _validation(
             f"variables.attempt < 0 || ({_RECORDS}.?pods.orValue([]).all(p, p.attempt <= variables.attempt) && "
@@ -91,9 +92,9 @@ def _writer() -> list[dict[str, Any]]:
 def _numbers() -> list[dict[str, Any]]:
     """Returns the validations of incarnation numbers.
 
-    Rules: what a driver writes carries the number that was granted last. While it only asks for its number, it leaves progress and checkpoint
-    unchanged. The checkpoint may become an older one only if the one shown isn't the current driver's own, since a driver that resumes may
-    find that damaged.
+    Rules: what a driver writes carries the number that was granted last. While it only asks for its number, it leaves progress and
+    checkpoint unchanged. The checkpoint may become an older one only if the one shown isn't the current driver's own, since a driver that
+    resumes may find that damaged.
     """
     checkpoint, shown = "object.status.checkpoint", "oldObject.?status.?checkpoint.?incarnation.orValue(0)"
     demands = [

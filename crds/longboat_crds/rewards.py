@@ -450,8 +450,8 @@ class RewardPoolSpec(ApiModel):
             negation(
                 either(matches(field("name"), "(^|-)(driver|rollout|trainer)$"), matches(field("name"), "(^|-)reward-"))
             ),
-            "must not have driver, rollout or trainer as its last word, nor reward before another word, since pods of another job could have "
-            "the same names: choose another name",
+            "must not have driver, rollout or trainer as its last word, nor reward before another word, since pods of another job could "
+            "have the same names: choose another name",
             "name",
             new_only=True,
         ),

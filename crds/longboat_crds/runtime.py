@@ -124,13 +124,14 @@ class RLRuntimeSpec(ApiModel):
     )
     driver_service_account: DriverServiceAccount | None = Field(
         default=None,
-        description="The ServiceAccount that the operator creates for a job's driver. If the template gives driver pods a serviceAccountName, no "
-        "account is created or changed: the driver's rights are bound to that one.",
+        description="The ServiceAccount that the operator creates for a job's driver. If the template gives driver pods a "
+        "serviceAccountName, no account is created or changed: the driver's rights are bound to that one.",
     )
     user_ids: UserIds | None = Field(
         default=None,
-        description="`Fixed`: containers run as the users of the images (10001, graders as 10002, Ray's head as 10003) unless a pod template "
-        "sets others. `Platform`: no user or group is set, for platforms that assign them by namespace, such as OpenShift. Default: Fixed.",
+        description="`Fixed`: containers run as the users of the images (10001, graders as 10002, Ray's head as 10003) unless a pod "
+        "template sets others. `Platform`: no user or group is set, for platforms that assign them by namespace, such as OpenShift. "
+        "Default: Fixed.",
     )
     common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")
     roles: RolesTemplate = Field(default_factory=RolesTemplate)

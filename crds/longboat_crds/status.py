@@ -625,8 +625,8 @@ class Placement(FieldsModel):
     placed: Count = Field(description="How many of them have a node.")
     since: Timestamp | None = Field(
         default=None,
-        description="When `placed` last grew or, in a running job, fell below `minimum`; absent while the whole minimum has nodes, or there are "
-        "no pods.",
+        description="When `placed` last grew or, in a running job, fell below `minimum`; absent while the whole minimum has nodes, or "
+        "there are no pods.",
     )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
         default=None,

@@ -281,8 +281,8 @@ class Controller:
     def _affected_jobs(self, change: Change) -> set[JobKey]:
         """Returns the jobs that a change concerns.
 
-        A job concerns itself, a child its job before and after the change, a runtime all jobs that refer to it, and a node all jobs with a
-        driver or trainer pod there.
+        A child concerns its job before and after the change, a runtime all jobs that refer to it, and a node all jobs with a driver or
+        trainer pod there.
         """
         if change.key.kind == CORDONED_NODE.kind:
             return self._cache.jobs_on(change.key.name)

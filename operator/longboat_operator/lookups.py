@@ -42,8 +42,8 @@ class LookUps:
     ) -> Mapping[Target, Object | None]:
         """Returns what has each kind and name, None where nothing has.
 
-        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name. Warnings and the account
-        `default` may be a minute old, so that jobs which start together share one request.
+        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name. Warnings and the
+        account `default` may be a minute old, so that jobs which start together share one request.
 
         Targets that the server refuses to show, or lately refused, are left out; a Secret that it refuses counts as there. So are those
         without a final answer for `LASTING_SECONDS`, which the plan then reports.

@@ -129,8 +129,8 @@ Rank = tuple[int, str, str]
 class Contention:
     """Summarizes the other jobs whose minimum of pods lacks nodes, according to their statuses.
 
-    `first_half_placed` ranks first among those that hold nodes for part of it. `quota_refuses`: a quota of the job's namespace refuses a pod
-    of another job.
+    `first_half_placed` ranks first among those that hold nodes for part of it. `quota_refuses`: a quota of the job's namespace refuses a
+    pod of another job.
     """
 
     first_half_placed: Rank | None = None
@@ -150,8 +150,8 @@ class Observed:
     `cordoned` are the unschedulable nodes among those of its pods; None while that isn't known, and always unless `may_watch_nodes`.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none. A Secret, which is never
-    read, has its name alone; the answer for `("Event", POD)` is the newest warning about the pod. `random` are eight hexadecimal digits, new
-    with every snapshot, for names that nobody can guess.
+    read, has its name alone; the answer for `("Event", POD)` is the newest warning about the pod. `random` are eight hexadecimal digits,
+    new with every snapshot, for names that nobody can guess.
 
     `sees_cluster_runtimes` and `may_watch_nodes` are False for an operator that is installed for single namespaces. `may_delete`: it may
     delete Secrets and NetworkPolicies of jobs. `dns_peers` and `request_seconds`, how long a write may be under way, are its options, and

@@ -59,8 +59,8 @@ class LeaseOptions:
 class Options:
     """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
 
-    `may_delete`: this operator has the right to delete Secrets and NetworkPolicies of jobs. `release` is the namespace and name of its Lease,
-    which is written into the jobs that it serves (`status.operator`). None: that field is ignored.
+    `may_delete`: this operator has the right to delete Secrets and NetworkPolicies of jobs. `release` is the namespace and name of its
+    Lease, which is written into the jobs that it serves (`status.operator`). None: that field is ignored.
     """
 
     namespaces: tuple[str, ...] = ()

@@ -160,8 +160,8 @@ def _disruption(pod: PodView) -> Loss | None:
     Rules, by what stands in the pod's status:
     * condition `DisruptionTarget` with any reason but `TerminationByKubelet`: an eviction through the API, a preemption, or a node that is
       gone (Kubernetes, "Pod disruption conditions"; other schedulers have their own reasons);
-    * a status reason of `NODE_SHUTDOWN`: a graceful node shutdown. `TerminationByKubelet` alone doesn't count as one, since a pod that drives
-      its node out of memory has it too, and is at fault;
+    * a status reason of `NODE_SHUTDOWN`: a graceful node shutdown. `TerminationByKubelet` alone doesn't count as one, since a pod that
+      drives its node out of memory has it too, and is at fault;
     * condition `TerminationTarget`: Kueue deletes the pod (Kueue, pkg/controller/jobs/pod);
     * condition `Ready`, False with the reason `Evict`, in a pod being deleted: Volcano preempts it (Volcano, pkg/scheduler/cache).
     """

@@ -36,7 +36,7 @@ class PodProblem:
 
 
 def scheduling_problem(pod: PodView) -> PodProblem | None:
-    """Returns why the pod isn't scheduled: its scheduling gates, or the message of its condition PodScheduled if that is False; else None."""
+    """Returns why the pod isn't scheduled: its scheduling gates, or the message of a False condition PodScheduled; else None."""
     if pod.gates:
         return PodProblem(Reason.SCHEDULING_GATED, f"pod {pod.name}: waits for scheduling gates {', '.join(pod.gates)}")
     condition = pod.condition("PodScheduled")

@@ -169,9 +169,10 @@ def count(
 
     Rules:
     * a pod whose record is missing or older is new unless it was given up (`is_past`), and begins with no restarts counted;
-    * each restart of one of the role's own containers is a failure, each loss of a pod is one, and so is each start of the driver after a
-      failure that its container outlived. `losses` says which losses count; the end of a driver that got no answer doesn't;
-    * a record whose pod is not there is a loss too, since the pod was deleted between two looks. It counts unless `lost.gone` says otherwise;
+    * failures are restarts of the role's own containers, losses of pods, and starts of the driver after a failure that its container
+      outlived. `losses` says which losses count; the end of a driver that got no answer doesn't;
+    * a record whose pod is not there is a loss too, since the pod was deleted between two looks. It counts unless `lost.gone` says
+      otherwise;
     * a container that is restarted in a pod that is being drained is no failure, even if the pod stays after all;
     * what counts is incidents, which are failures close together (`Incidents`). Their times are the API server's where it has any
       (`pod_times`), so it hardly matters when the operator looks, or which operator;

@@ -213,7 +213,7 @@ class _Wanted:
 # Cached: making these again would be most of the work of a plan that finds nothing to do.
 @lru_cache(maxsize=4096)
 def _applied(job: JobRef, account: str, dns_peers: bytes) -> tuple[_Wanted, ...]:
-    """Returns the wanted objects that depend only on the job's identity and metadata, the driver's account and the operator's `dns_peers`."""
+    """Returns the wanted objects that depend only on the job's identity and metadata, the driver's account and `dns_peers`."""
     peers = tuple(from_json(dns_peers))
     bodies: tuple[Object, ...] = (
         driver_role(job),

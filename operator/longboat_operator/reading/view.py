@@ -102,8 +102,8 @@ class PodView:
     def ended(self) -> bool:
         """Whether the pod is deleted, none of its containers runs any more, and only finalizers keep its object.
 
-        Rule: its phase is final, or it was deleted without a grace period. A kubelet does that last; it also happens to pods that are deleted
-        by force or never had a node.
+        Rule: its phase is final, or it was deleted without a grace period. A kubelet does that last; it also happens to pods that are
+        deleted by force or never had a node.
         """
         if "deletionTimestamp" not in self.raw["metadata"] or not self.finalizers:
             return False

@@ -50,8 +50,8 @@ class LastStates:
 class Awaited:
     """The set of pods whose loss the status of a job doesn't record yet. Pure.
 
-    Rule: a pod is in it unless the status says that this attempt was lost or released, or knows a newer one. For a job that is being deleted
-    it is empty.
+    Rule: a pod is in it unless the status says that this attempt was lost or released, or knows a newer one. For a job that is being
+    deleted it is empty.
     """
 
     def __init__(self, job: Object) -> None:

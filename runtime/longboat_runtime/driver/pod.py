@@ -76,8 +76,8 @@ async def drive_in_pod(
 async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, Any], int]:
     """Returns the job and the number of this start; raises as `drive_in_pod` does.
 
-    Rule: without an answer, the first start in a pod ends, so that its termination message says why: the operator has no right to read logs.
-    Later starts wait. A new cause ends one more start, but no cause ends two, since the kubelet delays each restart longer.
+    Rule: without an answer, the first start in a pod ends, so that its termination message says why: the operator has no right to read
+    logs. Later starts wait. A new cause ends one more start, but no cause ends two, since the kubelet delays each restart longer.
     """
 
     async def begin() -> tuple[dict[str, Any], int]:
