@@ -17,7 +17,7 @@ class LastStates:
     def __init__(self) -> None:
         self._pods: dict[JobKey, dict[str, Object]] = {}
         # The status is read once for all pods that go before it changes.
-        self._awaited: dict[JobKey, Awaited] = {}
+        self._unrecorded: dict[JobKey, UnrecordedLosses] = {}
 
     def of_job(self, key: JobKey) -> Mapping[str, Object]:
         """Returns those of one job, by name."""
@@ -27,27 +27,27 @@ class LastStates:
         """Takes the last state of a pod of the job; `job` is None if it is gone too."""
         if job is None:
             return
-        awaited = self._awaited.get(key)
-        if awaited is None or awaited.job is not job:
-            awaited = Awaited(job)
-        if pod in awaited:
-            self._awaited[key] = awaited
+        unrecorded = self._unrecorded.get(key)
+        if unrecorded is None or unrecorded.job is not job:
+            unrecorded = UnrecordedLosses(job)
+        if pod in unrecorded:
+            self._unrecorded[key] = unrecorded
             self._pods.setdefault(key, {})[pod["metadata"]["name"]] = pod
 
     def review(self, key: JobKey, job: Object | None) -> None:
         """Drops the pods about which the job's current status says enough."""
         if key not in self._pods:
             return
-        awaited, pods = self._awaited.pop(key), self._pods.pop(key)
+        unrecorded, pods = self._unrecorded.pop(key), self._pods.pop(key)
         if job is None:
             return
-        if awaited.job is not job:
-            awaited = Awaited(job)
-        if pods := {name: pod for name, pod in pods.items() if pod in awaited}:
-            self._pods[key], self._awaited[key] = pods, awaited
+        if unrecorded.job is not job:
+            unrecorded = UnrecordedLosses(job)
+        if pods := {name: pod for name, pod in pods.items() if pod in unrecorded}:
+            self._pods[key], self._unrecorded[key] = pods, unrecorded
 
 
-class Awaited:
+class UnrecordedLosses:
     """The set of pods whose loss the status of a job doesn't record yet. Pure.
 
     Rule: a pod is in it unless the status says that this attempt was lost or released, or knows a newer one. For a job that is being
@@ -59,7 +59,7 @@ class Awaited:
         metadata = job["metadata"]
         self._ref = JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
         self._roles: Mapping[str, Any] = (job.get("status") or {}).get("roles") or {}
-        # By role and place: the least attempt that is awaited.
+        # By role and place: the least attempt that is unrecorded.
         self._attempts: dict[Role, dict[Place, int]] = {}
 
     def __contains__(self, pod: Object) -> bool:
