@@ -137,7 +137,7 @@ class Controller:
                     self._queue.add(key)
         for key in self.expectations.waiting():
             self._queue.add(key)
-        # After the first list of nodes, differences come as changes.
+        # After the first list of nodes, differences come as changes, until the right to watch them is gone.
         if source.kind == CORDONED_NODE.kind and self._leading and self._cache.cordoned(()) is None:
             self._plan_all()
 

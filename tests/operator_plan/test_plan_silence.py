@@ -13,7 +13,7 @@ from longboat_crds.incarnations import UNANSWERED, UNANSWERED_EXIT_CODE
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Condition, Phase, RestartRecord
 from longboat_operator import rejections
-from longboat_operator.model import CreateObject, DeleteObject
+from longboat_operator.model import CreateObject, DeleteObject, Plan
 from longboat_operator.plan.pod_problems import STEADY_SECONDS
 from longboat_operator.planner import plan
 from longboat_operator.pods.roles import ROLES
@@ -345,6 +345,11 @@ def test_a_deleted_job_whose_spec_cannot_be_read_releases_its_pods(cluster: Simu
 DOWN = 'Internal error occurred: failed calling webhook "pods.example.com": connection refused'
 
 
+def without(made: Plan, kind: type) -> Plan:
+    """Returns the plan without actions of this kind, as they fail."""
+    return Plan(tuple(action for action in made.actions if not isinstance(action, kind)))
+
+
 def fails(cluster: SimulatedCluster, kind: str, name: str) -> None:
     """Requests about this object have failed for long."""
     cluster.rejections = {name: f"{kind} {name}: {rejections.UNANSWERED}: {DOWN}"}
@@ -356,7 +361,7 @@ def test_a_create_that_fails_for_long_is_told_with_the_servers_words_and_by_an_e
     fails(cluster, "Pod", DRIVER)
     made = cluster.planned()[1]
     assert any(isinstance(action, CreateObject) for action in made.actions), "it is repeated"
-    cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, CreateObject))))
+    cluster.carry_out(without(made, CreateObject))
     said = condition(cluster, ConditionType.SCHEDULED)
     assert (said.status, said.reason) == ("False", Reason.REQUEST_FAILED)
     assert said.message == f"Pod {DRIVER}: {rejections.UNANSWERED}: {DOWN}"
@@ -372,7 +377,7 @@ def test_a_running_job_that_loses_a_pod_says_why_none_takes_its_place(cluster: S
     cluster.advance(60)
     fails(cluster, "Pod", "sums-trainer-1-a1")
     made = cluster.planned()[1]
-    cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, CreateObject))))
+    cluster.carry_out(without(made, CreateObject))
     said = condition(cluster, ConditionType.ROLES_READY)
     assert said.reason == Reason.REQUEST_FAILED
     assert said.message.endswith(DOWN)
@@ -399,5 +404,5 @@ def test_pods_that_cannot_be_deleted_for_long_are_told_of(cluster: SimulatedClus
     cluster.train(0, "Suspended")
     fails(cluster, "Pod", DRIVER)
     made = cluster.planned()[1]
-    cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, DeleteObject))))
+    cluster.carry_out(without(made, DeleteObject))
     assert condition(cluster, ConditionType.SUSPENDED).message.endswith(DOWN)

@@ -82,8 +82,9 @@ class Feed:
         `forbidden`: this process has no right to it.
         """
         self._freshness.note_unlisted(source, reason)
-        if source.kind == CORDONED_NODE.kind and forbidden:
+        if source.kind == CORDONED_NODE.kind and forbidden and self._cache.may_watch_nodes:
             self._cache.note_nodes(listed=False)
+            self._on_listed(source)  # All jobs are planned: budgets that are closed would never open.
 
     def unwatched(self, source: Source) -> None:
         """Records that a source isn't watched for now: it must be listed again before its namespace is served."""
