@@ -150,6 +150,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "checkpoint.adopt it takes over the claim that an earlier job of its name left.",
         _SCHEDULED,
         _READY,
+        _DEGRADED,
     ),
     Reason.SPEC_INVALID: _configuration(
         "The driver, the operator or vLLM can't use a value of the spec that the API server could not check, or the rollout pods' image "
@@ -266,10 +267,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.QUOTA_EXCEEDED: _platform(
-        "A ResourceQuota of the namespace has no room for a pod of the job.",
+        "A ResourceQuota of the namespace has no room for a pod or another object of the job.",
         "Free quota, or ask for fewer pods. Creation is retried.",
         _SCHEDULED,
         _READY,
+        _DEGRADED,
     ),
     Reason.POD_UNSCHEDULABLE: _platform(
         "No node has room for a pod; the message is the scheduler's.",

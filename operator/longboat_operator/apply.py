@@ -38,16 +38,14 @@ from longboat_operator.model import (
     Action,
     ApplyObject,
     CreateObject,
-    DeleteObject,
     EmitEvent,
     Object,
     Observed,
-    PatchMetadata,
     Plan,
     PublishGrant,
     PublishStatus,
     ResizePod,
-    Target,
+    target_of,
 )
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import Cache, ObjectKey, version_of
@@ -250,20 +248,3 @@ class _Run:
     def _words(self, action: Action) -> dict[str, str]:
         kind, name = target_of(action)
         return {"key": str(self._observed.key), "action": type(action).__name__, "kind": kind, "name": name}
-
-
-def target_of(action: Action) -> Target:
-    """Returns what an action writes: its kind and name; in place of a name an event's reason, or which part of the job's status it is."""
-    match action:
-        case CreateObject() | ApplyObject():
-            return action.body["kind"], action.body["metadata"]["name"]
-        case DeleteObject() | PatchMetadata():
-            return action.kind, action.name
-        case ResizePod():
-            return POD.kind, action.name
-        case EmitEvent():
-            return "Event", action.reason
-        case PublishStatus():
-            return RL_JOB.kind, "status"
-        case PublishGrant():
-            return RL_JOB.kind, "grant"

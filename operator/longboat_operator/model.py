@@ -268,6 +268,23 @@ Action = (
 )
 
 
+def target_of(action: Action) -> Target:
+    """Returns what an action writes: its kind and name; in place of a name an event's reason, or which part of the job's status it is."""
+    match action:
+        case CreateObject() | ApplyObject():
+            return action.body["kind"], action.body["metadata"]["name"]
+        case DeleteObject() | PatchMetadata():
+            return action.kind, action.name
+        case ResizePod():
+            return "Pod", action.name
+        case EmitEvent():
+            return "Event", action.reason
+        case PublishStatus():
+            return "RLJob", "status"
+        case PublishGrant():
+            return "RLJob", "grant"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Actions in order: creates and applies, deletes, status, resizes (which the status has to tell of first), events.

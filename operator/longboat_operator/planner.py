@@ -19,6 +19,7 @@ from longboat_operator.model import (
     PublishStatus,
     ResizePod,
     Target,
+    target_of,
 )
 from longboat_operator.plan import deadline
 from longboat_operator.plan.capacity import plan_capacity
@@ -58,7 +59,7 @@ from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
-from longboat_operator.rejections import UNANSWERED
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, UNANSWERED
 from longboat_operator.status.conditions import Facts
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import (
@@ -120,9 +121,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
         _removal(view, memories, places, lost, waiting, now) if waiting else _removal_to_suspend(view, suspension, now)
     )
     foreign = foreign_containers(view, now) if runs else ForeignContainers()
-    refused = _refused(view, removal, cpus.resizes)
     runtime = template.runtime if isinstance(template, Template) else None
     drain = drain_of(view, runtime, lost.pods.keys(), now) if runs else Drain()
+    refused = _refused(view, (*removal.actions, *drain.actions), cpus.resizes)
     facts = Facts(
         suspension,
         roles,
@@ -200,15 +201,16 @@ def _before_look_ups(view: JobView, memories: Memories, missing: tuple[Target, .
     return replace(_published(view.status, status, memories), look_up=missing)
 
 
-def _refused(view: JobView, removal: Removal, resizes: Sequence[ResizePod]) -> Finding | None:
+def _refused(view: JobView, actions: Sequence[Action], resizes: Sequence[ResizePod]) -> Finding | None:
     """Returns the first of these requests that the API server refuses or long hasn't answered; None if there is none.
 
-    A refused resize is left out: `status.rewardCpu` reports it.
+    Left out are refused resizes, which `status.rewardCpu` reports, and objects of an earlier job of this name, which soon go by themselves.
     """
     rejections = view.observed.rejections
-    answers = [rejections[action.name] for action in removal.actions if action.name in rejections]
-    answers += [answer for resize in resizes if UNANSWERED in (answer := rejections.get(resize.name, ""))]
-    return finding_of_rejection("Pod", answers[0]) if answers else None
+    answers = [(kind, rejections[name]) for kind, name in map(target_of, actions) if name in rejections]
+    answers = [answer for answer in answers if OF_AN_EARLIER_JOB not in answer[1]]
+    answers += [("Pod", answer) for resize in resizes if UNANSWERED in (answer := rejections.get(resize.name, ""))]
+    return finding_of_rejection(*answers[0]) if answers else None
 
 
 def _unknown(view: JobView, memories: Memories, *, goes_on: bool = False) -> tuple[Target, ...]:
@@ -270,11 +272,14 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
 def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
     """Plans for a job that is being deleted: leaves it to the garbage collector, unless somebody else's finalizer keeps it.
 
-    Rule: then its pods go, as if the job were gone. With the finalizer `orphan` the user wants them to live.
+    Rule: then its pods go, as if the job were gone. With the finalizer `orphan` the user wants them to live; a drain may evict them, since
+    nothing will be saved before it.
     """
     finalizers = [str(name) for name in job["metadata"].get("finalizers") or ()]
     foreign = [name for name in finalizers if name not in _GARBAGE_COLLECTORS_FINALIZERS]
-    if not foreign or "orphan" in finalizers:
+    if "orphan" in finalizers:
+        return Plan(opened(read_for_release(observed, job), None))
+    if not foreign:
         return Plan()
     view = read_for_release(observed, job)
     if view.finished:
@@ -283,7 +288,7 @@ def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
     if missing := _unknown(view, memories):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
-    status = deleted_status(view, foreign, _refused(view, removal, ()), memories, now)
+    status = deleted_status(view, foreign, _refused(view, removal.actions, ()), memories, now)
     waits = [removal.wait, lost_pods(view, now).wait]
     return _published(view.status, status, memories, removal.actions, _soonest(waits))
 

@@ -36,7 +36,7 @@ from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.own_job import OwnJob, Rejected
 from longboat_runtime.driver.status import DEMAND_INTERVAL, QUIET_INTERVAL, DriverStatus
 from tests.driver.cuttable_link import CuttableLink
-from tests.support.driver_tokens import driver_pod, install_policies
+from tests.support.driver_tokens import create_namespace, driver_pod, install_policies
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
@@ -104,7 +104,7 @@ class Api:
 @pytest.fixture
 async def api(prepared: Cluster) -> AsyncIterator[Api]:
     namespace = f"broker-{uuid.uuid4().hex[:8]}"
-    prepared.kubectl("create", "namespace", namespace)
+    create_namespace(prepared, namespace)
     job = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job", "namespace": namespace}}
     apply(prepared, {**job, "spec": SPEC})
     made = Api(prepared, namespace)

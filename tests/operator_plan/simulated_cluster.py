@@ -15,7 +15,6 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.phases import rule_of
 from longboat_crds.reasons import Reason
 from longboat_crds.status import DRIVER_FIELDS, OPERATOR_FIELDS, RLJobStatus
-from longboat_operator.apply import target_of
 from longboat_operator.model import (
     LABEL_INDEX,
     LABEL_JOB,
@@ -38,6 +37,7 @@ from longboat_operator.model import (
     Target,
     belongs_to,
     belongs_to_earlier,
+    target_of,
 )
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
-from longboat_operator.apply import target_of
-from longboat_operator.model import ApplyObject, DeleteObject
+from longboat_operator.model import ApplyObject, DeleteObject, target_of
 from longboat_operator.planner import plan
+from longboat_operator.reading.conditions import find
 from longboat_operator.reading.times import moment, stamp
 from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, is_ready, spec_of
 from tests.support.examples import examples
@@ -233,6 +234,25 @@ def test_a_budget_that_is_refused_keeps_no_pod_from_being_created() -> None:
         new.reconcile()
     assert len(new.pods()) == 6
     assert new.budget == 1, "it is left alone"
+
+
+def test_pods_that_outlive_their_job_may_be_evicted(cluster: SimulatedCluster) -> None:
+    assert cluster.job
+    cluster.job["metadata"] |= {"deletionTimestamp": stamp(cluster.now), "finalizers": ["orphan"]}
+    cluster.settle()
+    assert cluster.budget == 0
+    assert len(cluster.pods()) == 6
+
+
+def test_a_refused_budget_is_shown_and_holds_nothing_up(cluster: SimulatedCluster) -> None:
+    del cluster.children["PodDisruptionBudget"][KEY.name]["metadata"]["ownerReferences"]
+    for _ in range(10):
+        cluster.reconcile()
+    degraded = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert degraded
+    assert (degraded.status, degraded.reason) == ("True", Reason.NAME_TAKEN)
+    assert f"PodDisruptionBudget {KEY.name}" in degraded.message
+    assert cluster.status.phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize("change", [{"fromTheFuture": True}, {"model": {}}, {"labels": ["x"]}], ids=str)

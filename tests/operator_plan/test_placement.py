@@ -192,6 +192,18 @@ def test_a_restarted_operator_goes_on_counting(cluster: SimulatedCluster) -> Non
     assert plan(cluster.observed(), cluster.now).look_again_seconds == 200
 
 
+def test_time_without_an_operator_releases_no_half_placed_job(cluster: SimulatedCluster) -> None:
+    start(cluster, "sums-driver-0-a0")
+    cluster.forget()
+    cluster.advance(86_400)
+    cluster.settle()
+    assert placement(cluster).release_time is None
+    pass_time(cluster, 1199)
+    assert placement(cluster).release_time is None
+    pass_time(cluster, 1)
+    assert placement(cluster).release_time
+
+
 def test_pods_without_nodes_go_if_they_use_up_a_quota_that_refuses_another_job(cluster: SimulatedCluster) -> None:
     for pod in cluster.pods():
         pod["spec"]["schedulingGates"] = [{"name": "example.com/a"}, {"name": "example.com/b"}]
@@ -479,6 +491,20 @@ def test_a_stuck_pod_has_a_node_and_does_not_count_as_placed(running: SimulatedC
     assert pod["spec"]["nodeName"]
     assert "deletionTimestamp" not in pod["metadata"]
     assert (placement(running).placed, placement(running).minimum) == (4, 5)
+
+
+def test_a_running_job_that_lost_a_pod_before_its_operator_went_away_keeps_the_others(
+    running: SimulatedCluster,
+) -> None:
+    running.delete_pod("sums-trainer-0-a0", grace=0)
+    running.settle()
+    running.forget()
+    running.advance(86_400)
+    running.settle()
+    assert placement(running).release_time is None
+    running.start("sums-trainer-0-a1")
+    running.settle()
+    assert running.status.placement is None
 
 
 def test_a_running_job_that_loses_everything_waits_with_its_new_pods(running: SimulatedCluster) -> None:

@@ -23,6 +23,7 @@ from tests.support.driver_tokens import (
     OPERATOR_ACCOUNT,
     OPERATOR_NAMESPACE,
     apply,
+    create_namespace,
     driver_pod,
     install_policies,
 )
@@ -74,9 +75,11 @@ class Tenants:
 async def prepared(admin: KubeClient, cluster: Cluster) -> Cluster:
     """The cluster with Longboat's kinds, and its policies in effect."""
     install_policies(cluster)
-    jobs, name = Jobs(cluster, "default"), f"probe-{uuid.uuid4().hex[:8]}"
+    namespace = name = f"probe-{uuid.uuid4().hex[:8]}"
+    create_namespace(cluster, namespace)
+    jobs = Jobs(cluster, namespace)
     jobs.create(
-        changed({"metadata.name": name, "metadata.namespace": "default", "spec.rewards.0.parameters": {"a": 1}})
+        changed({"metadata.name": name, "metadata.namespace": namespace, "spec.rewards.0.parameters": {"a": 1}})
     )
     jobs.merge(name, {"status": {"startTime": STARTED}}, "status")
     reward = jobs.get(name)["spec"]["rewards"][0]
@@ -90,14 +93,14 @@ async def prepared(admin: KubeClient, cluster: Cluster) -> Cluster:
         return False
 
     eventually(refused)
-    jobs.delete(name)
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
     return cluster
 
 
 @pytest.fixture
 def tenants(prepared: Cluster) -> Iterator[Tenants]:
     namespace = f"tenants-{uuid.uuid4().hex[:8]}"
-    prepared.kubectl("create", "namespace", namespace)
+    create_namespace(prepared, namespace)
     made = Tenants(prepared, namespace, Jobs(prepared, namespace))
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": namespace, "name": SHARED}}
     apply(prepared, account)

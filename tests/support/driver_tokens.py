@@ -1,4 +1,4 @@
-"""The admission policies on a test cluster, and tokens as drivers have them."""
+"""The admission policies in some namespaces of a test cluster, and tokens as drivers have them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from e2e.cluster import Cluster
 from longboat_crds.policies import policies
 from longboat_operator.model import Object
 
-# The account that the policies take for an operator's. One for all tests of a cluster: policies are cluster-wide.
+# The account that the policies take for an operator's. One for all tests of a cluster, as the policies are.
 OPERATOR_NAMESPACE, OPERATOR_ACCOUNT = "default", "test-operator"
 
 
+# Other tests of the cluster have operators with accounts of their own.
+_IN_FORCE = {"test.longboat.dev/policies": "in-force"}
+
+
 def install_policies(cluster: Cluster) -> None:
-    """Installs the policies; they take effect some moments later."""
+    """Installs the policies for namespaces that `create_namespace` makes; they take effect some moments later."""
     operators = f"['system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR_ACCOUNT}']"
-    apply(cluster, *(body for bodies in policies(operators).values() for body in bodies))
+    scope = {"matchResources": {"namespaceSelector": {"matchLabels": _IN_FORCE}}}
+    for policy, binding in policies(operators).values():
+        apply(cluster, policy, {**binding, "spec": {**binding["spec"], **scope}})
+
+
+def create_namespace(cluster: Cluster, name: str) -> None:
+    """Creates a namespace in which the policies are in force."""
+    apply(cluster, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _IN_FORCE}})
 
 
 def apply(cluster: Cluster, *objects: Object) -> None:

@@ -13,12 +13,11 @@ from longboat_crds.quantities import cpu_quantity
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import (
     Action,
-    ApplyObject,
     CreateObject,
     DeleteObject,
-    PatchMetadata,
     Target,
     digest,
+    target_of,
 )
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories
@@ -111,7 +110,7 @@ def creation_of(
         actions.append(CreateObject(runtime_revision(job, template.number, template.runtime), dry_run=shape))
     actions += pods
     waits = [vacancy.wait for vacancy in vacant if vacancy.wait > 0]
-    written = [_target(action) for action in actions if not isinstance(action, DeleteObject)]
+    written = [target_of(action) for action in actions if not isinstance(action, DeleteObject)]
     return Creation(tuple(actions), _rejected(view, written), template, min(waits, default=None), token.name)
 
 
@@ -252,12 +251,3 @@ def finding_of_rejection(kind: str, answer: str) -> Finding:
     if OF_AN_EARLIER_JOB in answer:
         return Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, answer)
     return Finding(ConditionType.SCHEDULED, False, Reason.POD_REFUSED, answer)
-
-
-def _target(action: Action) -> Target:
-    match action:
-        case ApplyObject() | CreateObject():
-            return action.body["kind"], action.body["metadata"]["name"]
-        case PatchMetadata():
-            return action.kind, action.name
-    raise TypeError(action)

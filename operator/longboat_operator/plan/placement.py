@@ -16,7 +16,7 @@ from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Placement
 from longboat_operator.model import digest
 from longboat_operator.plan.creation import Vacancy
-from longboat_operator.plan.deadline import StartClock, has_trained, seconds_left, start_clock
+from longboat_operator.plan.deadline import LATE_SECONDS, StartClock, has_trained, seconds_left, start_clock
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import Memories, is_past, released
@@ -193,14 +193,16 @@ def _since(view: JobView, minimum: Minimum, now: datetime) -> str | None:
     """Returns since when the job waits for the rest of its minimum; None if it waits for nothing, or has no pods.
 
     Rule: a starting job, since the last pod of its minimum got a node, or since it first had pods; a running one, since it was first found
-    to lack a pod.
+    to lack a pod. The time starts over if no operator looked when it was up: none could replace a pod either.
     """
     if minimum.is_placed or not view.all_pods:
         return None
-    old = view.status.placement
-    if old is None or old.since is None or (minimum.placed > old.placed and not has_trained(view)):
+    old, policy, trained = view.status.placement, view.spec.failure_policy, has_trained(view)
+    if old is None or old.since is None or (minimum.placed > old.placed and not trained):
         return stamp(now)
-    return old.since
+    longest = policy.recovery_timeout_seconds if trained else 2 * policy.placement_timeout_seconds
+    was_away = (minimum.placed or trained) and seconds_until(old.since, longest, now) < -LATE_SECONDS
+    return stamp(now) if was_away else old.since
 
 
 def _limit(view: JobView, minimum: Minimum, priority: int) -> tuple[float | None, str]:
