@@ -118,7 +118,7 @@ def blocked_by_finalizers(ended_pods: Sequence[PodView]) -> str:
     if not ended_pods:
         return ""
     first, *others = ended_pods
-    more = f" (and {len(others)} more pods)" if others else ""
+    more = f" ({len(others)} more pods are blocked too)" if others else ""
     return f"pod {first.name} has ended, but its finalizers block its removal: {', '.join(first.finalizers)}{more}"
 
 
