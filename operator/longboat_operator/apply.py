@@ -7,8 +7,8 @@
   plan creates and applies nothing more. An accepted one isn't repeated for an hour, whichever job needs it, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
 * Nothing is created or applied any more for a job that is gone, is being deleted, or was replaced: the plan ends. Before the first create
-  or apply for a job that was started, the server is asked too: the watch may show what the garbage collector deletes before it shows the
-  job's own deletion.
+  or apply for a started job, the server is asked too. The watch may show what the garbage collector deletes before it shows the job's own
+  deletion.
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan

@@ -192,8 +192,8 @@ def _waiting(view: JobView, minimum: Minimum, now: datetime) -> Waiting:
 def _since(view: JobView, minimum: Minimum, now: datetime) -> str | None:
     """Returns since when the job waits for the rest of its minimum; None if it waits for nothing, or has no pods.
 
-    Rule: a starting job, since the last pod of its minimum got a node, or since it first had pods; a running one, since it was first found
-    to lack a pod. The time starts over if no operator looked when it was up: none could replace a pod either.
+    Rule: a starting job waits since the last pod of its minimum got a node, or since it first had pods. A running one waits since it was
+    first found to lack a pod. The time starts over if no operator looked when it was up: none could replace a pod either.
     """
     if minimum.is_placed or not view.all_pods:
         return None

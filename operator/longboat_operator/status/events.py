@@ -52,8 +52,8 @@ def events_of(
     * so are most new phases, and a role's new number of pods while the phase of a started job stays the same;
     * a node with driver or trainer pods is reported when it becomes unschedulable;
     * a demand for rollout pods is reported when it begins to be limited;
-    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress), once for
-      each reason; those in `_TOLD_ALREADY` are left to other events, and the end of the job to its phase;
+    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress). Each
+      reason is reported once. Those in `_TOLD_ALREADY` are left to other events, and the end of the job to its phase;
     * counts and times alone are never reported: they are in the status.
     """
     for role in ROLES:

@@ -73,8 +73,8 @@ def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
     Only what that plan reads does:
-    * of a job, whether it is suspended, released, finished or being deleted; its incarnation; the bounds, demands and grant of rollout pods
-      and of reward pools' CPUs; and which rollout pods its status no longer records;
+    * of a job, whether it is suspended, released, finished or being deleted, and its incarnation;
+    * also the bounds, demands and grant of rollout pods and of reward pools' CPUs, and which rollout pods its status no longer records;
     * of a rollout pod, its identity, its phase, whether it is ready or being deleted, and its finalizers.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
