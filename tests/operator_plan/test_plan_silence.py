@@ -263,7 +263,10 @@ def test_pods_that_only_finalizers_keep_block_no_suspension(cluster: SimulatedCl
     cluster.settle()
     assert cluster.status.phase is Phase.SUSPENDED
     message = condition(cluster, ConditionType.SUSPENDED).message
-    assert f"Pod {DRIVER} has ended, but its finalizers block its removal: {HOLD} (5 more pods are blocked too)." in message
+    assert (
+        f"Pod {DRIVER} has ended, but its finalizers block its removal: {HOLD} (5 more pods are blocked too)."
+        in message
+    )
     cluster.edit(suspend=False)
     cluster.settle()
     assert not condition(cluster, ConditionType.SUSPENDED).message.startswith("Resumed.") or len(cluster.pods()) > 6

@@ -52,8 +52,9 @@ def start_clock(view: JobView, placed: bool, ready: bool, now: datetime) -> Star
     """Returns the start clock after this look. `placed` and `ready` say whether the job's whole minimum of pods has nodes and is ready.
 
     Rules:
-    * it runs while the whole minimum has nodes and isn't ready, or the current driver reports nothing. It stops once rounds have run or a step
-      is committed, since such a job has something to lose, and while the driver waits for a person, who may take as long;
+    * it runs while the whole minimum has nodes and isn't ready, or the current driver reports nothing;
+    * it doesn't once rounds have run or a step is committed, since such a job has something to lose. Nor does it while the driver waits for
+      a person, who may take as long;
     * it is stopped, never set back: what it has counted stays in the status until rounds run or the job is suspended;
     * time in which no operator looked isn't counted, as far as that is known: one would have ended the job. Pods may have been lost
       meanwhile, and a driver gets no number without an operator.
