@@ -22,7 +22,7 @@ PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 # drivers of that release refuse a job with a field that they don't know.
 READER_DEFAULT = "x-longboat-reader-default"
 
-# The context in which pydantic checks what somebody has just written; without it, what may be stored for long.
+# The context in which pydantic checks a manifest; without it, objects that may have been stored long ago.
 MANIFEST: Mapping[str, Any] = {"manifest": True}
 
 # A Kubernetes resource.Quantity, written as a string such as "500m", "4" or "2Gi".
@@ -103,7 +103,8 @@ class ApiModel(FieldsModel):
     def _obey(self, info: ValidationInfo) -> Self:
         """Raises the first rule that is broken, with the path of the field to change in the error's context.
 
-        Rules for new objects count if the context is `MANIFEST`. No two items of a list are the same, or have the same key, if the list's type in the schema says so.
+        Rules for new objects apply if the context is `MANIFEST`. No two items of a list are the same, or have the same key, if the list's
+        type in the schema says so.
         """
         model = type(self)
         if model.rules:

@@ -76,7 +76,7 @@ class CheckpointSpec(ApiModel):
         ),
         Rule(
             negation(both(equals(field_or("adopt", False), constant(True)), present("claimName"))),
-            "a claim given by claimName is used as it is: leave out adopt, or claimName",
+            "applies to NAME-checkpoint alone, not to a claim named by claimName: leave out adopt, or claimName",
             "adopt",
             FieldError.FORBIDDEN,
         ),
@@ -101,8 +101,8 @@ class CheckpointSpec(ApiModel):
     )
     grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
         default=120,
-        description="How long a suspension, or a drain of the node of a driver or trainer pod, waits for a checkpoint: allow for two writes, since "
-        "one may be under way already.",
+        description="How long a suspension, or a drain of a driver or trainer pod's node, waits for a checkpoint: allow for two writes, "
+        "since one may be under way already.",
     )
     reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
@@ -114,7 +114,7 @@ class CheckpointSpec(ApiModel):
     adopt: Annotated[bool, Changeable.ANY_TIME] = Field(
         default=False,
         description="Takes over the claim that a deleted job of the same name left (`NAME-checkpoint`), and resumes from its checkpoints. "
-        "Without it such a job waits (`NameTaken`). For GitOps tools that create a deleted job anew.",
+        "Without it such a job waits (`NameTaken`). Meant for GitOps tools, which recreate deleted jobs.",
         json_schema_extra={READER_DEFAULT: True},
     )
     resume_from: ResumeFrom | None = None
@@ -132,8 +132,8 @@ class CheckpointSpec(ApiModel):
         default=None,
         ge=1,
         le=10_000_000,
-        description="Write a Hugging Face directory (`exports/step-00000010/`) every this many steps, but not after the last one if `export` writes "
-        "one. The trainer waits for it. Default: none.",
+        description="Write a Hugging Face directory (`exports/step-00000010/`) every this many steps, but not after the last one if "
+        "`export` writes one. The trainer waits for it. Default: none.",
     )
     keep_exports: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
         default=None,

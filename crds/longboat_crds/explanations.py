@@ -60,12 +60,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Pods have been created but are not all ready yet; the message counts them.", _SCHEDULED, _READY, _RUNNING
     ),
     Reason.QUEUED: _progress(
-        "The job waits until its minimum of pods has nodes: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, "
-        "and a reward pod of each pool. The message counts them; Scheduled has the cause.",
+        "The job waits until its minimum of pods has nodes. The message counts them; Scheduled has the cause.",
         _RUNNING,
     ),
     Reason.SCHEDULING_GATED: _progress(
-        "Scheduling gates keep a pod from being scheduled; the message names them. The pod keeps its turn, and no deadline runs.",
+        "Scheduling gates keep a pod from being scheduled; the message names them. The pod is kept, and no deadline runs.",
         _SCHEDULED,
         _READY,
         cure="Wait for the queue or controller that set the gates, or remove them from the runtime template.",
@@ -99,15 +98,15 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.JOB_SUCCEEDED: _progress("All steps are done.", ConditionType.SUCCEEDED),
     Reason.JOB_FINISHED: _progress("The job has ended, so its pods are gone.", _SCHEDULED, _RUNNING, _READY),
     Reason.JOB_DELETED: _progress(
-        "The job was deleted, and finalizers of somebody else keep it; the message names them. Its pods are deleted.",
+        "The job was deleted, but finalizers block its removal; the message names them. Its pods are deleted.",
         _SCHEDULED,
         _RUNNING,
         _READY,
-        cure="Ask the owner of the finalizers, or remove them from metadata.finalizers; the job is then gone.",
+        cure="Ask the owner of the finalizers, or remove them from metadata.finalizers.",
     ),
     Reason.RUNTIME_NOT_FOUND: _configuration(
         "No runtime template has the kind and name of spec.runtimeRef.",
-        "Create the template, or correct spec.runtimeRef: the message names what is there; the job starts as soon as it exists.",
+        "Create the template, or correct spec.runtimeRef: the message names what exists. The job then starts automatically.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
@@ -120,8 +119,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.POD_TEMPLATE_INVALID: _configuration(
-        "The API server rejected a pod made from the runtime template, or no job can run with it, as on the host's network; the message names "
-        "the field.",
+        "The API server rejected a pod made from the runtime template, or no job can run with the template, as with hostNetwork; the "
+        "message names the field.",
         "Correct the template; the job starts as soon as it is accepted.",
         _RESOLVED,
         _SCHEDULED,
@@ -129,25 +128,26 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.REWARD_TEMPLATE_NOT_FOUND: _configuration(
         "The runtime template has no entry in rewardTemplates of the name that a pool of spec.rewardPools gives.",
-        "Correct rewardPools[].template while the job is suspended, or have the entry added to the runtime template; the job starts as soon "
-        "as it exists. A job that has run keeps the template of then unless runtimeRef.renewOnResume is true.",
+        "Correct rewardPools[].template while the job is suspended, or have the entry added to the runtime template; the job starts as "
+        "soon as it exists. A job that has run keeps the template of then unless runtimeRef.renewOnResume is true.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
     ),
     Reason.GRADERS_MEMORY_TOO_SMALL: _configuration(
-        "The graders' container of a reward pool has a memory limit below gradersPerPod times rewards[].sandbox.memory: the kernel would end "
-        "programs that stay within theirs.",
-        "Lower rewardPools[].gradersPerPod or rewards[].sandbox.memory, name another template in rewardPools[].template, or raise the limit in "
-        "the runtime template; the job starts as soon as it has room. gradersPerPod and template may be edited while the job is suspended.",
+        "The graders' container of a reward pool has a memory limit below gradersPerPod times rewards[].sandbox.memory: the kernel would "
+        "end programs that stay within theirs.",
+        "Lower rewardPools[].gradersPerPod or rewards[].sandbox.memory, name another template in rewardPools[].template, or raise the "
+        "limit in the runtime template; the job starts as soon as it has room. gradersPerPod and template may be edited while the job is "
+        "suspended.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
     ),
     Reason.NAME_TAKEN: _configuration(
         "An object that belongs to something else has a name the job needs; the message names it. It is left untouched.",
-        "Delete that object, or create the job under another name; the job starts automatically once the name is free. With checkpoint.adopt "
-        "it takes over the claim that an earlier job of its name left.",
+        "Delete that object, or create the job under another name; the job starts automatically once the name is free. With "
+        "checkpoint.adopt it takes over the claim that an earlier job of its name left.",
         _SCHEDULED,
         _READY,
         _DEGRADED,
@@ -174,7 +174,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "of the runtime template's pods.",
     ),
     Reason.PROFILE_INVALID: _configuration(
-        "The file of rollout.parallelism.profile is missing, isn't a profile, or is one of other engines. A job that runs keeps its shapes.",
+        "The file of rollout.parallelism.profile is missing, isn't a profile, or is one of other engines. A job that runs keeps its "
+        "shapes.",
         "Measure the job's engines with `longboat profile`, put the file on a volume of the driver, and name its path there.",
         _DEGRADED,
         _FAILED,
@@ -228,7 +229,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.COMMAND_NOT_FOUND: _configuration(
         "The graders' container has no command that rewards[].sandbox runs.",
-        "Install it in the graders' image (`gradersImage` of the runtime template), or correct rewards[].sandbox.compileCommand or runCommand.",
+        "Install it in the graders' image (`gradersImage` of the runtime template), or correct rewards[].sandbox.compileCommand or "
+        "runCommand.",
     ),
     Reason.TEST_CASES_INVALID: _configuration(
         "A row that a reward of kind Sandbox grades has no test cases, or none in the format that the reward reads; the message names "
@@ -243,7 +245,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "The checkpoint was made with another model, tokenizer, chat template, dataset or reward; the message names each difference. "
         "The job trains nothing and waits. It fails if the checkpoint can't be resumed from at all, such as with another groupSize.",
         "Restore the input, then suspend and resume the job; or add the input (Model, Tokenizer, Data, Rewards) to "
-        "checkpoint.acceptChanges, which may be edited at any time. Another number of rows can't be accepted. If the job has failed, create one that fits the checkpoint, or starts without it.",
+        "checkpoint.acceptChanges, which may be edited at any time. Another number of rows can't be accepted. If the job has failed, "
+        "create one that fits the checkpoint, or starts without it.",
         _RUNNING,
         _DEGRADED,
         _FAILED,
@@ -257,9 +260,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.REQUEST_FAILED: _platform(
-        "A request of the operator about the job has failed for 15 s: the server answers with an error of its own (5xx or 429), as when an "
-        "admission webhook is down, or not at all. The message names the object and has the server's words.",
-        "Repair the webhook that the message names, or the API server. The request is repeated.",
+        "A request of the operator has failed for 15 s: the API server doesn't answer, or with an error of its own (5xx or 429), as when "
+        "an admission webhook is down. The message names the object and quotes the server.",
+        "Repair the webhook that the message names, or the API server. The request is retried.",
         _SCHEDULED,
         _READY,
         _DEGRADED,
@@ -278,9 +281,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.PODS_RELEASED: _platform(
-        "Part of the job's minimum of pods had nodes and the rest found none within failurePolicy.placementTimeoutSeconds or, in a job that "
-        "ran, recoveryTimeoutSeconds; or the pods waited and used up a quota that refused another job's. All of them are deleted, so that "
-        "others can use the nodes, and are created again after a wait that doubles each time. Nothing is counted as a failure.",
+        "Part of the job's minimum of pods got no nodes within failurePolicy.placementTimeoutSeconds (recoveryTimeoutSeconds in a job that "
+        "ran), or its waiting pods used up a quota that refused another job's. All pods are deleted, so that others can use the nodes, and "
+        "created again after a wait that doubles each time. Nothing is counted as a failure.",
         "Free or add nodes, enlarge the quota, or ask for less; the message says what was missing. The job tries again by itself.",
         _SCHEDULED,
         _READY,
@@ -317,21 +320,21 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.FOREIGN_CONTAINER_FAILING: _platform(
-        "A container that Longboat didn't put into a pod (the cluster injects it, or the runtime template adds it) ends with errors, or "
-        "doesn't start. It isn't counted, and the job doesn't wait for it.",
+        "A container that the cluster injects or the runtime template adds ends with errors, or doesn't start. It isn't counted, and the "
+        "job doesn't wait for it.",
         "Ask the owner of that container.",
         _READY,
     ),
     Reason.DRIVER_SILENT: _platform(
-        "The driver can't ask for its number: it had no answer from the API server, or was refused; the message has the cause. It goes on "
-        "trying, which isn't counted, and the job fails after failurePolicy.startDeadlineSeconds if it has not trained since its start.",
-        "403: give the account that the runtime template names the rights of Role NAME-driver, or leave it out of the template. A time-out "
+        "The driver can't register with the API server, which refuses it or doesn't answer; the message has the cause. It keeps trying, "
+        "which isn't counted. A job that hasn't trained since its start fails after failurePolicy.startDeadlineSeconds.",
+        "403: give the account that the runtime template names the rights of Role NAME-driver, or leave it out of the template. A timeout "
         "or a refused connection: check NetworkPolicies and proxies between the driver's pod and the API server.",
         _READY,
     ),
     Reason.START_DEADLINE_EXCEEDED: _platform(
-        "The minimum of the job's pods had nodes for failurePolicy.startDeadlineSeconds in all, and no round ran; the message says what was "
-        "not ready.",
+        "No round ran, although the job's minimum of pods had nodes for failurePolicy.startDeadlineSeconds in all; the message says what "
+        "was not ready.",
         "Fix what the message names, or raise failurePolicy.startDeadlineSeconds, in a new job.",
         _FAILED,
     ),
@@ -343,7 +346,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.NODE_LOST: _platform(
-        "The node of a pod is gone, shuts down or doesn't respond; its pods are replaced elsewhere.", "", _READY
+        "The node of a pod is gone, is shutting down or doesn't respond; its pods are replaced elsewhere.", "", _READY
     ),
     Reason.OUT_OF_MEMORY: _run(
         "A container exceeded its memory limit and was killed.",

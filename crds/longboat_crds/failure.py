@@ -15,9 +15,9 @@ class FailurePolicySpec(ApiModel):
     """Limits count the incidents of a role, which are forgiven as steps commit.
 
     Containers that end and pods that are lost within a minute are one incident, whatever the nodes, but one that fails twice
-    is two. Pods that are evicted through the API or preempted, or whose node is gone or shuts down, are replaced and never counted; nor is
-    the failure of a driver that lost such a pod, or had no answer from the API server. Only containers that Longboat itself puts into a
-    pod count, not those that a runtime template adds or the cluster injects.
+    is two. Pods that are evicted through the API or preempted, or whose node is gone or shuts down, are replaced and never counted. Nor is
+    the failure of a driver that lost such a pod or got no answer from the API server. Only containers that Longboat itself puts into a pod
+    count, not those that a runtime template adds or the cluster injects.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -43,22 +43,22 @@ class FailurePolicySpec(ApiModel):
     start_deadline_seconds: Seconds = Field(
         default=1800,
         ge=1,
-        description="The job fails if its roles are not ready, or its driver reports nothing, for so long while its minimum of pods has "
-        "nodes. Only such time counts, and adds up until rounds run or the job is suspended. Once a step is committed, this no longer "
-        "applies.",
+        description="The job fails if, with nodes for its minimum of pods, these are not ready or its driver reports nothing for this "
+        "long in all. Only such time counts; it adds up until rounds run or the job is suspended. Once a step is committed, this no "
+        "longer applies.",
     )
     placement_timeout_seconds: Seconds = Field(
         default=600,
         ge=1,
-        description="How long a job that starts may hold nodes for some pods of its minimum while others find none, counted from the last "
-        "that found one. Then all its pods are deleted, and created again after a wait. The job that ranks first among those that wait "
-        "like this has twice as long.",
+        description="How long a starting job may hold nodes for part of its minimum of pods, counted from the last pod that got one. Then "
+        "all its pods are deleted, and created again after a wait. Of the jobs that wait like this, the one that ranks first has twice as "
+        "long.",
         json_schema_extra={READER_DEFAULT: True},
     )
     recovery_timeout_seconds: Seconds = Field(
         default=1800,
         ge=1,
-        description="How long a running job may lack a pod of its minimum. Then its driver saves and ends, all its pods are deleted, and the "
-        "job waits for room for its minimum.",
+        description="How long a running job may lack a pod of its minimum. Then its driver saves and ends, all its pods are deleted, and "
+        "the job is Queued.",
         json_schema_extra={READER_DEFAULT: True},
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# The exit status of a driver, and of its container, that has had no answer from the API server (EX_TEMPFAIL of sysexits.h). The last line
-# that it writes then says why, after UNANSWERED.
+# The exit status of a driver and its container that got no answer from the API server (EX_TEMPFAIL of sysexits.h). The last line of its
+# output then says why, after UNANSWERED.
 UNANSWERED_EXIT_CODE = 75
 UNANSWERED = "no answer from the API server"
 

@@ -47,14 +47,13 @@ class RLJobSpec(ApiModel):
 
     labels: Annotated[Labels | None, Changeable.ANY_TIME] = Field(
         default=None,
-        description="Labels of all objects of the job, such as a cost centre; those of the runtime template win. An edit reaches pods, "
-        "Secrets and ControllerRevisions that are created later, and the others at once; the claim keeps labels that are removed here. "
-        "Labels of the RLJob itself reach nothing.",
+        description="Labels of all objects of the job, such as a cost center; those of the runtime template take precedence. An edit "
+        "reaches pods, Secrets and ControllerRevisions when they are created, and other objects at once; the claim keeps labels that are "
+        "removed here. Labels of the RLJob itself aren't copied.",
     )
     annotations: Annotated[Annotations | None, Changeable.ANY_TIME] = Field(
         default=None,
-        description="Annotations of all objects of the job but the driver's ServiceAccount, whose are the runtime template's alone; as for "
-        "labels.",
+        description="Annotations of all objects of the job, as for labels; the driver's ServiceAccount has the runtime template's alone.",
     )
     runtime_ref: RuntimeRef
     model: ModelSpec

@@ -49,7 +49,7 @@ PHASES = (
     ),
     PhaseRule(
         Phase.TERMINATING,
-        "The job was deleted, and finalizers of somebody else keep it. Its pods are deleted.",
+        "The job was deleted, but finalizers block its removal. Its pods are deleted.",
         "Ask the owner of the finalizers that the message of Running names, or remove them from metadata.finalizers.",
         (ConditionType.RUNNING,),
         awaited=True,
@@ -92,10 +92,10 @@ PHASES = (
     ),
     PhaseRule(
         Phase.QUEUED,
-        "The job waits for room: its minimum of pods (the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, a "
-        "reward pod of each pool) has no nodes, or only some of it has.",
-        "Wait, or make room as the reason says. A job that holds part of its minimum for failurePolicy.placementTimeoutSeconds gives it "
-        "back and tries again; no job fails because it waits.",
+        "Not all of the job's minimum of pods has nodes: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, "
+        "and a reward pod of each pool.",
+        "Wait, or make room as the reason says. A job that holds part of its minimum for failurePolicy.placementTimeoutSeconds releases it "
+        "and tries again; no job fails because it waits.",
         (ConditionType.SCHEDULED, ConditionType.ROLES_READY, ConditionType.RUNNING),
         awaited=True,
         condition=ConditionType.RUNNING,
@@ -105,8 +105,7 @@ PHASES = (
     PhaseRule(
         Phase.STARTING,
         "The minimum of pods has nodes, but no round has run since the job was started or resumed.",
-        "Wait. If it lasts, see the reason: a job that has committed no step fails if its roles are not ready for "
-        "failurePolicy.startDeadlineSeconds in all.",
+        "Wait. If it lasts, see the reason: a job without a committed step fails after failurePolicy.startDeadlineSeconds of this.",
         (ConditionType.ROLES_READY, ConditionType.RUNNING),
         awaited=True,
         has_pods=True,

@@ -2,7 +2,7 @@
 
 RBAC can grant a driver only the whole status of its job; the first policy limits it to the driver's own fields. CEL in a
 CustomResourceDefinition can't compare the keys of objects without a schema; the second policy compares those that are fixed. RBAC can't
-limit a right to some owner's objects; the third policy limits what the operator may delete to objects of jobs.
+limit a right to objects with some owner; the third policy limits what the operator may delete to objects of jobs.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ DRIVER_STATUS = "longboat-driver-status"
 FIXED_PARAMETERS = "longboat-fixed-parameters"
 OPERATOR_DELETES = "longboat-operator-deletes"
 
-# Whose pod a token was given to (source: Kubernetes, "Managing Service Accounts", additional metadata in Pod bound tokens).
+# The pod that a token is bound to (source: Kubernetes, "Managing Service Accounts", additional metadata in Pod bound tokens).
 _POD_OF_TOKEN = "request.userInfo.?extra[?'authentication.kubernetes.io/pod-name'][?0].orValue('')"
 _IS_DRIVER_POD = "variables.pod.matches('^' + object.metadata.name + '-driver-0-a[0-9]{1,9}$')"
 _RECORDS = "oldObject.?status.?roles.?driver"
@@ -26,7 +26,7 @@ _VARIABLES = {
     "pod": _POD_OF_TOKEN,
     "attempt": f"{_IS_DRIVER_POD} ? int(variables.pod.substring(variables.pod.lastIndexOf('-a') + 2)) : -1",
     "granted": "oldObject.?status.?allocation.?incarnation.?number.orValue(0)",
-    # Whether the one who writes says that it is the driver whose number was granted last.
+    # Whether the writer claims to be the driver whose number was granted last.
     "isCurrent": f"{_NUMBER}.orValue(-1) == variables.granted",
 }
 
@@ -70,15 +70,16 @@ def policies(operators: str = "[]") -> dict[str, list[dict[str, Any]]]:
 
 
 def _writer() -> list[dict[str, Any]]:
-    """Returns the validations of who writes.
+    """Returns the validations of the writer.
 
-    Rule: the driver's pod of the job itself, known by the pod that the token was given to, since several jobs may share an account; and no
-    pod that was replaced.
+    Rule: it is the job's own driver pod, and hasn't been replaced. It is known by the pod that its token is bound to, since several jobs
+    may share an account.
     """
     return [
         _validation(
             "request.userInfo.username.startsWith('system:serviceaccount:' + request.namespace + ':') && variables.attempt >= 0",
-            "of all ServiceAccounts only the operator's, and that of the job's own driver pod by a token of that pod, write a job's status",
+            "of all ServiceAccounts only the operator's, and the one of the job's own driver pod with a token bound to it, write a job's "
+            "status",
         ),
         _validation(
             f"variables.attempt < 0 || ({_RECORDS}.?pods.orValue([]).all(p, p.attempt <= variables.attempt) && "
@@ -91,9 +92,9 @@ def _writer() -> list[dict[str, Any]]:
 def _numbers() -> list[dict[str, Any]]:
     """Returns the validations of incarnation numbers.
 
-    Rules: what a driver writes carries the number that was granted last. One that only asks for its number writes progress and checkpoint
-    as they are. A checkpoint may be older than the one shown only if that isn't the current driver's own: one that resumes may find it
-    damaged.
+    Rules: what a driver writes carries the number that was granted last. While it only asks for its number, it leaves progress and
+    checkpoint unchanged. The checkpoint may become an older one only if the one shown isn't the current driver's own, since a driver that
+    resumes may find that damaged.
     """
     checkpoint, shown = "object.status.checkpoint", "oldObject.?status.?checkpoint.?incarnation.orValue(0)"
     demands = [
@@ -118,8 +119,8 @@ def _numbers() -> list[dict[str, Any]]:
             "object.?status.?checkpoint == oldObject.?status.?checkpoint || (variables.isCurrent && "
             f"(!has({checkpoint}) || {checkpoint}.incarnation <= variables.granted && "
             f"({checkpoint}.incarnation >= {shown} || {shown} < variables.granted)))",
-            "status.checkpoint: only the driver of status.allocation.incarnation.number changes it, to a checkpoint of its own or one that it "
-            "resumes from",
+            "status.checkpoint: only the driver of status.allocation.incarnation.number changes it, to a checkpoint of its own or the one "
+            "that it resumed from",
         ),
         _validation(
             "!has(object.status) || !has(object.status.problem) || variables.isCurrent || "

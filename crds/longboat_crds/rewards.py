@@ -444,14 +444,14 @@ class PoolCpuSpec(ApiModel):
 class RewardPoolSpec(ApiModel):
     """Reward pods with graders in them, for the rewards of the pool. One queue feeds all pods of a pool."""
 
-    # Else a pod could have the name of another job's: x-reward-driver-0-a0 would be the driver of job x-reward.
+    # Otherwise pods of two jobs could have one name: x-reward-driver-0-a0 would also be the driver of job x-reward.
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             negation(
                 either(matches(field("name"), "(^|-)(driver|rollout|trainer)$"), matches(field("name"), "(^|-)reward-"))
             ),
-            "must not end with driver, rollout or trainer as its last word, nor have reward as a word before others: pods of another job could "
-            "have the same names; choose another name",
+            "must not have driver, rollout or trainer as its last word, nor reward before another word, since pods of another job could "
+            "have the same names: choose another name",
             "name",
             new_only=True,
         ),

@@ -67,9 +67,9 @@ class FieldError(StrEnum):
 class Rule:
     """`holds` is true of every acceptable object. `field` is the path of what to change, relative to the object with the rule.
 
-    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all. One that is
-    `new_only` came after jobs were stored that break it: manifests are refused, and what is stored is read. The API server, too, lets a
-    stored value stand where an update doesn't change it, if the rule is about that value's own object.
+    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all. Jobs that break a
+    `new_only` rule may have been stored before there was one: manifests are refused, but stored objects are still read. The API server also
+    accepts a stored value that an update doesn't change, if the rule is about that value's own object.
     """
 
     holds: Expression

@@ -64,7 +64,7 @@ class RewardTemplate(ApiModel):
 
 
 class UserIds(StrEnum):
-    """Who decides as which users and groups containers run."""
+    """Who chooses the users and groups that containers run as."""
 
     FIXED = "Fixed"
     PLATFORM = "Platform"
@@ -77,17 +77,17 @@ class SecretReference(ApiModel):
 
 
 class DriverServiceAccount(ApiModel):
-    """What the ServiceAccount has that the operator makes for the driver of each job (`NAME-driver`)."""
+    """The ServiceAccount that the operator creates for the driver of each job (`NAME-driver`)."""
 
     rules: ClassVar[tuple[Rule, ...]] = key_rules("annotations")
 
     annotations: Annotations | None = Field(
-        default=None, description="Its annotations, such as the one that binds it to a cloud identity."
+        default=None, description="Its annotations, such as one that binds it to a cloud identity."
     )
     image_pull_secrets: list[SecretReference] | None = Field(
         default=None,
         max_length=16,
-        description="Secrets with which its pods pull images. Default: those that the namespace's account `default` has when a driver pod is "
+        description="Secrets with which driver pods pull images. Default: those that the namespace's account `default` has when the pod is "
         "created.",
         json_schema_extra=list_map("name"),
     )
@@ -116,21 +116,21 @@ class RLRuntimeSpec(ApiModel):
         json_schema_extra={LIST_TYPE: "atomic"},
     )
     labels: Labels | None = Field(
-        default=None, description="Labels of all objects of its jobs. They win over those of the job's spec.labels."
+        default=None, description="Labels of all objects of its jobs; they take precedence over spec.labels of the job."
     )
     annotations: Annotations | None = Field(
         default=None,
-        description="Annotations of all objects of its jobs. They win over those of the job's spec.annotations.",
+        description="Annotations of all objects of its jobs; they take precedence over spec.annotations of the job.",
     )
     driver_service_account: DriverServiceAccount | None = Field(
         default=None,
-        description="What the ServiceAccount has that the operator makes for a job's driver. A template whose driver pods have a "
-        "serviceAccountName brings an account of its own: the driver's rights are bound to that one, and nothing is made or changed.",
+        description="The ServiceAccount that the operator creates for a job's driver. If the template gives driver pods a "
+        "serviceAccountName, no account is created or changed: the driver's rights are bound to that one.",
     )
     user_ids: UserIds | None = Field(
         default=None,
-        description="`Fixed`: containers run as the users of the images (10001, graders as 10002, Ray's head as 10003), unless a pod template "
-        "says otherwise. `Platform`: no user or group is set, for platforms that give each namespace its own, such as OpenShift. "
+        description="`Fixed`: containers run as the users of the images (10001, graders as 10002, Ray's head as 10003) unless a pod "
+        "template sets others. `Platform`: no user or group is set, for platforms that assign them by namespace, such as OpenShift. "
         "Default: Fixed.",
     )
     common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")

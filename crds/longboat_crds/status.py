@@ -546,7 +546,8 @@ class RoleStatus(FieldsModel):
     ready_text: Line = Field(default="", description="`ready/desired`, for the printer column.")
     restarts: Count = Field(
         default=0,
-        description="Restarts of the role's own containers and pod replacements since the job was created, counted by failurePolicy or not.",
+        description="Restarts of the role's own containers, and pod replacements, since the job was created, counted by failurePolicy or "
+        "not.",
     )
     recent_restarts: Count = Field(
         default=0, description="Incidents since the last new step; what failurePolicy limits."
@@ -618,21 +619,18 @@ class RuntimeStatus(FieldsModel):
 
 
 class Placement(FieldsModel):
-    """How far the minimum of a job's pods has nodes, from its start until rounds run, and whenever a running job lacks some of it.
-
-    The minimum is the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, and a reward pod of each pool.
-    """
+    """How much of the job's minimum of pods (see phase Queued) has nodes: until rounds run, and whenever a running job lacks some of it."""
 
     minimum: Count = Field(description="Pods of the minimum.")
     placed: Count = Field(description="How many of them have a node.")
     since: Timestamp | None = Field(
         default=None,
-        description="When `placed` last grew or, in a running job, fell below `minimum`; none while the whole minimum has nodes, or no pod "
-        "exists.",
+        description="When `placed` last grew or, in a running job, fell below `minimum`; absent while the whole minimum has nodes, or "
+        "there are no pods.",
     )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
         default=None,
-        description="Highest priority of the job's pods, while some of the minimum have a node and others don't.",
+        description="Highest priority of the job's pods, while only part of the minimum has nodes.",
     )
     start_seconds: Count | None = Field(
         default=None,
@@ -640,18 +638,18 @@ class Placement(FieldsModel):
     )
     start_since: Timestamp | None = Field(
         default=None,
-        description="Since when seconds count for failurePolicy.startDeadlineSeconds; none: they don't now.",
+        description="Since when failurePolicy.startDeadlineSeconds has been counting; absent while it doesn't.",
     )
     releases: Count | None = Field(
         default=None,
-        description="Releases of all pods since the whole minimum last had nodes; sets the wait after the next.",
+        description="Releases of all pods since the whole minimum last had nodes; determines the next wait.",
     )
     cause: Message | None = Field(default=None, description="Why the pods were released.")
     release_time: Timestamp | None = Field(
         default=None, description="When the release began; pods are being deleted, the driver's first."
     )
     retry_time: Timestamp | None = Field(
-        default=None, description="All pods are released; when they are created again."
+        default=None, description="When pods are created again; set once all have been released."
     )
 
 
@@ -668,20 +666,20 @@ class RestartRecord(FieldsModel):
     counted: bool = Field(
         default=True,
         description="Whether it counts towards failurePolicy's limit: evictions through the API, preemptions, and nodes that are lost or "
-        "shut down don't, nor does a driver that lost such a pod, that had no answer from the API server, or that is replaced because "
+        "shut down don't, nor does a driver that lost such a pod, that got no answer from the API server, or that is replaced because "
         "rounds.steps was raised after its last step.",
     )
     time: Timestamp = Field(description="When it was noticed.")
 
 
 class DrainStatus(FieldsModel):
-    """Nodes of driver or trainer pods that take no new pods (`spec.unschedulable`), as one that is to be drained."""
+    """Nodes with driver or trainer pods that are unschedulable, as `kubectl drain` makes them (`spec.unschedulable`)."""
 
     since: Timestamp = Field(
-        description="When the newest of them was noticed; the driver saves, and checkpoint.graceSeconds run from it."
+        description="When the newest of them was noticed: the driver then saves, and checkpoint.graceSeconds begin."
     )
     step: Count = Field(
-        description="Step that was committed then: once the checkpoint has it, driver and trainer pods may be evicted."
+        description="The step committed at that time: once it is in the checkpoint, driver and trainer pods may be evicted."
     )
     nodes: list[Line] = Field(
         max_length=MAX_PODS,

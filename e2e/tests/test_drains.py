@@ -1,4 +1,4 @@
-"""Tests that a job survives what infrastructure does to its nodes: drains, deleted and shut down nodes, pods that a scheduler takes back."""
+"""Tests that a job survives drained, deleted and shut down nodes, and pods that a scheduler takes back."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -254,7 +254,7 @@ def test_a_pod_that_a_finalizer_keeps_blocks_neither_its_place_nor_a_suspension(
         site.cluster.kubectl("-n", site.namespace, "delete", "pod", first, "--wait=false")
         job.wait("another trainer", lambda: job.pod("trainer"), lambda name: name != first)
         job.wait_for_step(step + 2)
-        assert f"pod {first} has ended and is kept by its finalizers: {HOLD}" in message(job, "RolesReady")
+        assert f"pod {first} has ended, but its finalizers block its removal: {HOLD}" in message(job, "RolesReady")
         job.patch({"suspend": True})
         job.wait("phase Suspended", lambda: job.status()["phase"], partial(eq, "Suspended"))
         assert HOLD in message(job, "Suspended")

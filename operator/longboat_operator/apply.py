@@ -1,21 +1,21 @@
 """Carries out a plan, action by action. It may stop after any of them: the next plan continues from there.
 
-* A rejection (the server understood and said no) of anything but an event or the status is kept for the next plan. A rejected
-  prerequisite, that is a create or apply of anything but a Pod or a PodDisruptionBudget, ends the plan's creates and applies, since later
-  ones may depend on it; pods don't depend on each other. Everything else is still carried out.
+* A rejection (the server understood and said no) of anything but an event or the status is kept for the next plan. A rejected create or
+  apply ends the plan's creates and applies, since later ones may depend on it. Nothing depends on a Pod or a PodDisruptionBudget, and
+  everything else is still carried out.
 * The dry runs a plan asks for are sent together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more. An accepted one isn't repeated for an hour, whichever job needs it, unless a create is rejected
   in the namespace (`AcceptedDryRuns`).
 * Nothing is created or applied any more for a job that is gone, is being deleted, or was replaced: the plan ends. Before the first create
-  or apply for a job that was started, the server is asked too: the watch may show what the garbage collector deletes before it shows the
-  job's own deletion.
+  or apply for a started job, the server is asked too. The watch may show what the garbage collector deletes before it shows the job's own
+  deletion.
 * Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
-* A write without a final answer (silence, 401, 429, 5xx) ends the plan but for its status and the events that follow: it may or may not
-  have been done. So does a status that is refused. The key is planned again after a wait. That such a write fails for long is kept for
-  the next plan too.
+* A write without a final answer (silence, 401, 429, 5xx) may or may not have been done. It ends the plan, except for the status and the
+  events that follow. A status that is refused ends all of it. The key is planned again after a wait, and the next plan learns which writes
+  have failed for long.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from longboat_operator.watch.cache import Cache, ObjectKey, version_of
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.writes import Writes
 
-# The actions that tell people and drivers of the job.
-_TOLD = (PublishStatus, PublishGrant, EmitEvent)
-# Nothing else that a plan creates depends on these.
-_NOT_NEEDED = frozenset({POD.kind, DISRUPTION_BUDGET.kind})
+# The actions that report to people and drivers.
+_REPORTS = (PublishStatus, PublishGrant, EmitEvent)
+# Kinds on which nothing else that a plan creates depends.
+_WITHOUT_DEPENDENTS = frozenset({POD.kind, DISRUPTION_BUDGET.kind})
 
 log = structlog.get_logger(__name__)
 
@@ -127,8 +127,8 @@ class _Run:
                 break
 
     async def _attempt(self, action: Action) -> None:
-        """Carries the action out, unless a request before it got no answer: then only what tells people of the job."""
-        if self._unanswered and not isinstance(action, _TOLD):
+        """Carries the action out; once a request got no answer, only those that report."""
+        if self._unanswered and not isinstance(action, _REPORTS):
             self._count(action, "skipped")
             return
         try:
@@ -136,7 +136,7 @@ class _Run:
         except KubeError as error:
             self._count(action, "unanswered")
             log.warning("plan ended early", **self._words(action), error=str(error))
-            if isinstance(action, _TOLD):
+            if isinstance(action, _REPORTS):
                 self._stale = True
             elif not self._dry_run_unanswered:
                 self._rejections.note_unanswered(target_of(action), str(error))
@@ -234,7 +234,7 @@ class _Run:
         self._newer.append(Expectation(key, version + 1))
 
     def _end_building(self, action: Action) -> None:
-        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] not in _NOT_NEEDED:
+        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] not in _WITHOUT_DEPENDENTS:
             self._building = False
 
     def _count(self, action: Action, outcome: str) -> None:

@@ -128,7 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--may-delete",
         action="store_true",
-        help="delete Secrets and NetworkPolicies that jobs no longer need: give it the right, and the admission policy longboat-operator-deletes",
+        help="delete Secrets and NetworkPolicies that jobs no longer need; requires the rights to do so, which the admission policy "
+        "longboat-operator-deletes should limit",
     )
     run.add_argument(
         "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"

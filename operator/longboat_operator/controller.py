@@ -137,7 +137,7 @@ class Controller:
                     self._queue.add(key)
         for key in self.expectations.waiting():
             self._queue.add(key)
-        # Later lists of nodes come as changes.
+        # After the first list of nodes, differences come as changes, until the right to watch them is gone.
         if source.kind == CORDONED_NODE.kind and self._leading and self._cache.cordoned(()) is None:
             self._plan_all()
 
@@ -281,7 +281,8 @@ class Controller:
     def _affected_jobs(self, change: Change) -> set[JobKey]:
         """Returns the jobs that a change concerns.
 
-        These are the job itself, or a child's before and after it; for a runtime all that refer to it, for a node all that have a driver or trainer pod there.
+        A child concerns its job before and after the change, a runtime all jobs that refer to it, and a node all jobs with a driver or
+        trainer pod there.
         """
         if change.key.kind == CORDONED_NODE.kind:
             return self._cache.jobs_on(change.key.name)

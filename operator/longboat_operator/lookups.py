@@ -34,7 +34,7 @@ class LookUps:
         self._warnings = warnings
         self._server_clock = server_clock
         self._clock = clock
-        # By namespace: when the account `default` was looked up, and what was there.
+        # By namespace: when the account `default` was looked up, and the answer.
         self._default_accounts: dict[str, tuple[float, Object | None]] = {}
 
     async def answers(
@@ -42,14 +42,14 @@ class LookUps:
     ) -> Mapping[Target, Object | None]:
         """Returns what has each kind and name, None where nothing has.
 
-        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name. A warning, and what is
-        said of the account `default`, may be a minute old, so that jobs which start together share a look.
+        That is an object, of a Secret its name alone, and for `Event` the newest warning about the pod of that name. Warnings and the
+        account `default` may be a minute old, so that jobs which start together share one request.
 
-        One that the server refuses to tell, or lately refused, is left out; a Secret that it refuses counts as there. So is one that has
-        got no final answer for `LASTING_SECONDS`: the plan then says so.
+        Targets that the server refuses to show, or lately refused, are left out; a Secret that it refuses counts as there. So are those
+        without a final answer for `LASTING_SECONDS`, which the plan then reports.
 
         Raises:
-            KubeError: the server gave no answer, or one that isn't final (401, 429 or 5xx), for less than that.
+            KubeError: the server gave no final answer (none at all, 401, 429 or 5xx), for less than `LASTING_SECONDS` so far.
             LeadershipLostError: this process may not write any more; a Secret is looked up by the dry run of a write.
         """
         objects: dict[Target, Object | None] = {}

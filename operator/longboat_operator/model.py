@@ -121,16 +121,16 @@ class CapacityKey:
 Key = JobKey | CapacityKey
 
 
-# Orders jobs that wait for room, first the one that may wait longest: negated pod priority, creation time, uid.
+# Sorts jobs that wait for nodes, the one that may wait longest first: negated pod priority, creation time, uid.
 Rank = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Summarizes the other jobs that wait for room for their minimum of pods, according to their statuses.
+    """Summarizes the other jobs whose minimum of pods lacks nodes, according to their statuses.
 
-    `first_half_placed` ranks first among those that hold nodes for part of it. `quota_refuses` is whether a quota of the job's namespace
-    refuses a pod of another one.
+    `first_half_placed` ranks first among those that hold nodes for part of it. `quota_refuses`: a quota of the job's namespace refuses a
+    pod of another job.
     """
 
     first_half_placed: Rank | None = None
@@ -144,20 +144,18 @@ class Observed:
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
     `PersistentVolumeClaim`, `ControllerRevision`, `PodDisruptionBudget`) to objects by name, only those that are the job's (`belongs_to`).
     `runtime` is the live runtime template; the one that the job uses is the newest ControllerRevision.
-    `rejections` say how the API server last refused what plans write or look up, or that it has long given no answer, by object name.
-    `sees_cluster_runtimes` is False for an operator that is installed for single namespaces. `dns_peers` and `request_seconds`, how long a
-    write may be under way, are options of the operator, and `release` names its Lease. `may_delete`: it may delete Secrets and
-    NetworkPolicies of jobs. A capacity's snapshot has only rollout pods, no template, and defaults in place of the last five.
-    `runtime_names` are the names of all templates that the job could name, by kind, if there is none of the name that it gives.
+    `rejections` say, by object name, how the API server last refused what plans write or look up, or that it has long not answered.
+    `runtime_names` are the names of all templates that the job could refer to, by kind, if the one that it refers to doesn't exist.
+    `last_states` are the last states of pods that are gone, by name, until the job's status says so. `contention` is about other jobs.
+    `cordoned` are the unschedulable nodes among those of its pods; None while that isn't known, and always unless `may_watch_nodes`.
 
-    `last_states` are the last states of pods that are gone, by name, while the job's status doesn't tell yet that they are.
+    `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none. A Secret, which is never
+    read, has its name alone; the answer for `("Event", POD)` is the newest warning about the pod. `random` are eight hexadecimal digits,
+    new with every snapshot, for names that nobody can guess.
 
-    `cordoned` are the nodes of its pods that take no new ones (`spec.unschedulable`), None while that isn't known. An operator that is
-    installed for single namespaces may not watch nodes, and will never know.
-
-    `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
-    Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
-    hexadecimal digits, new with every snapshot, for names that nobody can guess. `contention` tells of other jobs.
+    `sees_cluster_runtimes` and `may_watch_nodes` are False for an operator that is installed for single namespaces. `may_delete`: it may
+    delete Secrets and NetworkPolicies of jobs. `dns_peers` and `request_seconds`, how long a write may be under way, are its options, and
+    `release` names its Lease. A capacity's snapshot has only rollout pods, no template, and defaults in place of these.
     """
 
     key: Key
@@ -217,7 +215,7 @@ class PatchMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """DELETE with the uid as precondition; without one (None) for a Secret, which is never read, so that nobody knows it."""
+    """DELETE with the uid as precondition; None for a Secret, which is never read, so that its uid isn't known."""
 
     kind: str
     name: str

@@ -32,7 +32,7 @@ class Cache(Protocol):
         """Whether the operator may watch nodes."""
 
     def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
-        """Returns which of these nodes take no new pods; None while that isn't known."""
+        """Returns which of these nodes are unschedulable; None while that isn't known."""
 
     def job(self, key: JobKey) -> Object | None:
         """Returns the RLJob; None if there is none."""
@@ -41,16 +41,16 @@ class Cache(Protocol):
         """Returns the objects labelled with the job's name, by kind and name, whoever owns them."""
 
     def last_states(self, key: JobKey) -> Mapping[str, Object]:
-        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+        """Returns the last states, by name, of the job's pods that are gone, until its status says so."""
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns the live runtime template; None if there is none. `namespace` counts only for an RLRuntime."""
 
     def runtime_names(self, namespace: str) -> Mapping[str, tuple[str, ...]]:
-        """Returns the names of all templates that jobs of the namespace can name, by kind."""
+        """Returns the names of all templates that jobs of the namespace can refer to, by kind."""
 
     def contention(self, key: JobKey) -> Contention:
-        """Summarizes the jobs besides this one that wait for room."""
+        """Summarizes the other jobs that wait for nodes."""
 
 
 def observe(
@@ -75,9 +75,7 @@ def observe(
         kind: {name: child for name, child in objects.items() if belongs_to(child, uid)}
         for kind, objects in cache.children(key).items()
     }
-    nodes = {
-        pod["spec"]["nodeName"] for pod in children.get("Pod", {}).values() if (pod.get("spec") or {}).get("nodeName")
-    }
+    nodes = {node for pod in children.get("Pod", {}).values() if (node := (pod.get("spec") or {}).get("nodeName"))}
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
     runtime = cache.runtime(kind, key.namespace, name)

@@ -40,6 +40,7 @@ from longboat_operator.plan.placement import (
 from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.pod_problems import ForeignContainers, foreign_containers
 from longboat_operator.plan.records import (
+    Look,
     Memories,
     RoleCount,
     all_released,
@@ -53,18 +54,26 @@ from longboat_operator.plan.removal import Removal, missing_pods, pods_to_remove
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
+from longboat_operator.plan.templates import Template, template_of
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, UNANSWERED
-from longboat_operator.status.conditions import Facts, updated
+from longboat_operator.status.conditions import Facts
 from longboat_operator.status.events import events_of
-from longboat_operator.status.publication import deleted_status, final_status, operator_part, status_of, with_kept_pods
+from longboat_operator.status.publication import (
+    deleted_status,
+    final_status,
+    operator_part,
+    status_of,
+    with_findings,
+    with_kept_pods,
+)
 from longboat_operator.status.roles import NOWHERE, summary, survey
 
-# Finalizers by which the garbage collector deletes a job's children before the job, or lets them live.
-_OF_THE_GARBAGE_COLLECTOR = frozenset({"foregroundDeletion", "orphan"})
+# Finalizers with which the garbage collector deletes a job's children before the job, or lets them live.
+_GARBAGE_COLLECTORS_FINALIZERS = frozenset({"foregroundDeletion", "orphan"})
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -89,8 +98,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
         return _finished(view, now)
     suspension = suspension_of(view, now)
     memories = {role: remembered(view.published(role)) for role in ROLES}
-    if missing := _unknown(view, memories, suspension):
-        return _before_look_ups(view, missing, now)  # nothing may take a pod's place before its fate is known
+    goes_on = suspension is Suspension.NONE and not said_by_driver(view)
+    if missing := _unknown(view, memories, goes_on=goes_on):
+        return _before_look_ups(view, memories, missing, now)  # nothing may take a pod's place before its fate is known
     lost = lost_pods(view, now)
     leaving = leaving_of(view, memories, lost.pods, now)
     places = places_of(view, memories, lost.pods, leaving)
@@ -102,25 +112,29 @@ def plan(observed: Observed, now: datetime) -> Plan:
         counts = _counts(view, memories, suspension, now, lost, places, leaving)
     vacant = list(vacancies(view, memories, places, counts, now)) if runs and view.grant else []
     vacant = minimum_first(view, places, vacant)
+    template = template_of(view) if runs else None
     cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
-    creation = creation_of(view, vacant, cpus, now) if runs else Creation()
+    creation = creation_of(view, template, vacant, cpus, now) if template else Creation()
     starts = held_up(view, now) if runs else HeldUp()
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
-    removal = _removal(view, memories, suspension, now, lost, places, waiting)
+    removal = (
+        _removal(view, memories, places, lost, waiting, now) if waiting else _removal_to_suspend(view, suspension, now)
+    )
     foreign = foreign_containers(view, now) if runs else ForeignContainers()
-    drain = drain_of(view, lost.pods.keys(), now) if runs else Drain()
+    runtime = template.runtime if isinstance(template, Template) else None
+    drain = drain_of(view, runtime, lost.pods.keys(), now) if runs else Drain()
     refused = _refused(view, (*removal.actions, *drain.actions), cpus.resizes)
     facts = Facts(
         suspension,
         roles,
         counts,
         creation,
-        starts.problem,
-        cpus.status,
-        waiting,
-        foreign.problem,
-        refused,
-        drain.status,
+        held_up=starts.problem,
+        reward_cpu=cpus.status,
+        waiting=waiting,
+        foreign=foreign.problem,
+        refused=refused,
+        drain=drain.status,
     )
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
@@ -157,22 +171,17 @@ def _counts(
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
         # A driver that loses a pod it works with can't continue: it restarts, and that is no failure of its own.
-        excuses, gone = disruptions(view, lost), view.gone
+        look, excuses = Look(view.job, view.step, now, lost, view.gone), disruptions(view, lost)
         counts = {
             role: count(
-                view.job,
+                look,
                 role,
                 memories[role],
                 view.pods[role],
                 places[role],
-                view.step,
-                now,
-                lost.pods,
-                inside if role is Role.DRIVER else None,
-                excuses if role is Role.DRIVER else (),
-                leaving.draining if role is Role.ROLLOUT else (),
-                gone,
-                lost.gone,
+                draining=leaving.draining if role is Role.ROLLOUT else (),
+                failed_inside=inside if role is Role.DRIVER else None,
+                disruptions=excuses if role is Role.DRIVER else (),
             )
             for role in ROLES
         }
@@ -183,23 +192,19 @@ def _counts(
     return all_released(view, memories)
 
 
-def _before_look_ups(view: JobView, missing: tuple[Target, ...], now: datetime) -> Plan:
-    """Asks for what has to be known first; says so if the API server doesn't tell it."""
+def _before_look_ups(view: JobView, memories: Memories, missing: tuple[Target, ...], now: datetime) -> Plan:
+    """Looks up what has to be known first, and reports the first look-up that the API server refuses or long hasn't answered."""
     answers = [(kind, view.observed.rejections[name]) for kind, name in missing if name in view.observed.rejections]
     if not answers:
         return Plan(look_up=missing)
-    findings = [finding_of_rejection(*answers[0])]
-    status = view.status.model_copy(
-        update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
-    )
-    memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
+    status = with_findings(view.status, [finding_of_rejection(*answers[0])], view.generation, now)
     return replace(_published(view.status, status, memories), look_up=missing)
 
 
 def _refused(view: JobView, actions: Sequence[Action], resizes: Sequence[ResizePod]) -> Finding | None:
-    """Returns how the API server refused the first of these actions, or failed to carry out one of them or a resize; None if it didn't.
+    """Returns the first of these requests that the API server refuses or long hasn't answered; None if there is none.
 
-    A resize that it refuses is told by `status.rewardCpu`; an object of an earlier job of this name goes by itself.
+    Left out are refused resizes, which `status.rewardCpu` reports, and objects of an earlier job of this name, which soon go by themselves.
     """
     rejections = view.observed.rejections
     answers = [(kind, rejections[name]) for kind, name in map(target_of, actions) if name in rejections]
@@ -208,11 +213,10 @@ def _refused(view: JobView, actions: Sequence[Action], resizes: Sequence[ResizeP
     return finding_of_rejection(*answers[0]) if answers else None
 
 
-def _unknown(view: JobView, memories: Memories, suspension: Suspension) -> tuple[Target, ...]:
-    """Returns the pods to look up first. A job that ends or is suspended doesn't wait for look-ups that are refused."""
+def _unknown(view: JobView, memories: Memories, *, goes_on: bool = False) -> tuple[Target, ...]:
+    """Returns the pods to look up first. A job that ends or is suspended, unlike one that `goes_on`, doesn't wait for refused look-ups."""
     missing = missing_pods(view, memories)
     refused = all(name in view.observed.rejections for _, name in missing)
-    goes_on = suspension is Suspension.NONE and not said_by_driver(view)
     return missing if goes_on or not refused else ()
 
 
@@ -246,50 +250,42 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     return deadline.missed(view, facts.waiting.placement, now, ready.message if ready else summary(facts.roles))
 
 
-def _removal(
-    view: JobView,
-    memories: Memories,
-    suspension: Suspension,
-    now: datetime,
-    lost: Lost,
-    places: Places,
-    waiting: Waiting | None = None,
-) -> Removal:
-    if waiting and waiting.stage is not Stage.NONE:
-        # A release is published before its first pod goes, so that none of them counts as lost.
-        return removal_of(pods_to_delete_now(view, memories), now) if view.releasing or view.released else Removal()
-    if suspension is Suspension.NONE:
+def _removal(view: JobView, memories: Memories, places: Places, lost: Lost, waiting: Waiting, now: datetime) -> Removal:
+    if waiting.stage is Stage.NONE:
         return removal_of(pods_to_remove(view, memories, lost.pods, places), now)
-    if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
-        return removal_of(view.all_pods, now)
-    return Removal()
+    # A release is published before its first pod goes, so that none of them counts as lost.
+    return removal_of(pods_to_delete_now(view, memories), now) if view.releasing or view.released else Removal()
+
+
+def _removal_to_suspend(view: JobView, suspension: Suspension, now: datetime) -> Removal:
+    is_published = view.suspended or view.status.suspend_time
+    return removal_of(view.all_pods, now) if suspension is Suspension.RELEASING and is_published else Removal()
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Returns the seconds until the driver's time to save a checkpoint is over, or a time of `Waiting`; none if neither runs."""
+    """Returns the seconds until the driver's time to save a checkpoint is over, or those of `Waiting`; none if neither runs."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
     return [facts.waiting.wait] if facts.waiting else []
 
 
 def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
-    """Plans for a job that is being deleted: it is left to the garbage collector, unless a finalizer of somebody else keeps it.
+    """Plans for a job that is being deleted: leaves it to the garbage collector, unless somebody else's finalizer keeps it.
 
-    Rule: then its pods go, as if the job had gone. With the finalizer `orphan` the user wants them to live; a drain may evict them, since
-    nobody will save anything before it.
+    Rule: then its pods go, as if the job were gone. With the finalizer `orphan` the user wants them to live; a drain may evict them, since
+    nothing will be saved before it.
     """
     finalizers = [str(name) for name in job["metadata"].get("finalizers") or ()]
-    foreign = [name for name in finalizers if name not in _OF_THE_GARBAGE_COLLECTOR]
+    foreign = [name for name in finalizers if name not in _GARBAGE_COLLECTORS_FINALIZERS]
     if "orphan" in finalizers:
-        return Plan(opened(read_for_release(observed, job)))
+        return Plan(opened(read_for_release(observed, job), None))
     if not foreign:
         return Plan()
     view = read_for_release(observed, job)
     if view.finished:
         return _finished(view, now, deleted=True)
     memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
-    missing = missing_pods(view, memories)
-    if any(name not in view.observed.rejections for _, name in missing):
+    if missing := _unknown(view, memories):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
     status = deleted_status(view, foreign, _refused(view, removal.actions, ()), memories, now)
@@ -298,13 +294,12 @@ def _deleted(observed: Observed, job: Object, now: datetime) -> Plan:
 
 
 def _finished(view: JobView, now: datetime, *, deleted: bool = False) -> Plan:
-    """Plans for a job that has ended: its pods go at once, the Secret of their token after them, the job after `ttlSecondsAfterFinished`.
+    """Plans for a job that has ended: its pods go at once, then the Secret of their token, and the job after `ttlSecondsAfterFinished`.
 
     Of the pods' records, only those of pods that the watch doesn't show were kept. They are looked up until they are gone.
     """
     memories = {role: remembered(view.published(role)) for role in ROLES}
-    missing = missing_pods(view, memories)
-    if any(name not in view.observed.rejections for _, name in missing):
+    if missing := _unknown(view, memories):
         return Plan(look_up=missing)
     removal = removal_of(view.all_pods, now)
     tokens = token_removal(view, pods_end=True)
@@ -342,7 +337,7 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
     memories: Memories = {role: remembered(view.published(role)) for role in ROLES}
     suspension, end = suspension_of(view, now), said_by_driver(view)
     releases = end is not None or suspension is not Suspension.NONE
-    if releases and (missing := _unknown(view, memories, suspension)):
+    if releases and (missing := _unknown(view, memories)):
         return Plan(look_up=missing)
     if end:
         return _published(view.status, final_status(view, end, memories, now), memories)
@@ -361,11 +356,11 @@ def _unreadable(observed: Observed, job: Object, message: str, now: datetime) ->
             places, memories = NOWHERE, all_released(view, memories)
         facts = Facts(suspension, survey(view, places, {}), memories, Creation(), reward_cpu=view.status.reward_cpu)
         status = status_of(view, facts, now)
-        removal = _removal(view, memories, suspension, now, Lost(), NOWHERE)
+        removal = _removal_to_suspend(view, suspension, now)
         waits = [removal.wait, lost_pods(view, now).wait, *_timers(view, facts, now)]
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
-    status = status.model_copy(update={"conditions": updated(status.conditions, [finding], view.generation, now)})
-    actions = (*opened(view), *removal.actions)  # a drain would wait for ever
+    status = with_findings(status, [finding], view.generation, now)
+    actions = (*opened(view, None), *removal.actions)  # a drain would wait for ever
     return _published(view.status, status, memories, actions, _soonest(waits))
 
 

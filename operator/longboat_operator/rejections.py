@@ -1,6 +1,6 @@
 """Requests that the API server rejected: kept for the next plan, and not repeated before their time. No I/O.
 
-Also those that got no final answer (5xx, 429, 401, or none at all), once that has lasted: a webhook that is down may stay so.
+Also those without a final answer (5xx, 429, 401, or none at all), once that has lasted: a webhook that is down may stay down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OF_SOMETHING_ELSE = "exists and is not this job's: delete it, or create the job 
 OF_AN_EARLIER_JOB = "belongs to a deleted job of this name; it is created again once that one is gone"
 WITHOUT_ITS_LABEL = "is the job's, and lacks its label"
 
-# How long a request has to fail before people are told, in seconds: what heals by itself mostly does so sooner.
+# How long a request has to fail before that is reported, in seconds: most failures that pass by themselves pass sooner.
 LASTING_SECONDS = 15.0
 # Begins the message of a request that got no final answer.
 UNANSWERED = f"the request has failed for {LASTING_SECONDS:g} s and is repeated"
@@ -34,7 +34,7 @@ class Rejections:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._messages: dict[Target, str] = {}
-        # Since when each request has got no final answer, and what was said of it.
+        # Since when each request has had no final answer, and the message.
         self._unanswered: dict[Target, tuple[float, str]] = {}
         self._paces: defaultdict[Target, Pace] = defaultdict(lambda: Pace(clock))
         # The targets that a plan was told to put off, until it asks for how long.
@@ -49,9 +49,8 @@ class Rejections:
     def note_unanswered(self, target: Target, message: str) -> bool:
         """Notes that a request got no final answer; returns whether that has lasted for `LASTING_SECONDS`.
 
-        Once it has, the request waits like a rejected one.
-
-        Rule: a message that differs only in numbers, such as ports and times, doesn't replace the one before.
+        Rules: once it has, the request waits like a rejected one. A message that differs from the last only in numbers, such as ports and
+        times, doesn't replace it.
         """
         since, before = self._unanswered.get(target, (self._clock(), message))
         alike = _NUMBER.sub("0", before) == _NUMBER.sub("0", message)
@@ -103,7 +102,7 @@ class Rejections:
     def by_name(self) -> dict[str, str]:
         """Returns the messages by object name, for `Observed`; those of kinds that share a name are joined.
 
-        Of a request without a final answer, only if that has lasted.
+        A request without a final answer has one only once that has lasted.
         """
         messages: dict[str, str] = {}
         for (kind, name), message in sorted({**self._messages, **self._lasting()}.items()):

@@ -59,8 +59,8 @@ class LeaseOptions:
 class Options:
     """Says how an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone.
 
-    `may_delete`: the server grants the right to delete Secrets and NetworkPolicies of jobs. `release` is written into the jobs that it
-    serves (`status.operator`): namespace and name of its Lease. None: that field is ignored.
+    `may_delete`: this operator has the right to delete Secrets and NetworkPolicies of jobs. `release` is the namespace and name of its
+    Lease, which is written into the jobs that it serves (`status.operator`). None: that field is ignored.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Shell:
         scopes: tuple[str | None, ...] = options.namespaces or (None,)
         self._jobs = [(resource, namespace, "") for resource in watched(options.namespaces) for namespace in scopes]
         self._children = [(resource, namespace, LABEL_JOB) for resource in CHILDREN for namespace in scopes]
-        # Nodes belong to no namespace: an operator of single namespaces may not watch them.
+        # Nodes have no namespace, so an operator for single namespaces may not watch them.
         self._nodes: list[tuple[Resource, str | None, str]] = [] if options.namespaces else [(CORDONED_NODE, None, "")]
         self._streams = self._children + self._nodes
         self._cache = Cache(

@@ -161,22 +161,19 @@ class Writes:
         return "done"
 
     async def _delete(self, action: DeleteObject) -> str:
-        resource = BY_KIND[action.kind]
+        resource, key = BY_KIND[action.kind], key_of({"kind": action.kind, "metadata": self._named(action.name)})
+        if resource is SECRET:  # Secrets aren't watched: what is to be deleted counts as gone at once.
+            self._cache.remove(key, 0)
         try:
             deleted = await self._client.delete(
                 resource, self._namespace, action.name, action.uid, action.grace_seconds
             )
         except (NotFoundError, ConflictError):
             return "gone"
-        finally:
-            if resource is SECRET:  # no watch shows that it is gone, nor would one that is there be read
-                self._cache.remove(key_of({"kind": SECRET.kind, "metadata": self._named(action.name)}), 0)
-        if resource is SECRET:
-            return "done"
-        # The object as it was or as it lingers; for some kinds only a Status.
-        version = version_of(deleted) if deleted.get("kind") == action.kind else 0
-        key = key_of({"kind": action.kind, "metadata": self._named(action.name)})
-        self.expectations.append(Expectation(key, version, deleted_uid=action.uid))
+        if resource is not SECRET:
+            # The object as it was or as it lingers; for some kinds only a Status.
+            version = version_of(deleted) if deleted.get("kind") == action.kind else 0
+            self.expectations.append(Expectation(key, version, deleted_uid=action.uid))
         return "done"
 
     async def _resize(self, action: ResizePod) -> str:

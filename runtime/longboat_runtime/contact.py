@@ -1,6 +1,6 @@
-"""Whether a pod's driver has had an answer from the API server: for its agent, and for its later starts.
+"""Records whether a pod's driver has had an answer from the API server, for its agent and for later starts of the driver.
 
-It stands in a file of the pod, which outlives containers: once a driver has had an answer, it waits outages out.
+The record is a file of the pod, which outlives its containers: once a driver has had an answer, later ones wait outages out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Contact:
 
     @property
     def answered(self) -> bool:
-        """Whether a driver of this pod has asked for its number, and the API server has stored that."""
+        """Whether the API server has stored a driver's request for its number."""
         return self._text() == _ANSWERED
 
     def has_ended_for(self, cause: str) -> bool:
-        """Whether a start has ended for want of an answer because of `cause`."""
+        """Whether a start has ended without an answer because of `cause`."""
         return _line(cause) in self._text().splitlines()
 
     def note_answer(self) -> None:
@@ -32,7 +32,7 @@ class Contact:
         self._file.write_text(_ANSWERED)
 
     def note_end(self, cause: str) -> None:
-        """Notes that a start ends for want of an answer, because of `cause`."""
+        """Notes that a start ends without an answer because of `cause`."""
         with self._file.open("a") as file:
             file.write(f"{_line(cause)}\n")
 

@@ -30,11 +30,11 @@ from tests.support.waiting import eventually_async
 class NumbersAlone:
     """Notes the least number that a start asks for, and ends the start there."""
 
-    trouble: str | None = None
+    last_error: str | None = None
 
     def __init__(self) -> None:
         self.least: list[int] = []
-        self.asked = asyncio.Event()
+        self.request_stored = asyncio.Event()
 
     async def start(self) -> dict[str, Any]:
         return {}
@@ -65,30 +65,30 @@ async def test_a_start_asks_for_a_number_beyond_all_on_the_claim(
 class Refused:
     """An API server that refuses every request, until it no longer does. `looks` counts how often a driver looked how."""
 
-    def __init__(self, trouble: str) -> None:
-        self._trouble: str | None = trouble
-        self.asked = asyncio.Event()
+    def __init__(self, error: str) -> None:
+        self._last_error: str | None = error
+        self.request_stored = asyncio.Event()
         self.looks = 0
         self.begun = False
 
     @property
-    def trouble(self) -> str | None:
+    def last_error(self) -> str | None:
         self.looks += 1
-        return self._trouble
+        return self._last_error
 
     async def start(self) -> dict[str, Any]:
         return {}
 
     async def incarnation(self, least: int) -> int:
         self.begun = True
-        await self.asked.wait()
+        await self.request_stored.wait()
         raise Superseded("the test is over")
 
     async def close(self) -> None: ...
 
     def serve(self) -> None:
-        self._trouble = None
-        self.asked.set()
+        self._last_error = None
+        self.request_stored.set()
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ async def test_each_other_cause_ends_one_more_start(
     start: Callable[[Refused], Awaitable[Ending]], tmp_path: Path
 ) -> None:
     causes = ("connection refused", "403: rljobs is\nforbidden")
-    for trouble in causes:
-        with pytest.raises(pod.Unanswered, match=trouble):
-            await start(Refused(trouble))
-    for trouble in causes:
-        server = Refused(trouble)
+    for cause in causes:
+        with pytest.raises(pod.Unanswered, match=cause):
+            await start(Refused(cause))
+    for cause in causes:
+        server = Refused(cause)
         waiting = asyncio.create_task(start(server))
         await eventually_async(lambda: server.looks >= 3)  # noqa: B023 - awaited here
         server.serve()

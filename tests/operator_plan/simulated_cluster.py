@@ -44,7 +44,7 @@ from longboat_operator.planner import plan
 from longboat_operator.reading.status import read_status, rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
-from longboat_operator.watch.last_states import Awaited
+from longboat_operator.watch.last_states import UnrecordedLosses
 from longboat_operator.watch.pod_times import with_server_times
 from longboat_operator.watch.trim import trim
 from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
@@ -142,8 +142,8 @@ class SimulatedCluster:
             for name, pod in copy.deepcopy(self.children["Pod"]).items()
         }
         if self.job is not None:
-            awaited = Awaited(self.job)
-            self.last_states = {name: pod for name, pod in self.last_states.items() if pod in awaited}
+            unrecorded = UnrecordedLosses(self.job)
+            self.last_states = {name: pod for name, pod in self.last_states.items() if pod in unrecorded}
         nodes = None if self.cordoned is None else frozenset(self.cordoned)
         cache = _Cache(
             copy.deepcopy(self.job), known, copy.deepcopy(self.runtime), dict(self.last_states), nodes, self.contention

@@ -255,9 +255,12 @@ def test_a_refused_budget_is_shown_and_holds_nothing_up(cluster: SimulatedCluste
     assert cluster.status.phase is Phase.RUNNING
 
 
-def test_a_job_whose_spec_is_of_another_version_does_not_hold_up_a_drain(cluster: SimulatedCluster) -> None:
+@pytest.mark.parametrize("change", [{"fromTheFuture": True}, {"model": {}}, {"labels": ["x"]}], ids=str)
+def test_a_job_whose_spec_is_of_another_version_does_not_hold_up_a_drain(
+    cluster: SimulatedCluster, change: dict[str, object]
+) -> None:
     assert cluster.job
-    cluster.job["spec"]["fromTheFuture"] = True
+    cluster.job["spec"] |= change
     cordon(cluster, DRIVER)
     assert cluster.budget == 0
     assert not [a for a in plan(cluster.observed(), cluster.now).actions if isinstance(a, ApplyObject | DeleteObject)]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from longboat_crds.base import Role
 from longboat_crds.status import RoleStatus
 from longboat_operator.plan.incidents import INCIDENT
-from longboat_operator.plan.losses import loss_of
-from longboat_operator.plan.records import RoleCount, count, remembered
+from longboat_operator.plan.losses import Lost, loss_of
+from longboat_operator.plan.records import Look, RoleCount, count, remembered
 from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import PodView
@@ -74,7 +74,7 @@ class Operators:
         """Incidents after a look; one whose plan is cut short before the status is as if it had not been."""
         pods = [pod.view() for pod in self.pods]
         lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
-        found = count(JOB, Role.TRAINER, self.memory, pods, numbered(PODS), 7, now, lost)
+        found = count(Look(JOB, 7, now, Lost(lost)), Role.TRAINER, self.memory, pods, numbered(PODS))
         if published:
             text = role_status(RoleSurvey(Role.TRAINER, numbered(PODS), ()), found).to_json()
             self.memory = remembered(RoleStatus.model_validate(text))

@@ -13,6 +13,7 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, Placement
 from longboat_operator.model import Contention, DeleteObject, Plan
+from longboat_operator.plan.losses import UNREADY_SECONDS
 from longboat_operator.plan.placement import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, wait_seconds
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import find
@@ -477,6 +478,19 @@ def test_recovery_is_counted_from_the_first_pod_that_is_missing(running: Simulat
     running.start("sums-trainer-0-a1")
     running.settle()
     assert running.status.placement is None
+
+
+def test_a_stuck_pod_has_a_node_and_does_not_count_as_placed(running: SimulatedCluster) -> None:
+    """It can't serve any more (`PodStuck`), long before it is deleted."""
+    running.hang("sums-trainer-0-a0")
+    running.settle()
+    assert running.status.placement is None, "its container may still be restarted"
+    running.advance(UNREADY_SECONDS)
+    running.reconcile()
+    pod = running.children["Pod"]["sums-trainer-0-a0"]
+    assert pod["spec"]["nodeName"]
+    assert "deletionTimestamp" not in pod["metadata"]
+    assert (placement(running).placed, placement(running).minimum) == (4, 5)
 
 
 def test_a_running_job_that_lost_a_pod_before_its_operator_went_away_keeps_the_others(

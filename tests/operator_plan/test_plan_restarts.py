@@ -13,6 +13,8 @@ from longboat_operator.plan.incarnations import granted
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import find
 from longboat_operator.reading.times import stamp
+from longboat_operator.watch.pod_times import with_server_times
+from longboat_operator.watch.trim import trim
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 
 
@@ -194,6 +196,20 @@ def test_a_node_that_is_deleted_or_shut_down_twenty_times_uses_no_limit_up(
     assert {str(each): getattr(cluster.status.roles, each).recent_restarts for each in Role} == dict.fromkeys(Role, 0)
     assert getattr(cluster.status.roles, role).restarts >= 20
     assert not cluster.last_states or not cluster.observed().last_states
+
+
+def test_the_restart_history_says_how_the_containers_of_a_pod_ended_that_is_gone(cluster: SimulatedCluster) -> None:
+    """It failed and was deleted by force between two looks."""
+    name = "sums-trainer-0-a0"
+    ended = {"exitCode": 3, "message": "no space left", "finishedAt": cluster.node_time(name)}
+    pod = cluster.children["Pod"].pop(name)
+    statuses = [{"name": "trainer", "restartCount": 0, "state": {"terminated": ended}}]
+    pod["status"] |= {"phase": "Failed", "containerStatuses": statuses}
+    cluster.last_states[name] = trim(with_server_times(pod, None, cluster.now))
+    replace_lost(cluster)
+    [record] = cluster.status.restart_history or []
+    assert record.counted
+    assert "ended with exit code 3; last lines: no space left" in record.message
 
 
 def test_a_driver_that_fails_in_the_same_look_as_its_trainer_goes_with_its_node_uses_no_limit_up(

@@ -13,7 +13,7 @@ from longboat_crds.incarnations import UNANSWERED, UNANSWERED_EXIT_CODE
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Condition, Phase, RestartRecord
 from longboat_operator import rejections
-from longboat_operator.model import CreateObject, DeleteObject
+from longboat_operator.model import CreateObject, DeleteObject, Plan
 from longboat_operator.plan.pod_problems import STEADY_SECONDS
 from longboat_operator.planner import plan
 from longboat_operator.pods.roles import ROLES
@@ -233,7 +233,7 @@ def test_a_pod_that_only_finalizers_keep_does_not_block_its_place(cluster: Simul
     assert cluster.status.phase is Phase.RUNNING
     said = condition(cluster, ConditionType.ROLES_READY)
     assert said.status == "True"
-    kept = f"pod {TRAINER} has ended and is kept by its finalizers: {HOLD}, audit.example.com/log"
+    kept = f"pod {TRAINER} has ended, but its finalizers block its removal: {HOLD}, audit.example.com/log"
     assert said.message.endswith(f"; {kept}")
     cluster.advance(3600)
     assert not any(isinstance(action, DeleteObject) for action in cluster.planned()[1].actions)
@@ -263,7 +263,10 @@ def test_pods_that_only_finalizers_keep_block_no_suspension(cluster: SimulatedCl
     cluster.settle()
     assert cluster.status.phase is Phase.SUSPENDED
     message = condition(cluster, ConditionType.SUSPENDED).message
-    assert f"Pod {DRIVER} has ended and is kept by its finalizers: {HOLD} (5 more pods are kept as well)." in message
+    assert (
+        f"Pod {DRIVER} has ended, but its finalizers block its removal: {HOLD} (5 more pods are blocked too)."
+        in message
+    )
     cluster.edit(suspend=False)
     cluster.settle()
     assert not condition(cluster, ConditionType.SUSPENDED).message.startswith("Resumed.") or len(cluster.pods()) > 6
@@ -295,7 +298,7 @@ def test_a_deleted_job_that_a_foreign_finalizer_keeps_releases_its_pods_and_says
     cluster.settle()
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.pods())
     assert (cluster.status.phase, cluster.status.reason) == (Phase.TERMINATING, Reason.JOB_DELETED)
-    words = f"the job was deleted, and its finalizer keeps it: {HOLD}"
+    words = f"the job was deleted, but finalizers block its removal: {HOLD}"
     assert condition(cluster, ConditionType.RUNNING).message == words
     assert [(event.reason, event.message) for event in cluster.events][-1] == ("Terminating", words)
     cluster.edit(suspend=True)
@@ -345,6 +348,11 @@ def test_a_deleted_job_whose_spec_cannot_be_read_releases_its_pods(cluster: Simu
 DOWN = 'Internal error occurred: failed calling webhook "pods.example.com": connection refused'
 
 
+def without(made: Plan, kind: type) -> Plan:
+    """Returns the plan without actions of this kind, as they fail."""
+    return Plan(tuple(action for action in made.actions if not isinstance(action, kind)))
+
+
 def fails(cluster: SimulatedCluster, kind: str, name: str) -> None:
     """Requests about this object have failed for long."""
     cluster.rejections = {name: f"{kind} {name}: {rejections.UNANSWERED}: {DOWN}"}
@@ -356,7 +364,7 @@ def test_a_create_that_fails_for_long_is_told_with_the_servers_words_and_by_an_e
     fails(cluster, "Pod", DRIVER)
     made = cluster.planned()[1]
     assert any(isinstance(action, CreateObject) for action in made.actions), "it is repeated"
-    cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, CreateObject))))
+    cluster.carry_out(without(made, CreateObject))
     said = condition(cluster, ConditionType.SCHEDULED)
     assert (said.status, said.reason) == ("False", Reason.REQUEST_FAILED)
     assert said.message == f"Pod {DRIVER}: {rejections.UNANSWERED}: {DOWN}"
@@ -372,7 +380,7 @@ def test_a_running_job_that_loses_a_pod_says_why_none_takes_its_place(cluster: S
     cluster.advance(60)
     fails(cluster, "Pod", "sums-trainer-1-a1")
     made = cluster.planned()[1]
-    cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, CreateObject))))
+    cluster.carry_out(without(made, CreateObject))
     said = condition(cluster, ConditionType.ROLES_READY)
     assert said.reason == Reason.REQUEST_FAILED
     assert said.message.endswith(DOWN)
@@ -399,5 +407,5 @@ def test_pods_that_cannot_be_deleted_for_long_are_told_of(cluster: SimulatedClus
     cluster.train(0, "Suspended")
     fails(cluster, "Pod", DRIVER)
     made = cluster.planned()[1]
-    cluster.carry_out(type(made)(tuple(a for a in made.actions if not isinstance(a, DeleteObject))))
+    cluster.carry_out(without(made, DeleteObject))
     assert condition(cluster, ConditionType.SUSPENDED).message.endswith(DOWN)

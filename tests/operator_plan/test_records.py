@@ -13,8 +13,9 @@ from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.status import MAX_PODS, PodRecord, RoleStatus
 from longboat_operator.plan.creation import wait_seconds
-from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.losses import Lost, loss_of
 from longboat_operator.plan.records import (
+    Look,
     RoleCount,
     count,
     is_past,
@@ -49,7 +50,7 @@ def pod(index: int, attempt: int, restarts: int = 0, *, phase: str = "Running", 
 def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int = 0) -> RoleCount:
     """One look at the role's pods."""
     lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
-    return count(JOB, Role.TRAINER, memory, pods, numbered(desired), step, NOW, lost)
+    return count(Look(JOB, step, NOW, Lost(lost)), Role.TRAINER, memory, pods, numbered(desired))
 
 
 def through_status(counted: RoleCount) -> RoleCount:

@@ -198,11 +198,11 @@ def test_the_drivers_rights_are_bound_to_an_account_that_the_template_brings() -
     [
         (
             {"driverServiceAccount": {}, "roles": {"driver": template(serviceAccountName="mine")}},
-            "spec.driverServiceAccount: is about the account that the operator makes, but the template's driver pods have serviceAccountName mine",
+            "spec.driverServiceAccount: configures the account that the operator creates, but the template's driver pods have serviceAccountName mine",
         ),
         (
             {"common": template(serviceAccount="mine")},
-            "common.template.spec.serviceAccount: is out of use in Kubernetes",
+            "common.template.spec.serviceAccount: is deprecated in Kubernetes",
         ),
         (
             {"common": template(hostNetwork=True)},

@@ -273,9 +273,9 @@ def test_no_last_state_is_kept_of_what_nobody_asks_about() -> None:
 
 
 def test_nodes_are_unknown_until_they_are_listed_and_for_good_once_that_is_forbidden() -> None:
-    nodes = Source("Node", None)
+    nodes, listed = Source("Node", None), list[Source]()
     cache = Cache(may_watch_nodes=True)
-    feed = Feed(cache, Freshness([nodes], [nodes], optional=[nodes]), ServerClock(), lambda _: None)
+    feed = Feed(cache, Freshness([nodes], [nodes], optional=[nodes]), ServerClock(), lambda _: None, listed.append)
     feed.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node0", "uid": "1", "resourceVersion": "1"}})
     feed.refused(nodes, "no answer")
     assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, None)
@@ -285,6 +285,9 @@ def test_nodes_are_unknown_until_they_are_listed_and_for_good_once_that_is_forbi
     assert cache.cordoned(["node0", "node1"]) == {"node0"}
     feed.refused(nodes, "forbidden", forbidden=True)
     assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (False, None)
+    assert len(listed) == 2, "all jobs are planned, since budgets have to open"
+    feed.refused(nodes, "forbidden", forbidden=True)
+    assert len(listed) == 2, "once"
     feed.listed(nodes, {}, 2)
     assert (cache.may_watch_nodes, cache.cordoned(["node0", "node1"])) == (True, set())
 

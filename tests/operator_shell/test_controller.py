@@ -606,3 +606,6 @@ def test_all_jobs_are_planned_once_it_is_known_which_nodes_take_no_pods(bench: B
     bench.cache.note_nodes(listed=True)
     bench.controller.listed(Source("Node", None))
     assert not bench.due(), "what a later list shows comes as changes"
+    bench.cache.note_nodes(listed=False)
+    bench.controller.listed(Source("Node", None))
+    assert set(bench.due()) == {X, Y}, "the right to watch them is gone"

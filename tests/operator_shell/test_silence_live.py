@@ -186,7 +186,7 @@ async def test_pods_that_finalizers_keep_block_neither_their_place_nor_a_suspens
     await bench.delete(POD, "x-trainer-0-a0")
     await eventually_async(lambda: names(bench), lambda found: "x-trainer-0-a1" in found)
     assert "x-trainer-0-a0" in await names(bench)
-    words = f"pod x-trainer-0-a0 has ended and is kept by its finalizers: {HOLD}"
+    words = f"pod x-trainer-0-a0 has ended, but its finalizers block its removal: {HOLD}"
 
     async def told(kind: str) -> str:
         return str((await bench.condition("x", kind)).get("message"))

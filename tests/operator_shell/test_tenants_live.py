@@ -165,17 +165,6 @@ async def test_a_job_without_them_is_told_what_the_policy_says(site: Site) -> No
         await eventually_async(site.has_pods("x", 4))
 
 
-async def test_keys_of_the_operator_and_of_kubernetes_are_refused_by_the_api_server(site: Site) -> None:
-    for key in ("longboat.dev/job", "kubernetes.io/x", "app.kubernetes.io/managed-by", "a b"):
-        for field in ("labels", "annotations"):
-            with pytest.raises(ApiError, match=rf"spec\.{field}"):
-                await site.submit_with("x", **{field: {key: "1"}})
-    with pytest.raises(ApiError, match=r"spec\.labels\.team"):
-        await site.submit_with("x", labels={"team": "a b"})
-    with pytest.raises(ApiError, match=r"spec\.rewardPools\[0\]\.name"):
-        await site.submit_with("x", rewardPools=[{"name": "driver"}])
-
-
 async def test_driver_pods_pull_images_as_those_of_other_roles_do(site: Site) -> None:
     secrets = [{"name": "registry"}]
     await site.admin.patch(SERVICE_ACCOUNT, site.namespace, "default", {"imagePullSecrets": secrets}, MERGE_PATCH)

@@ -113,8 +113,6 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
         ("status.roles.rollout.pods", []),
         ("status.conditions", [{"type": "Suspended", "status": "True"}]),
         ("status.suspendTime", "2026-11-21T10:00:00Z"),
-        ("status.placement", {"releaseTime": "2026-11-21T10:00:00Z"}),
-        ("status.placement", {"retryTime": "2026-11-21T10:00:00Z"}),
         ("spec.suspend", True),
         ("spec.rollout", {"replicas": 3}),
         ("spec.rollout", {"minReplicas": 1}),
@@ -123,6 +121,8 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
         ("status.demand.reward", {"pools": [{"name": "code", "cpu": "2"}]}),
         ("metadata.deletionTimestamp", "2026-11-21T10:00:00Z"),
         ("metadata.uid", "2"),
+        ("status.placement", {"releaseTime": "2026-11-21T10:00:00Z"}),
+        ("status.placement", {"retryTime": "2026-11-21T10:00:00Z"}),
     ],
 )
 def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:

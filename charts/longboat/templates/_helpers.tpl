@@ -15,7 +15,7 @@
 {{- default (list (dict "namespaceSelector" $kubeSystem)) .Values.dnsPeers | toJson }}
 {{- end }}
 
-{{- /* With --reuse-values, the values of a chart that had none lack both. */}}
+{{- /* The defaults of values.yaml again: with --reuse-values, the values of an older chart lack both. */}}
 {{- define "longboat.podSecurityContext" -}}
 {{- $ids := dict "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 }}
 {{- $default := merge (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) $ids }}
@@ -45,7 +45,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (include "longboat.fullname" .) .Values.serviceAccount.name }}
 {{- end }}
 
-{{- /* The usernames of all operators' accounts, as a list in CEL: admission policies know them by these. */}}
+{{- /* The usernames of all operators' accounts, as a CEL list for the admission policies. */}}
 {{- define "longboat.operators" -}}
 {{- $own := printf "'system:serviceaccount:%s:%s'" .Release.Namespace (include "longboat.serviceAccountName" .) }}
 {{- $operators := list $own }}
@@ -53,11 +53,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $operators = append $operators (printf "'system:serviceaccount:%s'" .) }}
 {{- end }}
 {{- printf "[%s]" (join ", " $operators) }}
-{{- end }}
-
-{{- /* Whether the operator may delete Secrets and NetworkPolicies: only beside the policy that limits it to those of jobs. */}}
-{{- define "longboat.mayDelete" -}}
-{{- .Values.policies.install | ternary "yes" "" }}
 {{- end }}
 
 {{- /* What the operator may do wherever it serves jobs. Secrets: never read. */}}
@@ -87,8 +82,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
-{{- if include "longboat.mayDelete" . }}
-# The policy longboat-operator-deletes limits these to objects whose controller is an RLJob.
+{{- if .Values.policies.install }}
+# The policy longboat-operator-deletes limits these to objects whose controller is an RLJob; without it they aren't granted.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [delete]
@@ -106,7 +101,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
-# Nobody but the disruption controller evicts driver and trainer pods before the driver has saved.
+# Budgets keep driver and trainer pods from being evicted before the driver has saved.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]

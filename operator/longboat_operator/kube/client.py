@@ -86,7 +86,11 @@ class KubeClient:
         fields: str = "",
         metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
-        """Yields all objects that match the selectors (labels, fields, by default the kind's own), in pages. GoneError: the list took too long; start again."""
+        """Yields all objects that match the label selector and the field selector (default: `resource.fields`), in pages.
+
+        Raises:
+            GoneError: the list took too long; start again.
+        """
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = selector
@@ -200,7 +204,12 @@ class KubeClient:
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str | None, grace_seconds: int | None = None
     ) -> dict[str, Any]:
-        """Deletes the object; its dependents go in the background. ConflictError: its uid isn't `uid`. NotFoundError: there is none."""
+        """Deletes the object, and its dependents in the background.
+
+        Raises:
+            ConflictError: `uid` is given, and the object has another one.
+            NotFoundError: there is no such object.
+        """
         options: dict[str, Any] = {"propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}

@@ -1,4 +1,4 @@
-"""Finds the API server, the way and our credentials there, from a kubeconfig file or the pod's service account."""
+"""Finds the API server, a proxy to it and our credentials, from a kubeconfig file or the pod's service account."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ConfigurationError(Exception):
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
     """Loads the given kubeconfig; without one, the service account in a pod, or the user's default kubeconfig elsewhere.
 
-    In a pod no proxy stands between, whatever the environment says: proxies are for what lies outside the cluster. A kubeconfig may name
-    one (`proxy-url`); else the environment may.
+    In a pod no proxy is used, whatever the environment says: proxies are for what lies outside the cluster. Elsewhere the kubeconfig
+    (`proxy-url`) or else the environment may name one.
 
     Raises:
         ConfigurationError: the configuration is missing or can't be read.
@@ -46,9 +46,9 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
 
 
 def proxy_in_environment(host: str) -> str | None:
-    """Returns the proxy that HTTPS_PROXY (for an http:// server, HTTP_PROXY) names; None if none is, or NO_PROXY exempts the server.
+    """Returns the proxy that HTTPS_PROXY (HTTP_PROXY for an http:// server) names; None if there is none or NO_PROXY exempts the server.
 
-    NO_PROXY may name hosts, with ports, domains and, as kubectl reads it, blocks of addresses (10.96.0.0/12).
+    NO_PROXY may contain hosts, also with ports, domains and, as in kubectl, address blocks (10.96.0.0/12).
     """
     url = URL(host)
     if url.host is None or proxy_bypass(f"{url.host}:{url.port}") or _in_exempt_block(url.host):
@@ -57,7 +57,7 @@ def proxy_in_environment(host: str) -> str | None:
 
 
 def _in_exempt_block(host: str) -> bool:
-    """Whether the host is an address in a block that NO_PROXY names, which Python's own rule doesn't know."""
+    """Whether the host is an address in a block that NO_PROXY contains; `proxy_bypass` knows no blocks."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -18,7 +18,7 @@ class Resource:
     version: str = "v1"
     namespaced: bool = True
     fields: str = ""
-    """Field selector: only such objects are listed and watched."""
+    """Field selector of the objects that are listed and watched; empty: all."""
 
     @property
     def api_version(self) -> str:
@@ -50,7 +50,7 @@ ROLE_BINDING = Resource("RoleBinding", "rolebindings", "rbac.authorization.k8s.i
 NETWORK_POLICY = Resource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
 CONTROLLER_REVISION = Resource("ControllerRevision", "controllerrevisions", "apps")
 DISRUPTION_BUDGET = Resource("PodDisruptionBudget", "poddisruptionbudgets", "policy")
-# Kubelets update the status of every node all the time; of nodes that take pods nothing has to be known.
+# Only cordoned nodes are watched: kubelets update the status of every node all the time.
 CORDONED_NODE = Resource("Node", "nodes", namespaced=False, fields="spec.unschedulable=true")
 EVENT = Resource("Event", "events")
 LEASE = Resource("Lease", "leases", "coordination.k8s.io")

@@ -31,7 +31,7 @@ WATCH_SILENCE_SECONDS = 90.0
 _USER_AGENT = "longboat-operator"
 _JSON = "application/json"
 _PLURALS = frozenset(resource.plural for resource in BY_KIND.values())
-# aiohttp names the object that holds the certificates, which says nothing to people.
+# aiohttp's messages contain the TLS context's representation, which means nothing to people.
 _TLS_CONTEXT = re.compile(r" ssl:(<[^>]*>|\S+)")
 _SILENCE = (aiohttp.ClientError, OSError, TimeoutError)
 
@@ -55,7 +55,7 @@ class Request:
 
 
 class Transport:
-    """Sends requests with the credentials of a `Configuration`, over its proxy alone. One per process; `close` it at the end.
+    """Sends requests with the credentials and the proxy of a `Configuration`. One per process; `close` it at the end.
 
     `server_clock` follows all answers, also those to sessions.
     """

@@ -24,7 +24,7 @@ from longboat_operator.plan.records import Memories
 from longboat_operator.plan.reward_cpus import RewardCpus
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
-from longboat_operator.plan.templates import Template, runtime_revision, template_of
+from longboat_operator.plan.templates import Template, runtime_revision
 from longboat_operator.pods.access import TOKEN_KEY, ray_token
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.names import JobRef, Place
@@ -61,17 +61,22 @@ class Vacancy:
     wait: float
 
 
-def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
-    """Plans to create what is missing; `vacant` are the places without a pod, once the job has a grant, in the order in which they get one.
+def creation_of(
+    view: JobView, template: Template | Finding, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime
+) -> Creation:
+    """Plans to create what is missing.
 
-    Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes first, the
-    others follow at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
-    of each role, and of each reward pool, are checked by a dry run, unless one of the same shape was accepted lately. A template that is
-    rejected gets no revision, so the next plan takes the template as it then is. A role or pool whose pod was rejected asks for no pods of
-    later places until that one is accepted. With spec.rewardCpu a reward pod is created with the CPUs that the published
-    status promises it; while the template has no revision yet, also with those that this plan's status promises.
+    `vacant` are the places without a pod, once the job has a grant, in the order in which they get one.
+
+    Rules:
+    * account, service, policies, claim and token come before pods, and so does the job's grant. All pods are created at once, the driver's
+      first: the others wait for the head themselves;
+    * before the first pod from a template, dry runs check its revision and the first pod of each role and reward pool. Shapes that were
+      accepted lately are left out. A rejected template gets no revision, so the next plan takes the template as it then is;
+    * a role or pool whose pod was rejected asks for no pods of later places until that one is accepted;
+    * with spec.rewardCpu a reward pod is created with the CPUs that the published status promises it. While the template has no revision,
+      those that this plan's status promises count too.
     """
-    template = template_of(view)
     if isinstance(template, Finding):
         return Creation(finding=template)
     to_fill = [vacancy for vacancy in vacant if vacancy.wait <= 0]
@@ -79,7 +84,7 @@ def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now:
     name = view.status.ray_token_secret
     token = ray_token_of(view, job) if to_fill or says_missing(view, name) else RayToken(name)
     for_driver = token.may_be_used and any(vacancy.role is Role.DRIVER for vacancy in to_fill)
-    around = surroundings_of(view, template.runtime, for_driver=for_driver)
+    around = surroundings_of(view, job, template.runtime, for_driver=for_driver)
     claims = claims_in_use(view) if to_fill else ClaimsInUse()
     if look_up := (*around.look_up, *claims.look_up, *token.look_up):
         return Creation(finding=_rejected(view, look_up), template=template, ray_token=token.name, look_up=look_up)
@@ -148,9 +153,9 @@ def _another(view: JobView) -> RayToken:
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
     """Yields the places that should get a pod, now or later; `memories` are as published, `counts` after this look.
 
-    Rules: a place gets a pod only when none of it is left in the snapshot, but for those that have ended and that finalizers keep.
-    One whose pod was lost waits for the back-off. It is left out until the status says that its pod was lost, so the loss can't be
-    forgotten, and that it is gone.
+    Rules: a place gets a pod only when none of its pods is left in the snapshot, apart from those that only finalizers keep. A place whose
+    pod was lost waits for the back-off. It is left out until the status says that the pod was lost, so that the loss can't be forgotten,
+    and that it is gone.
     """
     for role in ROLES:
         taken = {pod.place for pod in view.pods[role] if not pod.ended}

@@ -52,8 +52,9 @@ def start_clock(view: JobView, placed: bool, ready: bool, now: datetime) -> Star
     """Returns the start clock after this look. `placed` and `ready` say whether the job's whole minimum of pods has nodes and is ready.
 
     Rules:
-    * it runs while the whole minimum has nodes and isn't ready, or the current driver reports nothing; not once rounds have run or a step is
-      committed: such a job has something to lose. Nor does it run while the driver waits for somebody, who may take as long;
+    * it runs while the whole minimum has nodes and isn't ready, or the current driver reports nothing;
+    * it doesn't once rounds have run or a step is committed, since such a job has something to lose. Nor does it while the driver waits for
+      a person, who may take as long;
     * it is stopped, never set back: what it has counted stays in the status until rounds run or the job is suspended;
     * time in which no operator looked isn't counted, as far as that is known: one would have ended the job. Pods may have been lost
       meanwhile, and a driver gets no number without an operator.
@@ -69,7 +70,7 @@ def start_clock(view: JobView, placed: bool, ready: bool, now: datetime) -> Star
 
 
 def seconds_left(view: JobView, placement: Placement | None, now: datetime) -> float | None:
-    """Returns the seconds until the job fails unless rounds run or its minimum is ready, 0 or less once it does; None if no time is counted."""
+    """Returns the seconds until the start deadline, 0 or less once it has passed; None while the clock is stopped."""
     if placement is None or placement.start_since is None:
         return None
     clock = StartClock(placement.start_seconds or 0, placement.start_since)
@@ -82,5 +83,5 @@ def missed(view: JobView, placement: Placement | None, now: datetime, missing: s
     if remaining is None or remaining > 0:
         return None
     limit = view.spec.failure_policy.start_deadline_seconds
-    message = f"not ready within {limit} s with all pods of its minimum placed (failurePolicy.startDeadlineSeconds): {missing}"
+    message = f"not ready within {limit} s of having nodes for its minimum of pods (failurePolicy.startDeadlineSeconds): {missing}"
     return Finding(ConditionType.FAILED, True, Reason.START_DEADLINE_EXCEEDED, message)

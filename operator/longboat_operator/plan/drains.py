@@ -1,4 +1,4 @@
-"""Nodes of driver and trainer pods that are to be drained: the driver saves first, then the pods may be evicted. Pure."""
+"""Decides when driver and trainer pods may be evicted from nodes that are being drained: once the driver has saved. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.base import Role
+from longboat_crds.runtime import RLRuntimeSpec
 from longboat_crds.status import DrainStatus, TrainingState
 from longboat_operator.model import Action, ApplyObject, digest
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.surroundings import is_as_applied, marked
-from longboat_operator.plan.templates import template_of
 from longboat_operator.pods.budget import BUDGET_ROLES, disruption_budget
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until, stamp
 from longboat_operator.reading.view import JobView
 
@@ -23,27 +22,29 @@ BUDGET = "PodDisruptionBudget"
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Holds what the status says of it, how the budget is brought up to date, and the seconds until it opens at the latest."""
+    """What the status says of a drain, the update of the budget, and the seconds after which the budget opens at the latest."""
 
     status: DrainStatus | None = None
     actions: tuple[Action, ...] = ()
     wait: float | None = None
 
 
-def drain_of(view: JobView, lost: Collection[str], now: datetime) -> Drain:
-    """Looks at the nodes of the pods that rounds can't do without, but for those in `lost` (by uid), and decides whether they may be evicted.
+def drain_of(view: JobView, runtime: RLRuntimeSpec | None, lost: Collection[str], now: datetime) -> Drain:
+    """Decides whether the pods that rounds can't do without may be evicted; those in `lost` (by uid) don't matter any more.
+
+    `runtime` is the template in force, None if there is none.
 
     Rules:
-    * `kubectl drain` and whatever else empties a node makes it `unschedulable` first. While none of these nodes is, a budget allows no
-      eviction of a healthy pod, from when the driver first reports: before that there is nothing to save. A node that becomes so is
-      published, which asks the driver to save;
+    * whatever empties a node, such as `kubectl drain`, makes it `unschedulable` first. While no node of these pods is, a budget allows no
+      eviction of a healthy one. There is no budget before the driver first reports, since there is nothing to save;
+    * a node that becomes unschedulable is published, which asks the driver to save;
     * evictions are allowed once the checkpoint holds the step that was committed then, after `checkpoint.graceSeconds`, or if no driver is
-      training: nothing more would be saved. They stay allowed until no such pod is on such a node;
-    * an operator that may not watch nodes has no budget, which would never open; one that is there from before is opened. Until nodes have
-      been listed, everything stays as it is.
+      training, since nothing more would be saved. They stay allowed until none of these pods is on such a node;
+    * an operator that may not watch nodes makes no budget, which would never open, and opens one that it finds. Until nodes have been
+      listed, everything stays as it is.
     """
     if not view.observed.may_watch_nodes:
-        return Drain(actions=opened(view))
+        return Drain(actions=opened(view, runtime))
     cordoned = view.observed.cordoned
     if cordoned is None:
         return Drain(view.status.drain)
@@ -52,19 +53,19 @@ def drain_of(view: JobView, lost: Collection[str], now: datetime) -> Drain:
     drain = _noted(view, nodes, now)
     remaining = seconds_until(drain.since, view.spec.checkpoint.grace_seconds, now) if drain else 0.0
     if drain and (remaining <= 0 or not _waits_for_driver(view, drain)):
-        return Drain(drain, opened(view))
+        return Drain(drain, opened(view, runtime))
     least = sum(len(ROLES[role].places(view.spec)) for role in BUDGET_ROLES)
     trains = pods and view.training is not None
-    return Drain(drain, _budget(view, least) if trains else (), remaining if drain else None)
+    return Drain(drain, _budget(view, runtime, least) if trains else (), remaining if drain else None)
 
 
-def opened(view: JobView) -> tuple[Action, ...]:
+def opened(view: JobView, runtime: RLRuntimeSpec | None) -> tuple[Action, ...]:
     """Returns what makes the job's budget allow every eviction; nothing if it has none."""
-    return _budget(view, 0) if view.child(BUDGET, view.job.name) else ()
+    return _budget(view, runtime, 0) if view.child(BUDGET, view.job.name) else ()
 
 
 def _noted(view: JobView, nodes: list[str], now: datetime) -> DrainStatus | None:
-    """Returns what to publish of these nodes. One that is new makes the driver save again, and the grace begin anew."""
+    """Returns what to publish about these nodes. A new one makes the driver save again, and restarts the grace period."""
     if not nodes:
         return None
     published = view.status.drain
@@ -74,7 +75,7 @@ def _noted(view: JobView, nodes: list[str], now: datetime) -> DrainStatus | None
 
 
 def _waits_for_driver(view: JobView, drain: DrainStatus) -> bool:
-    """Whether a driver trains that has not saved the step yet; one that had to go back to an earlier step has no more than that."""
+    """Whether a driver is training and hasn't saved the step yet, or its own if it had to go back to an earlier one."""
     trains = view.training is not None and view.training.state is TrainingState.RUNNING
     if not trains or all(loss_of(pod) for pod in view.pods[Role.DRIVER]):
         return False
@@ -82,9 +83,8 @@ def _waits_for_driver(view: JobView, drain: DrainStatus) -> bool:
     return saved < min(drain.step, view.step)
 
 
-def _budget(view: JobView, least: int) -> tuple[Action, ...]:
-    template = template_of(view)
-    job = view.job.with_common(view.spec, None if isinstance(template, Finding) else template.runtime)
+def _budget(view: JobView, runtime: RLRuntimeSpec | None, least: int) -> tuple[Action, ...]:
+    job = view.job.with_common(view.spec, runtime)
     body = disruption_budget(job, least)
     mark = digest(body)
     live = view.child(BUDGET, job.name)

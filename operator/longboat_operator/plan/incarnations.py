@@ -33,8 +33,7 @@ def failure_before(current: Incarnation | None, demand: Demand | None) -> str | 
 def revoked(current: Incarnation | None) -> Incarnation | None:
     """Returns the incarnation with the next number, although no driver asked; None if none has had one.
 
-    Rule: the pods of a job that resumes, or was released for want of room, are new, so whatever the previous driver wrote, or still writes
-    from a lost node, belongs to an earlier start from now on. So does whatever was written by a driver that ended and is replaced because steps
-    are left.
+    Rule: a job that resumes, or whose pods were released, gets new pods. So whatever the previous driver wrote, or still writes from a lost
+    node, belongs to an earlier start from now on. The same is true of a driver that ended and is replaced because steps are left.
     """
     return current and Incarnation(number=current.number + 1, request=current.request)

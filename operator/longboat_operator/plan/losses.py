@@ -11,17 +11,11 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.intact import records_of
-from longboat_operator.reading.terminations import (
-    container_statuses,
-    foreign_statuses,
-    last_termination,
-    own_statuses,
-    terminations,
-)
+from longboat_operator.reading.terminations import container_statuses, last_termination, terminations
 from longboat_operator.reading.times import moment
 from longboat_operator.reading.view import JobView, PodView
 
-# Reasons of a pod's status by which the kubelet says that its node shuts down: the pod was ended, or not let in any more
+# Reasons in a pod's status by which the kubelet says that its node is shutting down: it ended the pod, or no longer admitted it
 # (Kubernetes, pkg/kubelet/nodeshutdown).
 NODE_SHUTDOWN = frozenset({"Terminated", "NodeShutdown"})
 # Reasons of the condition DisruptionTarget that tell of a node that is gone (source: Kubernetes, "Pod disruption conditions").
@@ -49,7 +43,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Pods that can't serve any more, by uid, and those of which only the last state is known, by name.
+    """Pods that can't serve any more, by uid; pods that are gone and whose last state is known, by name.
 
     `wait` is the time until another one counts as stuck.
     """
@@ -62,7 +56,7 @@ class Lost:
 def lost_pods(view: JobView, now: datetime) -> Lost:
     """Finds all pods of the job that are lost or stuck, and when to look again: at those that may get stuck, or that no watch shows.
 
-    Pods that nothing shows any more are judged by the last state that the watch has shown of them.
+    Pods that are gone are judged by the last state that the watch showed of them.
     """
     lost: dict[str, Loss] = {}
     waits: list[float] = []
@@ -91,7 +85,7 @@ def _dated(losses: Mapping[str, Loss], now: datetime) -> dict[str, Loss]:
 
 
 def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
-    """Returns when pods were lately removed through no fault of theirs, according to pods and the restart history."""
+    """Returns when pods were recently removed through no fault of their own, according to pods and the restart history."""
     now_gone = {loss.time for loss in (*lost.pods.values(), *lost.gone.values()) if not loss.counted and loss.time}
     recorded = {
         moment(record.time)
@@ -119,9 +113,9 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     running = [(status.get("state") or {}).get("running") for status in statuses]
     if not running or not all(running):
         return None
-    if not all(status.get("ready") for status in foreign_statuses(pod.raw, pod.own) if status in statuses):
-        return None  # since when one of ours is not ready isn't known: the condition Ready is about all
-    if all(status.get("ready") for status in own_statuses(pod.raw, pod.own)):
+    if not all(status.get("ready") for status in pod.foreign_statuses if status in statuses):
+        return None  # The condition Ready covers all containers, so it doesn't say since when one of ours isn't ready.
+    if all(status.get("ready") for status in pod.own_statuses):
         return None
     times = [ready["lastTransitionTime"], *(state["startedAt"] for state in running if state and "startedAt" in state)]
     if role is not Role.DRIVER:
@@ -136,9 +130,8 @@ def loss_of(pod: PodView) -> Loss | None:
     """Returns why the pod can't serve any more; None while its containers may still run or be restarted in it.
 
     Rules:
-    * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss. A pod is lost
-      when it is being deleted (by a person, an eviction, a preemption, or because its node is gone) or when the kubelet gave it
-      up (phase Failed; Succeeded at a node's shutdown);
+    * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss;
+    * a pod is lost when it is being deleted, by whomever, or when the kubelet gave it up (phase Failed; Succeeded at a node's shutdown);
     * a pod whose labels were changed is lost too, and that doesn't count: Services and policies no longer select it;
     * any other loss counts unless the pod says that infrastructure or a scheduler removed it (`_disruption`).
     """
@@ -153,10 +146,9 @@ def loss_of(pod: PodView) -> Loss | None:
         return replace(disruption, time=since)
     if pod.deleted_at is not None:
         cause = pod.condition("DisruptionTarget")
-        text = f"{cause['reason']}: {cause.get('message', '')}".rstrip(": ") if _holds(cause) else "it was deleted"
-        return Loss(Reason.POD_LOST, text, time=since)
+        return Loss(Reason.POD_LOST, _words(cause) if _holds(cause) else "it was deleted", time=since)
     status = pod.raw["status"]
-    last = last_termination(own_statuses(pod.raw, pod.own))
+    last = last_termination(pod.own_statuses)
     parts = [status.get("reason"), status.get("message"), last.text if last else None]
     text = "; ".join(str(part) for part in parts if part)
     return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", time=since)
@@ -165,34 +157,35 @@ def loss_of(pod: PodView) -> Loss | None:
 def _disruption(pod: PodView) -> Loss | None:
     """Returns the loss of a pod that was removed through no fault of its own; None if nothing says so.
 
-    Rules, by what is left in the pod's status:
-    * condition `DisruptionTarget` with any reason but `TerminationByKubelet`: eviction through the API, preemption, a node that is gone
-      (Kubernetes, "Pod disruption conditions"; other schedulers have reasons of their own);
-    * with that reason, or without the condition, only the status' reason of a node's graceful shutdown: a pod that drives its node out of
-      memory has the same condition and is at fault;
+    Rules, by what stands in the pod's status:
+    * condition `DisruptionTarget` with any reason but `TerminationByKubelet`: an eviction through the API, a preemption, or a node that is
+      gone (Kubernetes, "Pod disruption conditions"; other schedulers have their own reasons);
+    * a status reason of `NODE_SHUTDOWN`: a graceful node shutdown. `TerminationByKubelet` alone doesn't count as one, since a pod that
+      drives its node out of memory has it too, and is at fault;
     * condition `TerminationTarget`: Kueue deletes the pod (Kueue, pkg/controller/jobs/pod);
-    * condition `Ready`, False for the reason `Evict`, in a pod that is being deleted: Volcano preempts it (Volcano, pkg/scheduler/cache).
+    * condition `Ready`, False with the reason `Evict`, in a pod being deleted: Volcano preempts it (Volcano, pkg/scheduler/cache).
     """
     node = f"node {pod.node or '?'}"
     if pod.raw.get("status", {}).get("reason") in NODE_SHUTDOWN:
         return Loss(Reason.NODE_LOST, f"{node} was shut down", counted=False)
-    target = pod.condition("DisruptionTarget")
+    target, by_kueue, ready = (pod.condition(kind) for kind in ("DisruptionTarget", "TerminationTarget", "Ready"))
     if _holds(target) and target["reason"] in _NODE_GONE:
         return Loss(Reason.NODE_LOST, f"{node} is gone or does not respond", counted=False)
-    evicted = pod.condition("Ready")
-    for condition, applies in (
-        (target, _holds(target) and target["reason"] != "TerminationByKubelet"),
-        (pod.condition("TerminationTarget"), _holds(pod.condition("TerminationTarget"))),
-        (evicted, pod.deleted_at is not None and (evicted.get("status"), evicted.get("reason")) == ("False", "Evict")),
-    ):
-        if applies:
-            text = f"{condition['reason']}: {condition.get('message', '')}".rstrip(": ")
-            return Loss(Reason.POD_LOST, text, counted=False)
+    if _holds(target) and target["reason"] != "TerminationByKubelet":
+        return Loss(Reason.POD_LOST, _words(target), counted=False)
+    if _holds(by_kueue):
+        return Loss(Reason.POD_LOST, _words(by_kueue), counted=False)
+    if pod.deleted_at is not None and (ready.get("status"), ready.get("reason")) == ("False", "Evict"):
+        return Loss(Reason.POD_LOST, _words(ready), counted=False)
     return None
 
 
 def _holds(condition: Mapping[str, Any]) -> bool:
     return bool(condition.get("reason")) and condition.get("status", "True") == "True"
+
+
+def _words(condition: Mapping[str, Any]) -> str:
+    return f"{condition['reason']}: {condition.get('message', '')}".rstrip(": ")
 
 
 def _end_of(pod: PodView) -> datetime | None:

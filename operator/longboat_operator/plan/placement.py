@@ -192,8 +192,8 @@ def _waiting(view: JobView, minimum: Minimum, now: datetime) -> Waiting:
 def _since(view: JobView, minimum: Minimum, now: datetime) -> str | None:
     """Returns since when the job waits for the rest of its minimum; None if it waits for nothing, or has no pods.
 
-    Rule: in a job that starts, since another pod of the minimum was last found to have a node, or pods were first there; in one that runs,
-    since it was first found to lack one. It starts anew if no operator looked when the time was over: none could replace a pod either.
+    Rule: a starting job waits since the last pod of its minimum got a node, or since it first had pods. A running one waits since it was
+    first found to lack a pod. The time starts over if no operator looked when it was up: none could replace a pod either.
     """
     if minimum.is_placed or not view.all_pods:
         return None
@@ -212,8 +212,8 @@ def _limit(view: JobView, minimum: Minimum, priority: int) -> tuple[float | None
     * a running job has `recoveryTimeoutSeconds`;
     * one that starts, with nodes for some of its minimum, has `placementTimeoutSeconds`. The one that ranks first of all those that wait
       like this has twice as long: what the others give back may be all that it needs;
-    * one whose pods have no nodes, so that they are in nobody's way, waits for as long as it takes: an autoscaler may make room for them,
-      and a queue keeps their turn. If they use up a quota that refuses another job's pod, it has `placementTimeoutSeconds`.
+    * one whose pods have no nodes is in nobody's way, and waits as long as it takes: an autoscaler may make room for them, and a queue
+      keeps their turn. If they use up a quota that refuses another job's pod, it has `placementTimeoutSeconds`.
     """
     policy, contention = view.spec.failure_policy, view.observed.contention
     if has_trained(view):

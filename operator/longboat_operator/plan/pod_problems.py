@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_operator.plan.losses import Loss
-from longboat_operator.reading.terminations import (
-    foreign_statuses,
-    how_it_ended,
-    last_termination,
-    own_statuses,
-    terminations,
-)
+from longboat_operator.reading.terminations import how_it_ended, last_termination, terminations
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, PodView
 
@@ -42,7 +36,7 @@ class PodProblem:
 
 
 def scheduling_problem(pod: PodView) -> PodProblem | None:
-    """Returns why the pod isn't scheduled: its gates, or the message of its PodScheduled condition; None unless that condition is False."""
+    """Returns why the pod isn't scheduled: its scheduling gates, or the message of a False condition PodScheduled; else None."""
     if pod.gates:
         return PodProblem(Reason.SCHEDULING_GATED, f"pod {pod.name}: waits for scheduling gates {', '.join(pod.gates)}")
     condition = pod.condition("PodScheduled")
@@ -58,24 +52,21 @@ def scheduling_problem(pod: PodView) -> PodProblem | None:
 def problem_of(pod: PodView, loss: Loss | None) -> PodProblem | None:
     """Returns what is wrong with the pod, such as its `loss`; None if nothing is known to be.
 
-    Rule: its role's own containers first; a foreign one only if the pod isn't ready, which then waits for it.
+    Rule: the role's own containers come first. Foreign ones matter only while the pod isn't ready, since it may be waiting for them.
     """
     if loss:
         return PodProblem(loss.reason, f"pod {pod.name}: {loss.message}")
     if unscheduled := scheduling_problem(pod):
         return unscheduled
-    own = own_statuses(pod.raw, pod.own)
-    problem = _container_problem(pod, own)
-    return problem if problem or pod.ready else _container_problem(pod, foreign_statuses(pod.raw, pod.own))
+    problem = _container_problem(pod, pod.own_statuses)
+    return problem if problem or pod.ready else _container_problem(pod, pod.foreign_statuses)
 
 
 def _container_problem(pod: PodView, statuses: list[Mapping[str, Any]]) -> PodProblem | None:
     for status in statuses:
-        waiting = (status.get("state") or {}).get("waiting") or {}
-        reason = waiting.get("reason")
         if problem := _not_started(pod, status):
             return problem
-        if reason == "CrashLoopBackOff" and (ended := last_termination(statuses)):
+        if _waiting(status).get("reason") == "CrashLoopBackOff" and (ended := last_termination(statuses)):
             return PodProblem(ended.reason, f"pod {pod.name}: {ended.text}")
         for ended in terminations([status]):
             if ended.reason is Reason.DRIVER_SILENT and not status.get("ready"):
@@ -84,7 +75,7 @@ def _container_problem(pod: PodView, statuses: list[Mapping[str, Any]]) -> PodPr
 
 
 def _not_started(pod: PodView, status: Mapping[str, Any]) -> PodProblem | None:
-    waiting = (status.get("state") or {}).get("waiting") or {}
+    waiting = _waiting(status)
     reason, message = waiting.get("reason"), waiting.get("message") or ""
     where = f"pod {pod.name}: container {status['name']}"
     if reason in _IMAGE:
@@ -94,39 +85,38 @@ def _not_started(pod: PodView, status: Mapping[str, Any]) -> PodProblem | None:
     return None
 
 
+def _waiting(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (status.get("state") or {}).get("waiting") or {}
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignContainers:
-    """Says which container that isn't ours fails, and in how many seconds to look again; None each if there is nothing to say."""
+    """The first failing container that isn't ours, and the seconds until the next look; None each if there is nothing to report."""
 
     problem: PodProblem | None = None
     wait: float | None = None
 
 
 def foreign_containers(view: JobView, now: datetime) -> ForeignContainers:
-    """Finds the first foreign container that fails, in start order.
+    """Finds the first failing foreign container, in start order.
 
-    Rule: it doesn't start, or it ended with an error and has not run for `STEADY_SECONDS` since. Its last words are left out: they may be
-    others each time, and each new message is a write.
+    Rule: it doesn't start, or it ended with an error and has not run for `STEADY_SECONDS` since. Its last log lines are left out: they may
+    differ each time, and each new message costs a write.
     """
     problem: PodProblem | None = None
     waits: list[float] = []
-    for pod, status in _foreign(view.all_pods):
-        if pod.deleted_at is not None:
-            continue
-        failure, wait = _foreign_problem(pod, status, now)
-        problem = problem or failure
-        waits += [wait] if wait else []
+    for pod in view.all_pods:
+        for status in pod.foreign_statuses if pod.deleted_at is None else ():
+            failure, wait = _foreign_problem(pod, status, now)
+            problem = problem or failure
+            waits += [wait] if wait else []
     return ForeignContainers(problem, min(waits, default=None))
 
 
-def _foreign(pods: Iterable[PodView]) -> Iterable[tuple[PodView, Mapping[str, Any]]]:
-    return ((pod, status) for pod in pods for status in foreign_statuses(pod.raw, pod.own))
-
-
 def _foreign_problem(pod: PodView, status: Mapping[str, Any], now: datetime) -> tuple[PodProblem | None, float | None]:
-    """Returns what is wrong with a foreign container, and in how many seconds that is forgotten if it goes on running."""
+    """Returns what is wrong with a foreign container, and in how many seconds that is forgotten if it keeps running."""
     if waits := _not_started(pod, status):
-        return PodProblem(Reason.FOREIGN_CONTAINER_FAILING, f"{waits.message} (not a container of Longboat's)"), None
+        return PodProblem(Reason.FOREIGN_CONTAINER_FAILING, f"{waits.message} (not one of Longboat's containers)"), None
     state = status.get("state") or {}
     ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated")
     if not ended or not ended.get("exitCode"):

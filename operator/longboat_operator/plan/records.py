@@ -15,10 +15,10 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, IntactPods, PodRecord, RestartRecord, RoleStatus
 from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
-from longboat_operator.plan.losses import Loss
+from longboat_operator.plan.losses import Loss, Lost
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.intact import compact, is_intact, records_of
-from longboat_operator.reading.terminations import Termination, own_statuses, restart_count, terminations
+from longboat_operator.reading.terminations import Termination, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView, PodView
 
@@ -136,40 +136,50 @@ def dismissed(memory: RoleCount, pods: Sequence[PodView], message: str, now: dat
     return replace(released(memory, pods), restarts=memory.restarts + len(news), news=news)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at a job shows that concerns all of its roles.
+
+    `gone` are names that no pod of the job has any more, or only one that has ended.
+    """
+
+    job: JobRef
+    step: int
+    now: datetime
+    lost: Lost
+    gone: Collection[str] = ()
+
+
 def count(
-    job: JobRef,
+    look: Look,
     role: Role,
     memory: RoleCount,
     pods: Sequence[PodView],
     wanted: Sequence[Place],
-    step: int,
-    now: datetime,
-    lost: Mapping[str, Loss],
+    *,
+    draining: Collection[Place] = (),
     failed_inside: str | None = None,
     disruptions: Collection[datetime] = (),
-    draining: Collection[Place] = (),
-    gone: Collection[str] = (),
-    last_losses: Mapping[str, Loss] | None = None,
 ) -> RoleCount:
-    """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
+    """Returns the memory after a look at the role's pods.
 
     `wanted` are the places that should have a pod, `draining` further ones whose pod is being drained. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` are times: near one of them (`explained`) neither the
-    failure of a container nor an incident counts. `gone` are the names that no pod of the job has any more, or one that has ended, and
-    `last_losses` what is known of how some of these were lost.
+    failure of a container nor an incident counts.
 
     Rules:
     * a pod whose record is missing or older is new unless it was given up (`is_past`), and begins with no restarts counted;
-    * each restart of a container of the role's own is a failure, and so is each loss of a pod (`losses` says which of them count), and
-      each start of the driver after a failure that its container outlived. That of a driver that had no answer doesn't count;
-    * a record whose pod is not there is a loss too, which counts unless `last_losses` says otherwise: it was deleted between two looks;
+    * failures are restarts of the role's own containers, losses of pods, and starts of the driver after a failure that its container
+      outlived. `losses` says which losses count; the end of a driver that got no answer doesn't;
+    * a record whose pod is not there is a loss too, since the pod was deleted between two looks. It counts unless `lost.gone` says
+      otherwise;
     * a container that is restarted in a pod that is being drained is no failure, even if the pod stays after all;
-    * what counts is incidents, which are failures that lie close together (`Incidents`), by the API server's time of each (`pod_times`),
-      where it has any, so it hardly matters when the operator looks, or which operator;
+    * what counts is incidents, which are failures close together (`Incidents`). Their times are the API server's where it has any
+      (`pod_times`), so it hardly matters when the operator looks, or which operator;
     * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
       is repeated after a rollback is not new, so a job that always fails at the same place reaches its limit.
     """
-    anew = memory.restart_step is None or step > memory.restart_step
+    anew, now = memory.restart_step is None or look.step > memory.restart_step, look.now
     if disruptions:
         memory = replace(memory, incidents=memory.incidents.without_those_near(disruptions))
     newest = {pod.place: pod for pod in pods}
@@ -177,7 +187,7 @@ def count(
     failures: list[Failure] = []
     for place in (*wanted, *draining):
         pod = newest.get(place)
-        loss = lost.get(pod.uid) if pod else None
+        loss = look.lost.pods.get(pod.uid) if pod else None
         record = _current(memory, place, pod, anew=anew, lost=loss is not None)
         if record is None:
             continue
@@ -187,19 +197,17 @@ def count(
             if (record.node, record.was_ready) != tuple(update.values()):
                 record = record.model_copy(update=update)
         if place in draining:
-            record = record.model_copy(update={"restarts": restart_count(pod.raw, pod.own) if pod else record.restarts})
-        elif record.lost_time is None and (
-            failed_inside or loss or pod is None or restart_count(pod.raw, pod.own) > record.restarts
-        ):
-            name = job.pod(role, place, record.attempt)
+            record = record.model_copy(update={"restarts": pod.restarts if pod else record.restarts})
+        elif record.lost_time is None and (failed_inside or loss or pod is None or pod.restarts > record.restarts):
+            name = look.job.pod(role, place, record.attempt)
             if pod is None:
-                loss = (last_losses or {}).get(name)
+                loss = look.lost.gone.get(name)
             new_failures = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
             record = _after(record, new_failures, now, anew=anew)
             if failed_inside:
                 new_failures.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += new_failures
-        if gone and job.pod(role, place, record.attempt) in gone:
+        if look.gone and look.job.pod(role, place, record.attempt) in look.gone:
             record = record.model_copy(update={"gone": True})
         records[place] = record
     memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())
@@ -211,7 +219,7 @@ def count(
     ]
     # Restarts about which nothing is known are equal, and reported once.
     news = tuple(_restart_record(role, records[failure.place], failure, now) for failure in dict.fromkeys(failures))
-    return _with(replace(memory, news=news), failures, step, anew=anew)
+    return _with(replace(memory, news=news), failures, look.step, anew=anew)
 
 
 def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bool) -> RoleCount:
@@ -238,10 +246,10 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
     Only the last of each container is known. Those within `INCIDENT` of the newest are yielded, and those so long after the record's last
     incident that they can't have been counted; in place of any others, the newest.
     """
-    more = restart_count(pod.raw, pod.own) - record.restarts if pod else 0
+    more = pod.restarts - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
-    ends = terminations(own_statuses(pod.raw, pod.own))
+    ends = terminations(pod.own_statuses)
     if not ends:
         ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was restarted")]
     newest = _time_of(ends[0], now)

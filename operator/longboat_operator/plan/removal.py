@@ -34,10 +34,10 @@ class Removal:
 def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     """Deletes pods, highest index first; by force those that their kubelet does not end.
 
-    Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
-    the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
-    still run there is fenced off by its incarnation and by Ray's new head. `INEXACT_SECONDS` are added so that none is deleted too early.
-    One that has ended is left to its finalizers.
+    Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp will not be ended by its node; only then may its place be taken
+    without the node's word. Where Kubernetes says that the node is gone, it is `LOST_NODE_SECONDS`. What may still run there is fenced off
+    by its incarnation and by Ray's new head. `INEXACT_SECONDS` are added so that none is deleted too early. A pod that has ended is left to
+    its finalizers.
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []

@@ -53,99 +53,84 @@ LOOK_AGAIN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Holds what to do about them, what has to be known first, and what prevents pods; all empty if they are as they should be."""
+    """What to do about them, what has to be looked up first, and what prevents pods; all empty if they are in order."""
 
     actions: tuple[Action, ...] = ()
     look_up: tuple[Target, ...] = ()
     finding: Finding | None = None
 
 
-def surroundings_of(view: JobView, runtime: RLRuntimeSpec, *, for_driver: bool = False) -> Surroundings:
-    """Creates what is missing and repairs what was changed. `for_driver`: a driver pod is about to be created, which uses the account.
+def surroundings_of(view: JobView, job: JobRef, runtime: RLRuntimeSpec, *, for_driver: bool) -> Surroundings:
+    """Creates what is missing and repairs what was changed.
 
-    Rules, for a name that the watch doesn't show: the object is created, by a write that leaves a stranger's object of that name alone.
-    Once a name was found taken, whatever has one of the names is looked up first. What is the job's (by its uid: created before a crash, or
-    stripped of its labels) is made as it should be. What a deleted job of this name left to the garbage collector is
-    waited for. Anything else is a stranger's: it is left untouched, and nothing more is created.
+    `job` has the labels and annotations of all objects. `for_driver`: a driver pod is about to be created, which uses the account.
 
-    What is the job's is left alone if it was applied with the contents wanted now, and the content of the live object
-    is what the API server kept then: so changes by hand are undone, and defaults that the server fills in make no
-    difference. A claim, which people enlarge, is judged by its metadata alone.
+    Rules for a name that the watch doesn't show:
+    * the object is created, by a write that leaves a stranger's object of that name alone. Once a name was found taken, whatever has one of
+      the names is looked up first;
+    * what is the job's, by its uid, is made as it should be: it was created before a crash, or stripped of its labels;
+    * what a deleted job of this name left to the garbage collector is waited for. If the spec says so (checkpoint.adopt), the claim that it
+      left is taken over, and nothing more is created until that shows;
+    * anything else is a stranger's: it is left untouched, and nothing more is created.
 
-    A claim that a deleted job of this name left is taken over if the spec says so (checkpoint.adopt), and nothing more is created until
-    that shows.
+    What is the job's is left alone if it was applied with today's contents, and the live object still is what the API server stored then.
+    So changes by hand are undone, and defaults that the server fills in make no difference. A claim, which people enlarge, is judged by its
+    metadata alone.
     """
-    job = view.job.with_common(view.spec, runtime)
-    everything = tuple(_wanted(view, job, runtime))
-    secrets = _pull_secrets(view, runtime) if for_driver else _PullSecrets()
-    if secrets.look_up:
-        return Surroundings(look_up=secrets.look_up)
+    lacking = _lacking_pull_secrets(view, runtime) if for_driver else ()
+    if lacking is None:
+        return Surroundings(look_up=(DEFAULT_ACCOUNT,))
     wanted = [
-        each for each in everything if (secrets.lacking and each.target[0] == ACCOUNT) or not _is_in_order(view, each)
+        each
+        for each in _wanted(view, job, runtime)
+        if (lacking and each.target[0] == ACCOUNT) or not _is_in_order(view, each)
     ]
     unknown = [each.target for each in wanted if not view.is_known(*each.target)]
     if unknown and _found_taken(view, wanted):
         return Surroundings(look_up=tuple(unknown))
     mends: list[Action] = []
     news: list[Action] = []
-    earlier: list[Object] = []
-    adopted: list[Object] = []
-    strangers: list[Object] = []
+    awaited: list[str] = []
+    taken: list[str] = []
     for each in wanted:
         live = view.find(*each.target)
-        body = _with_pull_secrets(each.body, secrets.lacking, live) if each.target[0] == ACCOUNT else each.body
+        body = _with_pull_secrets(each.body, lacking, live) if each.target[0] == ACCOUNT else each.body
         if live is None:
             news.append(CreateObject(body) if each.mark is None else ApplyObject(marked(body, each.mark)))
         elif belongs_to(live, view.job.uid):
             mends += _repairs(view, job, replace(each, body=body), live)
         elif belongs_to_earlier(live, view.job.name, view.job.uid):
-            earlier.append(live)
+            awaited.append(f"{_name(live)} {OF_AN_EARLIER_JOB}")
         elif view.spec.checkpoint.adopt and _is_left_claim(live):
             mends += _repairs(view, job, each, live)
-            (earlier if "deletionTimestamp" in live["metadata"] else adopted).append(live)
+            is_deleted = "deletionTimestamp" in live["metadata"]
+            awaited.append(f"{_name(live)} {OF_AN_EARLIER_JOB if is_deleted else 'is taken over from a deleted job'}")
         else:
-            strangers.append(live)
-    if strangers:
-        message = "; ".join(_name_taken(live) for live in strangers)
-        return Surroundings(tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, message))
-    if earlier:
-        message = "; ".join(f"{_name(live)} {OF_AN_EARLIER_JOB}" for live in earlier)
-        return Surroundings(
-            tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, message)
-        )
-    if adopted:
-        message = f"{_name(adopted[0])} is taken over from the deleted job that left it."
-        return Surroundings(
-            tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, message)
-        )
+            taken.append(_name_taken(live))
+    if taken or awaited:
+        reason = Reason.NAME_TAKEN if taken else Reason.PODS_STARTING
+        finding = Finding(ConditionType.SCHEDULED, False, reason, "; ".join(taken or awaited))
+        return Surroundings(tuple(mends), finding=finding)
     return Surroundings((*mends, *news, *_out_of_use(view, wanted)))
 
 
-@dataclass(frozen=True, slots=True)
-class _PullSecrets:
-    """Names the Secrets that the driver's account lacks for its next pod, or what has to be looked up to tell."""
+def _lacking_pull_secrets(view: JobView, runtime: RLRuntimeSpec) -> tuple[str, ...] | None:
+    """Names the pull Secrets that a new driver pod needs and its account lacks; None if `DEFAULT_ACCOUNT` has to be looked up to tell.
 
-    lacking: tuple[str, ...] = ()
-    look_up: tuple[Target, ...] = ()
-
-
-def _pull_secrets(view: JobView, runtime: RLRuntimeSpec) -> _PullSecrets:
-    """Returns the Secrets with which a new driver pod pulls images, if the operator makes its account, and that lacks them.
-
-    Rule: those that the template names or, if it says nothing of them, those of the namespace's account `default`, which pods of the other
-    roles have. The latter is looked up for each driver pod, by the answer of the last minute.
+    Rule: an account that the operator makes has those that the template names. If it says nothing of them, it has those of the namespace's
+    account `default`, which pods of the other roles use. That one is looked up for each driver pod; the answer may be a minute old.
     """
     if driver_account_name(view.job, runtime) != view.job.driver_account:
-        return _PullSecrets()
+        return ()
     settings = runtime.driver_service_account
     if settings is not None and settings.image_pull_secrets is not None:
         names = [secret.name for secret in settings.image_pull_secrets]
     elif not view.is_known(*DEFAULT_ACCOUNT):
-        return _PullSecrets(look_up=(DEFAULT_ACCOUNT,))
+        return None
     else:
         names = _secrets_in(view.find(*DEFAULT_ACCOUNT))
     present = _secrets_in(view.child(ACCOUNT, view.job.driver_account))
-    return _PullSecrets(tuple(name for name in names if name not in present))
+    return tuple(name for name in names if name not in present)
 
 
 def _secrets_in(account: Object | None) -> list[str]:
@@ -153,16 +138,16 @@ def _secrets_in(account: Object | None) -> list[str]:
 
 
 def _with_pull_secrets(body: Object, lacking: Sequence[str], live: Object | None) -> Object:
-    """Returns the account with these Secrets, and with those that it has: others add some too, and the list is applied as a whole."""
+    """Returns the account with these Secrets and those that it has: others add some too, and the list is applied as a whole."""
     names = dict.fromkeys([*_secrets_in(live), *lacking])
     return {**body, "imagePullSecrets": [{"name": name} for name in names]} if names else body
 
 
 def _out_of_use(view: JobView, not_in_order: Sequence[_Wanted]) -> Iterator[Action]:
-    """Yields the deletion of the NetworkPolicy that has the job's own name, as all had up to release 0.2.0.
+    """Yields the deletion of the NetworkPolicy with the job's own name, which it had up to release 0.2.0; another job could need that name.
 
-    Another job could need the name. It goes once the one with today's name is in place, since the two say the same; without the right to
-    delete it stays as long as the job.
+    Rule: it goes once the policy with today's name, which says the same, is in place. Without the right to delete it stays as long as the
+    job.
     """
     old = view.child(NETWORK_POLICY, view.job.name)
     replaced = (NETWORK_POLICY, view.job.network) not in {each.target for each in not_in_order}
@@ -228,7 +213,7 @@ class _Wanted:
 # Cached: making these again would be most of the work of a plan that finds nothing to do.
 @lru_cache(maxsize=4096)
 def _applied(job: JobRef, account: str, dns_peers: bytes) -> tuple[_Wanted, ...]:
-    """Returns the wanted objects that depend on nothing but the job's identity, the account of the driver's pods and the operator's `dns_peers`."""
+    """Returns the wanted objects that depend only on the job's identity and metadata, the driver's account and `dns_peers`."""
     peers = tuple(from_json(dns_peers))
     bodies: tuple[Object, ...] = (
         driver_role(job),
@@ -269,20 +254,20 @@ def _is_in_order(view: JobView, wanted: _Wanted) -> bool:
 
 
 def is_as_applied(live: Object, mark: str) -> bool:
-    """Whether an object is as it was kept when what `mark` is the digest of was applied."""
+    """Whether the live object is what the API server stored when the object with the digest `mark` was applied."""
     annotations = live["metadata"].get("annotations") or {}
     return bool(annotations.get(ANNOTATION_HASH) == mark and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"])
 
 
 def marked(body: Object, mark: str) -> dict[str, Any]:
-    """Returns what to apply: the body with `mark`, the digest by which it is recognized, and the digest of its content."""
+    """Returns what to apply: the body, annotated with its digest `mark` and with the digest of its content."""
     annotations = {**body["metadata"].get("annotations", {}), ANNOTATION_HASH: mark}
     annotations[ANNOTATION_LIVE_HASH] = content_digest(body)
     return {**body, "metadata": {**body["metadata"], "annotations": annotations}}
 
 
 def _is_left_claim(live: Object) -> bool:
-    """Whether an earlier job of this name left the claim: it has its name for this job alone, and the mark of a job."""
+    """Whether an earlier job of this name left the claim: no other job's claim has this name, and it has the uid of a job."""
     metadata = live["metadata"]
     return live["kind"] == CLAIM and any(
         LABEL_JOB_UID in (metadata.get(marks) or {}) for marks in ("labels", "annotations")

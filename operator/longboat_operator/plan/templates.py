@@ -45,10 +45,11 @@ class Template:
 def template_of(view: JobView) -> Template | Finding:
     """Returns the template from which pods are now created, or why there is none.
 
-    Rule: the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by
-    a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one. It has to have
-    the entries of `rewardTemplates` that the job's reward pools name, and room for their programs; a new one also has to be fit for pods
-    of this kind (`_unfit`).
+    Rules:
+    * it is the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by a job that has
+      none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the stored one;
+    * it has to have the entries of `rewardTemplates` that the job's reward pools name, and room for their programs. A new one also has to
+      be one that jobs can run with (`_unfit`).
     """
     template = _in_force(view)
     return (
@@ -135,9 +136,9 @@ def _nearest(names: Mapping[str, tuple[str, ...]], kind: str, name: str) -> str:
 
 
 def _unfit(view: JobView, template: Template) -> Finding | None:
-    """Reports what a new template has that no job can run with, or that would count for nothing; None if nothing.
+    """Reports a field of a new template that no job can run with, or that would be ignored; None if there is none.
 
-    A job that has started keeps its template, and runs on as it has.
+    A job that has started keeps its template and runs on.
     """
     if not template.is_new:
         return None
@@ -148,15 +149,15 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
         for pool in pools if role is Role.REWARD else (None,):
             if place := on_host_network(runtime, role, pool):
                 message = (
-                    f"{name}: spec.{place}: pods of a job listen on fixed ports (such as {RAY_PORT}), of which a node's network has only "
-                    "one each, and no NetworkPolicy holds there, so that nothing would stand between graded code and the node; remove it, "
-                    "and give pods a second network for RDMA (such as Multus with SR-IOV)"
+                    f"{name}: spec.{place}: pods of a job listen on fixed ports (such as {RAY_PORT}), which a node has only once, and "
+                    "NetworkPolicies, which isolate graded code, don't apply to the host network; remove it, and for RDMA give pods a "
+                    "second network (such as Multus with SR-IOV)"
                 )
                 return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
     account = driver_account_name(view.job, runtime)
     if runtime.driver_service_account and account != view.job.driver_account:
         message = (
-            f"{name}: spec.driverServiceAccount: is about the account that the operator makes, but the template's driver pods have "
+            f"{name}: spec.driverServiceAccount: configures the account that the operator creates, but the template's driver pods have "
             f"serviceAccountName {account}: leave one of the two out"
         )
         return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
@@ -203,8 +204,8 @@ def _too_small(view: JobView, template: Template) -> Finding | None:
         lower = f"lower it to {fit}, " if fit else ""
         message = (
             f"spec.rewardPools[{place}].gradersPerPod: {pool.graders_per_pod} programs at once may hold {memory} each "
-            f"(spec.rewards[{number}].sandbox.memory), {needed >> 20}Mi in all, but {reference.kind} {reference.name} allows the pool's container "
-            f"`graders` {limit >> 20}Mi; {lower}lower sandbox.memory, or choose a template with more memory"
+            f"(spec.rewards[{number}].sandbox.memory), {needed >> 20}Mi in all, but {reference.kind} {reference.name} allows the pool's "
+            f"container `graders` {limit >> 20}Mi; {lower}lower sandbox.memory, or choose a template with more memory"
         )
         return _unresolved(Reason.GRADERS_MEMORY_TOO_SMALL, message)
     return None

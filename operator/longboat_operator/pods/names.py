@@ -45,8 +45,8 @@ def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
 class JobRef:
     """The job that objects are made for, and the labels and annotations that all of them get.
 
-    No name of one job's objects is another job's, within a kind. Rule: no suffix of a kind ends with another one, whatever the names of
-    pools (`RewardPoolSpec.rules`); so where A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
+    No two jobs share the name of an object of the same kind. Rule: no suffix of a kind ends with another one, whatever pools are called
+    (`RewardPoolSpec.rules`). So if A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
     """
 
     namespace: str
@@ -56,7 +56,7 @@ class JobRef:
     common_annotations: tuple[tuple[str, str], ...] = ()
 
     def with_common(self, spec: RLJobSpec, runtime: RLRuntimeSpec | None) -> Self:
-        """Returns the job with the labels and annotations of its spec and of the runtime template, if there is one, which wins."""
+        """Returns the job with the labels and annotations of its spec and of the runtime template, if any, which take precedence."""
         labels, annotations = {**(spec.labels or {})}, {**(spec.annotations or {})}
         if runtime:
             labels |= runtime.labels or {}

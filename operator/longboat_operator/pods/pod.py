@@ -20,11 +20,11 @@ from longboat_operator.pods.workers import GRADERS
 
 CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_checkpoints)
 
-# Users of containers that have other ones than their pod's.
+# Users of containers whose user isn't their pod's.
 _USERS = {RAY_HEAD: parts.HEAD_USER, GRADERS: parts.GRADER_USER}
 
 TERMINATION_GRACE_SECONDS = 30
-# Cluster Autoscaler and Karpenter remove nodes that they find too empty, and the pods there, unless a pod objects.
+# Cluster Autoscaler and Karpenter remove underused nodes together with their pods, unless a pod has these annotations.
 KEEP_NODE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 # Kubernetes' own default is 300 s, in which the other pods of the job would hold their devices idle.
 LOST_NODE_TOLERATION_SECONDS = 60
@@ -81,12 +81,9 @@ def _merged(
     if runtime.user_ids is UserIds.PLATFORM:
         made = _with_platform_ids(made)
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
-    named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
-    for place, template in templates_of(runtime, role, named):
+    for place, template in templates_of(runtime, role, _reward_template(spec, pool)):
         if "serviceAccount" in _body(template):
-            raise TemplateInvalid(
-                f"{place}.spec.serviceAccount: is out of use in Kubernetes; name it serviceAccountName"
-            )
+            raise TemplateInvalid(f"{place}.spec.serviceAccount: is deprecated in Kubernetes; use serviceAccountName")
         pod = merge(pod, template, place)
     if not pod["spec"].get("containers"):
         raise TemplateInvalid(
@@ -97,7 +94,7 @@ def _merged(
 
 
 def templates_of(runtime: RLRuntimeSpec, role: Role, named: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the pod templates of a role, in the order in which they are merged, each after its place in the runtime template's spec.
+    """Yields the path in the runtime template's spec, and the content, of each pod template of a role, in the order of merging.
 
     `named` is the entry of `rewardTemplates` that the pool of a reward pod names.
     """
@@ -110,27 +107,26 @@ def templates_of(runtime: RLRuntimeSpec, role: Role, named: str | None) -> Itera
 
 
 def on_host_network(runtime: RLRuntimeSpec, role: Role, named: str | None) -> str | None:
-    """Returns the place of the template that puts a role's pods on the network of their node; None if none does."""
-    where = None
+    """Returns the path of the field that puts a role's pods on the network of their node; None if none does."""
+    path = None
     for place, template in templates_of(runtime, role, named):
         if "hostNetwork" in _body(template):
-            where = f"{place}.spec.hostNetwork" if _body(template)["hostNetwork"] else None
-    return where
+            path = f"{place}.spec.hostNetwork" if _body(template)["hostNetwork"] else None
+    return path
 
 
 def driver_account_name(job: JobRef, runtime: RLRuntimeSpec) -> str:
-    """Names the ServiceAccount of the driver's pods: the job's own, or the one that the templates bring."""
+    """Returns the name of the driver pods' ServiceAccount: the job's own, unless a template names another."""
     name: Any = job.driver_account
     for _, template in templates_of(runtime, Role.DRIVER, None):
         name = _body(template).get("serviceAccountName", name)
-    return str(name or "default")  # with null no account is named, and the API server takes this one
+    return str(name or "default")  # The API server's choice if a template says null.
 
 
 def shared_users(runtime: RLRuntimeSpec, role: Role, named: str | None) -> tuple[str, ...]:
-    """Names the containers of a role's pods, of those that the operator makes, that run as the same user; empty if none do.
+    """Names the role's own containers, if two of them run as the same user according to the templates; empty if none do.
 
-    They run as different users if both say as which; one that says nothing has its image's or the platform's. Reads what the templates say
-    of users; one that isn't well formed says nothing.
+    Containers without a user run as their image's or the platform's, which counts as the same one. Malformed templates are ignored.
     """
     fixed = runtime.user_ids is not UserIds.PLATFORM
     pod: Any = {"runAsUser": parts.USER} if fixed else {}
@@ -150,12 +146,10 @@ def shared_users(runtime: RLRuntimeSpec, role: Role, named: str | None) -> tuple
 
 def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
     """Returns the bytes that the templates allow the graders' container of this pool's pods; None if they set no readable limit."""
-    named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
-    own = [entry.template for entry in runtime.reward_templates if entry.name == named]
     graders: dict[str, Any] = {}
     try:
-        for template in (runtime.common.template, runtime.roles.reward.template, *own):
-            for container in (template.get("spec") or {}).get("containers") or ():
+        for _, template in templates_of(runtime, Role.REWARD, _reward_template(spec, pool)):
+            for container in _body(template).get("containers") or ():
                 if container["name"] == GRADERS:
                     graders = merge(graders, container)
         return in_bytes(str(graders["resources"]["limits"]["memory"]))
@@ -180,8 +174,13 @@ def _common(token: str) -> dict[str, Any]:
     }
 
 
+def _reward_template(spec: RLJobSpec, pool: str) -> str | None:
+    """Returns the entry of `rewardTemplates` that a pool names; None if it names none, or there is no such pool."""
+    return next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
+
+
 def _body(template: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the pod spec in a template; an empty one if it has none, or something else, which merging reports."""
+    """Returns the pod spec in a template; an empty one if there is none or it isn't an object, which merging reports."""
     body = template.get("spec")
     return body if isinstance(body, Mapping) else {}
 
@@ -189,7 +188,7 @@ def _body(template: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_platform_ids(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the pod's spec without users and groups, for a platform that sets them.
 
-    A user that the image doesn't know has no name, which libraries ask for: USER gives it one.
+    Sets USER, since libraries ask for the user's name, and the image has none for a user that it doesn't know.
     """
     result = {**body, "securityContext": _without_ids(body["securityContext"])}
     for kind in ("initContainers", "containers"):

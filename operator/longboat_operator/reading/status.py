@@ -44,13 +44,3 @@ def reward_grant(status: RLJobStatus) -> RewardGrant | None:
     """Returns the reward pools' grant of CPUs; None if they have none."""
     grant = status.allocation.grant if status.allocation else None
     return grant.reward if grant else None
-
-
-def is_releasing(status: RLJobStatus) -> bool:
-    """Whether the job's pods are being released for want of room."""
-    return status.placement is not None and status.placement.release_time is not None
-
-
-def is_released(status: RLJobStatus) -> bool:
-    """Whether the job's pods were released for want of room, and it waits to try again."""
-    return status.placement is not None and status.placement.retry_time is not None

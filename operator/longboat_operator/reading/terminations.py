@@ -1,6 +1,7 @@
-"""Which containers of a pod are ready, and how they ended, in words for people. Pure.
+"""Tells whether a pod is ready, and in words for people how its containers ended. Pure.
 
-A role's *own* containers are those that Longboat makes. Others are *foreign*: the cluster injects them, or the runtime template adds them.
+A role's *own* containers are those that Longboat creates. All others are *foreign*: the cluster injects them, or the runtime template adds
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Termination:
 
     @property
     def counted(self) -> bool:
-        """Whether it counts towards the role's limit; that of a driver without an answer from the API server doesn't."""
+        """Whether it counts towards the role's limit: not if the driver ended because the API server didn't answer."""
         return self.reason is not Reason.DRIVER_SILENT
 
 
@@ -44,26 +45,14 @@ def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def own_statuses(pod: Object, own: Collection[str]) -> list[Mapping[str, Any]]:
-    """Returns the statuses of the containers that `own` names."""
-    return [status for status in container_statuses(pod) if status["name"] in own]
-
-
-def foreign_statuses(pod: Object, own: Collection[str]) -> list[Mapping[str, Any]]:
-    """Returns the statuses of the containers that `own` doesn't name."""
-    return [status for status in container_statuses(pod) if status["name"] not in own]
-
-
 def is_ready(pod: Object, own: Collection[str]) -> bool:
-    """Whether the pod is ready, as far as the containers count that `own` names.
+    """Whether the pod is ready, judged by the containers that `own` names.
 
     Rule: its condition Ready is True, or is False only because a foreign container isn't ready. The kubelet gives the reason
-    ContainersNotReady as soon as any container isn't (pkg/kubelet/status/generate.go).
+    ContainersNotReady as soon as any container isn't ready (pkg/kubelet/status/generate.go).
     """
-    ready: Mapping[str, Any] = {}
-    for condition in pod.get("status", {}).get("conditions") or ():
-        if condition["type"] == "Ready":
-            ready = condition
+    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions") or ()}
+    ready: Mapping[str, Any] = conditions.get("Ready", {})
     if ready.get("status") == "True":
         return True
     if ready.get("reason") != "ContainersNotReady":
@@ -71,11 +60,6 @@ def is_ready(pod: Object, own: Collection[str]) -> bool:
     spec = pod.get("spec", {})
     wanted = {each["name"] for kind in ("initContainers", "containers") for each in spec.get(kind) or ()} & {*own}
     return bool(wanted) and wanted <= {status["name"] for status in container_statuses(pod) if status.get("ready")}
-
-
-def restart_count(pod: Object, own: Collection[str]) -> int:
-    """Counts the restarts of the pod's containers that `own` names."""
-    return sum([int(s.get("restartCount", 0)) for s in own_statuses(pod, own)])
 
 
 def last_termination(statuses: Iterable[Mapping[str, Any]]) -> Termination | None:

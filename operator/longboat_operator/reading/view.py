@@ -29,15 +29,8 @@ from longboat_operator.model import (
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import has_ended, holds
-from longboat_operator.reading.status import (
-    is_released,
-    is_releasing,
-    read_status,
-    reward_grant,
-    rollout_demand,
-    rollout_grant,
-)
-from longboat_operator.reading.terminations import is_ready
+from longboat_operator.reading.status import read_status, reward_grant, rollout_demand, rollout_grant
+from longboat_operator.reading.terminations import container_statuses, is_ready
 from longboat_operator.reading.times import moment
 
 _NOTHING: Mapping[str, Any] = {}
@@ -86,16 +79,31 @@ class PodView:
         return moment(text) if text else None
 
     @property
+    def own_statuses(self) -> list[Mapping[str, Any]]:
+        """Statuses of the role's own containers, init containers first."""
+        return [status for status in container_statuses(self.raw) if status["name"] in self.own]
+
+    @property
+    def foreign_statuses(self) -> list[Mapping[str, Any]]:
+        """Statuses of all other containers, init containers first."""
+        return [status for status in container_statuses(self.raw) if status["name"] not in self.own]
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of the role's own containers."""
+        return sum([int(status.get("restartCount", 0)) for status in self.own_statuses])
+
+    @property
     def finalizers(self) -> tuple[str, ...]:
-        """Who has to agree before the pod's object goes."""
+        """Finalizers that have to be removed before the pod's object goes."""
         return tuple(self.raw["metadata"].get("finalizers") or ())
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of a deleted pod runs any more, and only its finalizers keep it.
+        """Whether the pod is deleted, none of its containers runs any more, and only finalizers keep its object.
 
-        Rule: all of its containers have ended (its phase is final), or it is deleted without grace: by its kubelet, which does that last,
-        by force, or because it never had a node.
+        Rule: its phase is final, or it was deleted without a grace period. A kubelet does that last; it also happens to pods that are
+        deleted by force or never had a node.
         """
         if "deletionTimestamp" not in self.raw["metadata"] or not self.finalizers:
             return False
@@ -127,9 +135,36 @@ class PodView:
         return self._conditions.get(kind, _NOTHING)
 
 
+class _Published:
+    """What both views read in the published status of a job."""
+
+    __slots__ = ()
+    status: RLJobStatus
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended."""
+        return has_ended(self.status.conditions)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job is suspended."""
+        return holds(self.status.conditions, ConditionType.SUSPENDED)
+
+    @property
+    def releasing(self) -> bool:
+        """Whether the job's pods are being released because its minimum didn't fit."""
+        return self.status.placement is not None and self.status.placement.release_time is not None
+
+    @property
+    def released(self) -> bool:
+        """Whether the job's pods were released because its minimum didn't fit, and it waits to try again."""
+        return self.status.placement is not None and self.status.placement.retry_time is not None
+
+
 @dataclass(frozen=True)
-class JobView:
-    """Holds what plans read of a job. What goes through all pods is computed once."""
+class JobView(_Published):
+    """Holds what plans read of a job. What takes a look at every pod is computed once."""
 
     job: JobRef
     generation: int
@@ -139,18 +174,13 @@ class JobView:
     observed: Observed
     unplaced: tuple[PodView, ...] = ()
 
-    @property
-    def finished(self) -> bool:
-        """Whether the job has ended, as published."""
-        return has_ended(self.status.conditions)
-
     def unwatched_places(self, role: Role) -> set[Place]:
         """Returns the places of pods that only a look-up shows, and that may still run."""
         return {pod.place for pod in self.pods[role] if pod.unwatched and not pod.ended}
 
     @cached_property
     def gone(self) -> frozenset[str]:
-        """Names of pods that were looked up, and that no pod of the job has, and of those that have ended and that finalizers keep."""
+        """Names that no pod of the job has, according to a look-up, and names of `ended_pods`."""
         nowhere = (
             name
             for (kind, name), pod in self.observed.looked_up.items()
@@ -164,32 +194,17 @@ class JobView:
         for name in self.gone & self.observed.last_states.keys():
             identity, pod = self.job.identity(name), self.observed.last_states[name]
             if identity is not None:
-                yield PodView(name, pod["metadata"]["uid"], identity.place, identity.attempt, pod)
-
-    @property
-    def suspended(self) -> bool:
-        """Whether the job is suspended, as published."""
-        return holds(self.status.conditions, ConditionType.SUSPENDED)
-
-    @property
-    def releasing(self) -> bool:
-        """Whether the pods are being released for want of room, as published."""
-        return is_releasing(self.status)
-
-    @property
-    def released(self) -> bool:
-        """Whether the pods were released for want of room, and the job waits to try again, as published."""
-        return is_released(self.status)
+                own = ROLES[identity.role].containers
+                yield PodView(name, pod["metadata"]["uid"], identity.place, identity.attempt, pod, own=own)
 
     @cached_property
     def all_pods(self) -> tuple[PodView, ...]:
-        """Pods of all roles, in start order, then those without a place; without `ended_pods`."""
-        ended = {pod.uid for pod in self.ended_pods}
-        return tuple(pod for pod in self._every_pod() if pod.uid not in ended) if ended else tuple(self._every_pod())
+        """Pods of all roles, in start order, then those without a place; all but `ended_pods`."""
+        return tuple(pod for pod in self._every_pod() if not pod.ended)
 
     @cached_property
     def ended_pods(self) -> tuple[PodView, ...]:
-        """Pods that have ended and that only finalizers keep, in the same order."""
+        """Pods that have ended and that only finalizers keep (`PodView.ended`), in the same order."""
         return tuple(pod for pod in self._every_pod() if pod.ended)
 
     def _every_pod(self) -> Iterator[PodView]:
@@ -247,7 +262,7 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityView:
+class CapacityView(_Published):
     """Holds what a capacity's plan reads of its job: rollout pods, and of the `status` only the fields that it uses."""
 
     job: JobRef
@@ -259,26 +274,6 @@ class CapacityView:
     reward_cpu: int | None = None
     """Millicores of spec.rewardCpu."""
     reward_pools: tuple[RewardPoolSpec, ...] = ()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the job has ended, as published."""
-        return has_ended(self.status.conditions)
-
-    @property
-    def suspended(self) -> bool:
-        """Whether the job is suspended, as published."""
-        return holds(self.status.conditions, ConditionType.SUSPENDED)
-
-    @property
-    def releasing(self) -> bool:
-        """Whether its pods are being released for want of room, as published."""
-        return is_releasing(self.status)
-
-    @property
-    def released(self) -> bool:
-        """Whether its pods were released for want of room, and it waits to try again, as published."""
-        return is_released(self.status)
 
 
 _STATUS_OF_A_CAPACITY = ("demand", "allocation", "placement", "conditions", "suspendTime")

@@ -20,10 +20,10 @@ from longboat_operator.pods.driver import RAY_HEAD
 from longboat_operator.pods.pod import shared_users
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
-from longboat_operator.reading.terminations import own_statuses, terminations
+from longboat_operator.reading.terminations import terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import JobView
-from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, kept_by_finalizers, summary
+from longboat_operator.status.roles import Survey, blocked_by_finalizers, first_problem, first_unscheduled, summary
 
 MESSAGE_LENGTH = 4096
 
@@ -41,11 +41,11 @@ class Facts:
     held_up: PodProblem | None = None
     reward_cpu: RewardCpuStatus | None = None
     waiting: Waiting | None = None
-    """How a job that is neither suspended nor finished stands with its room."""
+    """How far the minimum of a job that is neither suspended nor finished has nodes."""
     foreign: PodProblem | None = None
-    """A container that isn't ours and fails."""
+    """A failing container that isn't ours."""
     refused: Finding | None = None
-    """A request to delete or resize a pod that is refused or fails."""
+    """A request to delete or resize a pod that is refused or keeps failing."""
     drain: DrainStatus | None = None
 
 
@@ -76,10 +76,10 @@ def final_findings(end: Finding) -> Iterator[Finding]:
 
 
 def deleted_findings(view: JobView, finalizers: Sequence[str], refused: Finding | None) -> Iterator[Finding]:
-    """Yields findings about a job that is deleted and that only these finalizers keep."""
-    keepers = "its finalizers keep it" if finalizers[1:] else "its finalizer keeps it"
-    details = [refused.message if refused else "", kept_by_finalizers(view.ended_pods)]
-    message = "; ".join([f"the job was deleted, and {keepers}: {', '.join(finalizers)}", *filter(None, details)])
+    """Yields findings about a deleted job whose removal these finalizers block."""
+    details = [refused.message if refused else "", blocked_by_finalizers(view.ended_pods)]
+    cause = f"the job was deleted, but finalizers block its removal: {', '.join(finalizers)}"
+    message = "; ".join([cause, *filter(None, details)])
     yield Finding(ConditionType.SCHEDULED, False, Reason.JOB_DELETED)
     yield Finding(ConditionType.ROLES_READY, False, Reason.JOB_DELETED)
     yield Finding(ConditionType.RUNNING, False, Reason.JOB_DELETED, message)
@@ -104,7 +104,7 @@ def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
 
 
 def _released(facts: Facts) -> str | None:
-    """Says why the pods of a job are, or were, released for want of room; None if they aren't."""
+    """Returns why the job's pods are or were released, and when it tries again; None if they aren't released."""
     if facts.waiting is None or facts.waiting.stage is Stage.NONE or facts.waiting.placement is None:
         return None
     placement = facts.waiting.placement
@@ -113,7 +113,7 @@ def _released(facts: Facts) -> str | None:
 
 
 def _warning_of_users(view: JobView, template: Template) -> str:
-    """Returns a sentence, after a space, about containers of one pod that run as one user though they shouldn't; empty if none do."""
+    """Returns a sentence, after a space, about containers of one pod that shouldn't share a user and do; empty if none do."""
     cases = [(Role.DRIVER, None), *((Role.REWARD, name) for name in {pool.template for pool in view.spec.reward_pools})]
     together = {
         f"{' and '.join(names)} of {role} pods"
@@ -123,8 +123,8 @@ def _warning_of_users(view: JobView, template: Template) -> str:
     if not together:
         return ""
     return (
-        f" Containers {', '.join(sorted(together))} run as one user, which weakens what separates the driver and its token from code on "
-        "Ray's head, and the reward agent from graded code: give them users of their own (securityContext.runAsUser) if the platform can."
+        f" Containers {', '.join(sorted(together))} run as one user, which weakens the isolation of the driver and its token from code on "
+        "Ray's head, and of the reward agent from graded code: give each a user of its own (securityContext.runAsUser) if the platform can."
     )
 
 
@@ -142,27 +142,24 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
 
 
 def _roles_ready(view: JobView, facts: Facts) -> Finding:
-    """Judges the condition RolesReady. Foreign containers that fail, and pods that finalizers keep, are told of and hold nothing up."""
-    ended_pods = kept_by_finalizers(view.ended_pods)
-    if message := _released(facts):
-        refused = facts.refused.message if facts.refused else ""
-        text = _sentence(summary(facts.roles), message, refused, ended_pods)
-        return Finding(ConditionType.ROLES_READY, False, Reason.PODS_RELEASED, text)
-    if all(role.all_ready for role in facts.roles.values()):
-        message = _sentence(summary(facts.roles), facts.foreign.message if facts.foreign else "", ended_pods)
-        reason = facts.foreign.reason if facts.foreign else Reason.ALL_ROLES_READY
-        return Finding(ConditionType.ROLES_READY, True, reason, message)
-    failed = facts.creation.finding or facts.refused
-    cause = first_problem(facts.roles) or facts.held_up or failed or facts.foreign
-    reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
-    message = _sentence(summary(facts.roles), cause.message if cause else "", ended_pods)
-    return Finding(ConditionType.ROLES_READY, False, cause.reason if cause else reason, message)
-
-
-def _sentence(counts: str, *details: str) -> str:
-    """Joins the counts and what is to be said about them; ends in a full stop only where nothing is."""
-    parts = [counts, *filter(None, details)]
-    return "; ".join(parts) if len(parts) > 1 else f"{counts}."
+    """Judges the condition RolesReady. Failing foreign containers, and pods that finalizers block, are mentioned but hold nothing up."""
+    released, is_ready = _released(facts), all(role.all_ready for role in facts.roles.values())
+    cause: Finding | PodProblem | None = facts.refused
+    if released:
+        is_ready, reason = False, Reason.PODS_RELEASED
+    elif is_ready:
+        cause, reason = facts.foreign, Reason.ALL_ROLES_READY
+    else:
+        cause = first_problem(facts.roles) or facts.held_up or facts.creation.finding or facts.refused or facts.foreign
+        reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
+    details = [released, cause.message if cause else "", blocked_by_finalizers(view.ended_pods)]
+    text = "; ".join([summary(facts.roles), *filter(None, details)])
+    return Finding(
+        ConditionType.ROLES_READY,
+        is_ready,
+        cause.reason if cause and not released else reason,
+        text if any(details) else f"{text}.",
+    )
 
 
 def _running(view: JobView, facts: Facts) -> Finding:
@@ -191,7 +188,7 @@ def _running(view: JobView, facts: Facts) -> Finding:
 
 
 def _waits_for_room(view: JobView, facts: Facts) -> bool:
-    """Whether a job that starts lacks room for its minimum of pods: it has pods, or had some before a release, or a quota refuses them."""
+    """Whether a job that starts lacks nodes for its minimum: it has pods, had some before a release, or a quota refuses them."""
     if facts.waiting is None or facts.waiting.minimum.is_placed:
         return False
     finding, placement = facts.creation.finding, facts.waiting.placement
@@ -216,7 +213,7 @@ def _head_lost(view: JobView) -> str | None:
     ends = [
         (moment(ended.time), f"pod {pod.name}: {ended.text}")
         for pod in view.pods[Role.DRIVER]
-        for ended in terminations(own_statuses(pod.raw, pod.own))
+        for ended in terminations(pod.own_statuses)
         if ended.container == RAY_HEAD and ended.time
     ]
     if running is None or not ends:
@@ -230,7 +227,6 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
     if facts.suspension is Suspension.RELEASING:
         message = f"Pods are being deleted: {facts.refused.message}" if facts.refused else "Pods are being deleted."
         return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
-    ended_pods = kept_by_finalizers(view.ended_pods)
     if view.status.start_time is None:
         return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
     step, checkpoint = view.step, view.status.checkpoint
@@ -238,8 +234,8 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
         text = "No checkpoint was saved: the job starts over when it is resumed."
     else:
         text = f"Step {checkpoint.step} is saved."
-    if ended_pods:
-        text += f" {ended_pods[0].upper()}{ended_pods[1:]}."
+    if blocked := blocked_by_finalizers(view.ended_pods):
+        text += f" {blocked[0].upper()}{blocked[1:]}."
     if has_stopped(view) or step <= (checkpoint.step if checkpoint else 0):
         return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
     return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")
@@ -250,8 +246,8 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
-    told_elsewhere = _released(facts) is None and not all(role.all_ready for role in facts.roles.values())
-    if facts.refused and facts.suspension is Suspension.NONE and not told_elsewhere:
+    in_roles_ready = _released(facts) is None and not all(role.all_ready for role in facts.roles.values())
+    if facts.refused and facts.suspension is Suspension.NONE and not in_roles_ready:
         return Finding(ConditionType.DEGRADED, True, facts.refused.reason, facts.refused.message)
     incomplete = [
         role for role, role_survey in facts.roles.items() if not (role_survey.all_ready or ROLES[role].every_pod_needed)

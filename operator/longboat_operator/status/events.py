@@ -50,10 +50,10 @@ def events_of(
     * every restart in `news`, departure, new reshape and new refusal of CPUs is reported, and every move of CPUs in the new status that is
       newly done, incomplete or superseded;
     * so are most new phases, and a role's new number of pods while the phase of a started job stays the same;
-    * a node of driver or trainer pods is reported when it takes no new pods any more;
+    * a node with driver or trainer pods is reported when it becomes unschedulable;
     * a demand for rollout pods is reported when it begins to be limited;
-    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress), once for
-      each reason; those in `_TOLD_ALREADY` are left to other events, and the end of the job to its phase;
+    * a condition is reported when it has a new status or reason and says that something is wrong (its reason is not of progress). Each
+      reason is reported once. Those in `_TOLD_ALREADY` are left to other events, and the end of the job to its phase;
     * counts and times alone are never reported: they are in the status.
     """
     for role in ROLES:
@@ -79,8 +79,8 @@ def _restart(record: RestartRecord) -> EmitEvent:
 def _drained(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     if new.drain and (nodes := sorted(set(new.drain.nodes) - set(old.drain.nodes if old.drain else ()))):
         text = (
-            f"Driver or trainer pods are on {', '.join(nodes)}, which takes no new pods: they may be evicted once step {new.drain.step} is saved, "
-            "at the latest after checkpoint.graceSeconds."
+            f"Driver or trainer pods are on unschedulable nodes ({', '.join(nodes)}): they may be evicted once step {new.drain.step} is "
+            "saved, at the latest after checkpoint.graceSeconds."
         )
         yield EmitEvent(NORMAL, "NodeCordoned", text)
 

@@ -32,7 +32,7 @@ from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView
 from longboat_operator.status.conditions import Facts, deleted_findings, final_findings, findings_of, updated
 from longboat_operator.status.reported import reported_of
-from longboat_operator.status.roles import NOWHERE, kept_by_finalizers, roles_status, survey
+from longboat_operator.status.roles import NOWHERE, blocked_by_finalizers, roles_status, survey
 
 HISTORY_LENGTH = 10
 
@@ -92,22 +92,25 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
     )
 
 
+def with_findings(status: RLJobStatus, findings: Sequence[Finding], generation: int, now: datetime) -> RLJobStatus:
+    """Returns the status with the conditions that these findings set; the others stay as they are."""
+    return status.model_copy(update={"conditions": updated(status.conditions, findings, generation, now)})
+
+
 def with_kept_pods(view: JobView, now: datetime) -> RLJobStatus:
-    """Returns the status of a job that has ended; its condition RolesReady says which of its pods finalizers keep."""
-    message = kept_by_finalizers(view.ended_pods)
+    """Returns the status of a job that has ended, whose condition RolesReady names the pods that finalizers keep."""
+    message = blocked_by_finalizers(view.ended_pods)
     ready = find(view.status.conditions, ConditionType.ROLES_READY)
     if message == (ready.message if ready else ""):
         return view.status
-    findings = [Finding(ConditionType.ROLES_READY, False, Reason.JOB_FINISHED, message)]
-    return view.status.model_copy(
-        update={"conditions": updated(view.status.conditions, findings, view.generation, now)}
-    )
+    finding = Finding(ConditionType.ROLES_READY, False, Reason.JOB_FINISHED, message)
+    return with_findings(view.status, [finding], view.generation, now)
 
 
 def deleted_status(
     view: JobView, finalizers: Sequence[str], refused: Finding | None, counts: Memories, now: datetime
 ) -> RLJobStatus:
-    """Returns the status of a job that has not ended, is deleted, and is kept by these finalizers."""
+    """Returns the status of a deleted job that had not ended, and that these finalizers keep."""
     findings = list(deleted_findings(view, finalizers, refused))
     conditions = updated(view.status.conditions, findings, view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=bool(view.all_pods))
@@ -138,7 +141,7 @@ def _suspend_time(view: JobView, suspension: Suspension, now: datetime) -> str |
 
 
 def _placement(view: JobView, facts: Facts) -> Placement | None:
-    """Returns the job's placement. A suspended job drops it: when it resumes, it starts anew."""
+    """Returns the job's placement. A suspended job has none, so that it starts over when it resumes."""
     if facts.waiting:
         return facts.waiting.placement
     return view.status.placement if facts.suspension is Suspension.SUSPENDING else None

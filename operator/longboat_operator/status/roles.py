@@ -113,12 +113,13 @@ def first_problem(roles: Survey) -> PodProblem | None:
     return next((problem for pod, loss in pods if (problem := problem_of(pod, loss))), None)
 
 
-def kept_by_finalizers(pods: Sequence[PodView]) -> str:
-    """Says which pods have ended and are kept by their finalizers, and names those of the first; empty if there are none."""
-    if not pods:
+def blocked_by_finalizers(ended_pods: Sequence[PodView]) -> str:
+    """Returns what blocks the removal of pods that have ended: the first one's name and finalizers; empty if there are none."""
+    if not ended_pods:
         return ""
-    others = f" ({len(pods) - 1} more pods are kept as well)" if len(pods) > 1 else ""
-    return f"pod {pods[0].name} has ended and is kept by its finalizers: {', '.join(pods[0].finalizers)}{others}"
+    first, *others = ended_pods
+    more = f" ({len(others)} more pods are blocked too)" if others else ""
+    return f"pod {first.name} has ended, but its finalizers block its removal: {', '.join(first.finalizers)}{more}"
 
 
 def first_unscheduled(roles: Survey) -> PodProblem | None:

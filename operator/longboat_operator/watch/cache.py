@@ -145,17 +145,17 @@ class Cache:
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
 
     def cordoned(self, nodes: Iterable[str]) -> frozenset[str] | None:
-        """Returns which of these nodes take no new pods; None until nodes have been listed."""
+        """Returns which of these nodes are unschedulable; None until nodes have been listed."""
         if not self._nodes_listed:
             return None
         return frozenset(node for node in nodes if self.get(ObjectKey(CORDONED_NODE.kind, "", node)))
 
     def jobs_on(self, node: str) -> set[JobKey]:
-        """Returns the jobs of which a drain of this node would evict a pod that rounds can't do without."""
+        """Returns the jobs with a pod on this node that rounds can't do without."""
         return {job for job, _ in self._needed_pods.get(node, ())}
 
     def last_states(self, key: JobKey) -> Mapping[str, Object]:
-        """Returns the last states, by name, of the job's pods that are gone, while its status doesn't tell yet that they are."""
+        """Returns the last states, by name, of the job's pods that are gone, until its status says so."""
         return self._last_states.of_job(key)
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
@@ -163,7 +163,7 @@ class Cache:
         return self.get(ObjectKey(kind, namespace if kind == RL_RUNTIME.kind else "", name))
 
     def runtime_names(self, namespace: str) -> dict[str, tuple[str, ...]]:
-        """Returns the names of all templates that jobs of the namespace can name, by kind."""
+        """Returns the names of all templates that jobs of the namespace can refer to, by kind."""
         scopes = {RL_RUNTIME.kind: namespace, CLUSTER_RL_RUNTIME.kind: ""}
         return {
             kind: tuple(sorted(key.name for key, _ in self._objects.within(Source(kind, scope))))
@@ -171,11 +171,11 @@ class Cache:
         }
 
     def contention(self, key: JobKey) -> Contention:
-        """Summarizes the jobs besides this one that wait for room."""
+        """Summarizes the other jobs that wait for nodes."""
         return self._waiting.besides(key)
 
     def disturbed_by(self, change: Change) -> set[JobKey]:
-        """Returns the jobs other than a changed one that its change calls for a plan of, because they wait for room."""
+        """Returns the other jobs that have to be planned because a change of a job affects their wait for nodes."""
         if change.key.kind != RL_JOB.kind:
             return set()
         return self._waiting.disturbed_by(JobKey(change.key.namespace, change.key.name), change.old, change.new)
@@ -218,7 +218,7 @@ class Cache:
     def remove(self, key: ObjectKey, version: int, last: Object | None = None) -> Change | None:
         """Takes a deletion as of `version`; None if there is nothing to remove, or something newer.
 
-        `last` is the object's last state, if that is known; else it is taken for what is held.
+        `last` is the object's last state; if None, the cached one is taken for it.
         """
         old = self.get(key)
         if old is not None and version_of(old) > version:
@@ -235,7 +235,7 @@ class Cache:
         return Change(key, old, None)
 
     def note_nodes(self, *, listed: bool) -> None:
-        """Notes that nodes have been listed, or that the API server refuses to."""
+        """Notes that nodes have been listed, or that the API server forbids it."""
         self._nodes_listed = self.may_watch_nodes = listed
 
     def saw(self, source: Source, version: int) -> None:

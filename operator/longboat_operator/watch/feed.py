@@ -53,7 +53,7 @@ class Feed:
         self.vanish(key_of(obj), version_of(obj), self._trimmed(obj))
 
     def vanish(self, key: ObjectKey, version: int, last: Object | None = None) -> None:
-        """Records that an object is known to be gone as of `version`; `last` is its last state, as it is kept, if that is known."""
+        """Records that an object is known to be gone as of `version`; `last` is its last state, trimmed, if that is known."""
         self._freshness.note_reached(key, version)
         self._tell(self._cache.remove(key, version, last))
 
@@ -73,17 +73,18 @@ class Feed:
         """Records that the cache shows all that a list of the source has shown."""
         self._freshness.note_listed(source, self._clock())
         self._on_listed(source)
-        if source.kind == CORDONED_NODE.kind:  # last, so that whoever is told can see whether nodes were known before
+        if source.kind == CORDONED_NODE.kind:  # Last: the listener checks whether this was the first list of nodes.
             self._cache.note_nodes(listed=True)
 
     def refused(self, source: Source, reason: str, *, forbidden: bool = False) -> None:
         """Records why a source can't be listed, or not be watched any more: it must be listed again before its namespace is served.
 
-        `forbidden`: this process has no right to it, so that waiting won't help.
+        `forbidden`: this process has no right to it.
         """
         self._freshness.note_unlisted(source, reason)
-        if source.kind == CORDONED_NODE.kind and forbidden:
+        if source.kind == CORDONED_NODE.kind and forbidden and self._cache.may_watch_nodes:
             self._cache.note_nodes(listed=False)
+            self._on_listed(source)  # All jobs are planned: budgets that are closed would never open.
 
     def unwatched(self, source: Source) -> None:
         """Records that a source isn't watched for now: it must be listed again before its namespace is served."""

@@ -30,7 +30,7 @@ class Freshness:
     ) -> None:
         """`sources`: all that must be listed; `bookmarked`: those of them that speak at least every minute.
 
-        Those that are `optional` are waited for, but namespaces are served without them if they can't be listed.
+        `optional` ones are waited for, but namespaces are served without them if they can't be listed.
         """
         # What must still be listed, and why the last try failed (None: none has yet).
         self._unlisted: dict[Source, str | None] = dict.fromkeys(sources)

@@ -1,4 +1,4 @@
-"""The last states of pods that are gone: what removed a pod is written into it, often in the same moment in which it is deleted."""
+"""The last states of pods that are gone. They say what removed the pod, and are often written just when it is deleted."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from longboat_operator.reading.intact import stored_records
 
 
 class LastStates:
-    """Holds the last state of each pod that is gone, until the status of its job tells that it is. In memory; no awaits, no clock."""
+    """Holds the last state of each pod that is gone, until its job's status says so. In memory; no awaits, no clock."""
 
     def __init__(self) -> None:
         self._pods: dict[JobKey, dict[str, Object]] = {}
         # The status is read once for all pods that go before it changes.
-        self._awaited: dict[JobKey, Awaited] = {}
+        self._unrecorded: dict[JobKey, UnrecordedLosses] = {}
 
     def of_job(self, key: JobKey) -> Mapping[str, Object]:
         """Returns those of one job, by name."""
         return dict(self._pods.get(key, {}))
 
     def add(self, key: JobKey, job: Object | None, pod: Object) -> None:
-        """Takes the last state of a pod of the job, which is None if it is gone too."""
+        """Takes the last state of a pod of the job; `job` is None if it is gone too."""
         if job is None:
             return
-        awaited = self._awaited.get(key)
-        if awaited is None or awaited.job is not job:
-            awaited = Awaited(job)
-        if pod in awaited:
-            self._awaited[key] = awaited
+        unrecorded = self._unrecorded.get(key)
+        if unrecorded is None or unrecorded.job is not job:
+            unrecorded = UnrecordedLosses(job)
+        if pod in unrecorded:
+            self._unrecorded[key] = unrecorded
             self._pods.setdefault(key, {})[pod["metadata"]["name"]] = pod
 
     def review(self, key: JobKey, job: Object | None) -> None:
-        """Drops what the job's status, as it is now, no longer waits for."""
+        """Drops the pods about which the job's current status says enough."""
         if key not in self._pods:
             return
-        awaited, pods = self._awaited.pop(key), self._pods.pop(key)
+        unrecorded, pods = self._unrecorded.pop(key), self._pods.pop(key)
         if job is None:
             return
-        if awaited.job is not job:
-            awaited = Awaited(job)
-        if pods := {name: pod for name, pod in pods.items() if pod in awaited}:
-            self._pods[key], self._awaited[key] = pods, awaited
+        if unrecorded.job is not job:
+            unrecorded = UnrecordedLosses(job)
+        if pods := {name: pod for name, pod in pods.items() if pod in unrecorded}:
+            self._pods[key], self._unrecorded[key] = pods, unrecorded
 
 
-class Awaited:
-    """Contains the pods that are gone, and of which the status of a job may still have to say how they were lost. Pure.
+class UnrecordedLosses:
+    """The set of pods whose loss the status of a job doesn't record yet. Pure.
 
-    Rule: those of which it doesn't say that a pod of this attempt was lost or released, and knows no newer one. A job that is being
-    deleted needs none.
+    Rule: a pod is in it unless the status says that this attempt was lost or released, or knows a newer one. For a job that is being
+    deleted it is empty.
     """
 
     def __init__(self, job: Object) -> None:
@@ -59,7 +59,7 @@ class Awaited:
         metadata = job["metadata"]
         self._ref = JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
         self._roles: Mapping[str, Any] = (job.get("status") or {}).get("roles") or {}
-        # By role and place: the least attempt that is awaited.
+        # By role and place: the least attempt that is unrecorded.
         self._attempts: dict[Role, dict[Place, int]] = {}
 
     def __contains__(self, pod: Object) -> bool:

@@ -51,7 +51,7 @@ _CONTAINER_STATUS = (
 
 
 def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of an object that is kept: of RLJobs and runtimes all but their managed fields, of a node that there is one."""
+    """Returns the part of an object that is kept: all but managed fields of RLJobs and runtimes, nothing but the identity of a node."""
     kind = obj["kind"]
     if kind == "Node":
         return {
@@ -61,7 +61,7 @@ def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
         }
     identity = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
     if kind in _BODIES:
-        # Of a claim all annotations are repaired: it is patched, so no digest says what it was given.
+        # A claim is patched, not applied, so its annotations are compared one by one, and all of them are kept.
         metadata = _metadata(obj["metadata"], annotated=kind == "PersistentVolumeClaim")
         return identity | {"metadata": metadata} | _BODIES[kind](obj)
     if kind in _WHOLE:

@@ -32,10 +32,10 @@ class WaitingJobs:
         return Contention(first, bool(self._refused.get(key.namespace, set()) - {key}))
 
     def disturbed_by(self, key: JobKey, old: Object | None, new: Object | None) -> set[JobKey]:
-        """Returns the other jobs that a noted change of a job calls for a plan of.
+        """Returns the other jobs that have to be planned because of a noted change of a job.
 
-        Rule: those that have pods without nodes and learn by it that a quota refuses a pod of another job. Jobs with some nodes look at their
-        rank when their time is over, so no change of another job needs to wake them.
+        Rule: those with pods but no nodes that learn by it that a quota refuses another job's pod. Jobs with some nodes look at their rank
+        when their time is over, so other jobs' changes needn't wake them.
         """
         if new is None or not is_refused_by_quota(new) or (old is not None and is_refused_by_quota(old)):
             return set()

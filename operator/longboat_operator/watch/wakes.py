@@ -17,7 +17,7 @@ from longboat_operator.reading.terminations import is_ready
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
-# All that a plan of the job or its capacity waits for in `status.placement`; its counts and clocks say what the plan has seen.
+# All that a plan of the job or its capacity waits for in `status.placement`; counts and clocks only say what the last plan saw.
 _PLACEMENT_THAT_MATTERS = ("releaseTime", "retryTime")
 # What a job's plan publishes and doesn't read, or which tells the next plan no more than what it was made from.
 _SHOWN = ("operator", "phase", "reason", "observedGeneration", "selector", "reported")
@@ -72,9 +72,10 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does. Of a job it reads whether it is suspended, released, finished or being deleted, the bounds, demands and grant of
-    rollout pods and of reward pools' CPUs, its incarnation, and which rollout pods its status no longer records. Of a rollout pod it
-    reads its identity, its phase, whether it is ready or being deleted, and what keeps it then.
+    Only what that plan reads does:
+    * of a job, whether it is suspended, released, finished or being deleted, and its incarnation;
+    * also the bounds, demands and grant of rollout pods and of reward pools' CPUs, and which rollout pods its status no longer records;
+    * of a rollout pod, its identity, its phase, whether it is ready or being deleted, and its finalizers.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)

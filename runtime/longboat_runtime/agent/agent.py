@@ -72,7 +72,7 @@ class Agent:
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT (0), or until the child has failed slowly, or too often, or couldn't be ended in time (1).
 
-        If it was a driver that had no answer from the API server, returns its exit code: the operator then doesn't count the end.
+        A driver that got no answer from the API server is an exception: its exit code is returned, by which the operator knows this end.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

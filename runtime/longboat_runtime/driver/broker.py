@@ -34,7 +34,7 @@ class Broker(Protocol):
         """Waits until the job is to be suspended. Raises Superseded."""
 
     async def drained(self, previous: str | None) -> str:
-        """Waits until pods of driver or trainer are to leave their node, for another time than `previous`; returns that. Raises Superseded."""
+        """Waits for a drain of driver or trainer pods that didn't begin at `previous`; returns when it began. Raises Superseded."""
 
     async def edited(self, previous: RLJobSpec) -> RLJobSpec:
         """Waits until the job's spec differs from `previous`, and returns it. Raises Superseded."""

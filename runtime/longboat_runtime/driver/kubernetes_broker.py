@@ -36,14 +36,15 @@ class KubernetesBroker:
     Call `start` first. `clock` is monotonic, in seconds. `after_failure` says how the previous start failed, unless its container
     ended too: the operator counts that failure with the request for a number.
 
-    `asked` is set once the API server has stored a request for a number; `trouble` is how the last request failed, None if it didn't.
+    `request_stored` is set once the API server has stored a request for a number. `last_error` says how the last request failed, None if it
+    didn't.
     """
 
     def __init__(self, own: OwnJob, clock: Callable[[], float], after_failure: str | None = None) -> None:
         self._own, self._clock, self.editable = own, clock, True
         self._failure = after_failure and after_failure[:FAILURE_LENGTH]
-        self.asked = asyncio.Event()
-        self.trouble: str | None = None
+        self.request_stored = asyncio.Event()
+        self.last_error: str | None = None
         self._demand = Demand()
         self._job: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
@@ -160,7 +161,7 @@ class KubernetesBroker:
             # The operator counts the previous start's failure with every request that reports it.
             self._demand, self._failure = Demand(incarnation_request=request, previous_failure=self._failure), None
             await self._persist(self._ask)
-            self.asked.set()
+            self.request_stored.set()
             await self._until(lambda: self._granted() is not None)
             if (number := self._granted()) is not None and number >= least:
                 return number
@@ -189,10 +190,10 @@ class KubernetesBroker:
             except (NoAnswer, Rejected) as error:
                 if isinstance(error, Rejected) and error.code == HTTPStatus.NOT_FOUND:
                     raise Superseded("the job was deleted") from error
-                self.trouble = str(error)
-                log.warning("the API server doesn't serve", error=self.trouble, again_in=wait)
+                self.last_error = str(error)
+                log.warning("the API server doesn't serve", error=self.last_error, again_in=wait)
             else:
-                self.trouble = None
+                self.last_error = None
                 return answer
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, BACKOFF[1])

@@ -248,7 +248,7 @@ class Driver:
         self._interrupt(RunOutcome.SUSPENDED)
 
     async def _drains(self) -> None:
-        """Has the newest step saved each time that a node of driver or trainer pods is to be drained."""
+        """Has the newest step saved each time a node with driver or trainer pods is to be drained."""
         since = None
         while True:
             since = await self._context.broker.drained(since)

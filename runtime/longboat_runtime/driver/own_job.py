@@ -1,6 +1,6 @@
 """The driver's own RLJob on the API server: gets it, watches it and applies its status, as plain dicts. Never lists.
 
-No proxy stands between: those that the environment names are for what lies outside the cluster, such as trackers.
+No proxy is used: those that the environment names are for what lies outside the cluster, such as trackers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class OwnJob:
 
 
 def _words(error: Exception) -> str:
-    """Says what a request without an answer met. aiohttp names the object that holds the certificates, which says nothing to people."""
+    """Returns why a request got no answer, without the TLS context's representation that aiohttp's messages contain."""
     return re.sub(r" ssl:(<[^>]*>|\S+)", "", str(error)) or f"no answer within {REQUEST_TIMEOUT:g} s"
 
 

@@ -31,13 +31,13 @@ from longboat_runtime.tracking.trackers import SECRETS
 log = structlog.get_logger()
 
 METRICS_PORT = 6392
-# How long the first start in a pod waits for the API server.
+# How long the first start in a pod waits for the API server, in seconds.
 ANSWER_SECONDS = 45.0
 CHECKPOINT = Path("/checkpoint")
 
 
 class Unanswered(Exception):
-    """The API server gave the driver no answer; says why."""
+    """The driver got no answer from the API server; the message says why."""
 
 
 async def drive_in_pod(
@@ -48,7 +48,7 @@ async def drive_in_pod(
     `after_failure` says how the previous start failed, if that was in the same container; `contact` is the pod's.
 
     Raises:
-        Unanswered: the API server gave no answer within `ANSWER_SECONDS`, and no driver of this pod has had one, or ended for this cause.
+        Unanswered: the API server gave no answer within `ANSWER_SECONDS`. No driver of this pod has had one, or ended for this cause.
         Exception: any other error, which the next start of the process may overcome.
     """
     contact = contact or Contact()
@@ -74,10 +74,10 @@ async def drive_in_pod(
 
 
 async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, Any], int]:
-    """Returns the job and the number of this start. Raises as `drive_in_pod`.
+    """Returns the job and the number of this start; raises as `drive_in_pod` does.
 
-    Rule: without an answer, the first start in a pod ends, so that its container's last message says why; nothing else of it can be read
-    without rights to logs. Later ones wait, and each other cause ends one more: the kubelet lets each restart wait longer.
+    Rule: without an answer, the first start in a pod ends, so that its termination message says why: the operator has no right to read
+    logs. Later starts wait. A new cause ends one more start, but no cause ends two, since the kubelet delays each restart longer.
     """
 
     async def begin() -> tuple[dict[str, Any], int]:
@@ -85,22 +85,20 @@ async def _begun(broker: KubernetesBroker, contact: Contact) -> tuple[dict[str, 
         # An API server that was restored may grant numbers again that files on the claim have already.
         return job, await broker.incarnation(max(await asyncio.to_thread(incarnations, CHECKPOINT), default=0) + 1)
 
-    beginning, stored = asyncio.create_task(begin()), asyncio.create_task(broker.asked.wait())
+    start, stored = asyncio.create_task(begin()), asyncio.create_task(broker.request_stored.wait())
     try:
         while not contact.answered:
-            done, _ = await asyncio.wait(
-                (beginning, stored), timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if broker.asked.is_set():
+            done, _ = await asyncio.wait((start, stored), timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if broker.request_stored.is_set():
                 contact.note_answer()
             elif done:
                 break
-            elif broker.trouble and not contact.has_ended_for(broker.trouble):
-                contact.note_end(broker.trouble)
-                raise Unanswered(f"{UNANSWERED} within {ANSWER_SECONDS:g} s: {broker.trouble}")
-        return await beginning
+            elif broker.last_error and not contact.has_ended_for(broker.last_error):
+                contact.note_end(broker.last_error)
+                raise Unanswered(f"{UNANSWERED} within {ANSWER_SECONDS:g} s: {broker.last_error}")
+        return await start
     finally:
-        for task in (beginning, stored):
+        for task in (start, stored):
             task.cancel()
 
 

@@ -82,7 +82,7 @@ class Steps:
         self._engines = 0
         self.checkpoint_every = self._spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
-        # Whether the newest step is to be saved, whatever its number.
+        # Whether the newest step is to be saved although its number calls for no checkpoint.
         self._saves_next = False
         self._republishing = False
         self._checkpoint = context.broker.previous.checkpoint
@@ -95,7 +95,7 @@ class Steps:
         self._model, self._digests, self._extra = restored.loaded.model, restored.loaded.digests, ExtraMetrics()
         self._run_state, self.saved, self._streams = restored.run_state, restored.saved, streams
         self._task_rewards = self._run_state.task_rewards
-        # The step that the trainer's state is of: that of the newest boundary, or the next one, which isn't committed yet.
+        # The step that the trainer's state belongs to: that of the newest boundary, or the next one, which isn't committed yet.
         self._trained = restored.boundary.step
         newest, saved = self._checkpoint, restored.saved
         # What is known of it already, such as when it was completed, stays.
@@ -137,7 +137,10 @@ class Steps:
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))
 
     def save_soon(self, boundary: StepBoundary) -> None:
-        """Has the step of the newest boundary saved, unless it is; if the next one has been trained by then, that one once it is committed."""
+        """Has the step of the newest boundary saved, unless it already is.
+
+        If the next step has been trained by then, that one is saved instead, once it is committed.
+        """
         self._saves_next = True
         self.queue.put(boundary.step, Task.SAVE, partial(self._save_newest, boundary))
 
@@ -421,7 +424,7 @@ class Steps:
         self._saves_next = False
 
     def is_unsaved(self, boundary: StepBoundary) -> bool:
-        """Whether the step isn't in the newest complete checkpoint; what a job begins with need not be."""
+        """Whether the step isn't in the newest complete checkpoint. The state that a job begins with needn't be saved."""
         return boundary.step > (self.saved.step if self.saved else 0)
 
     async def _resume_exports(self, step: int) -> None:
