@@ -50,8 +50,12 @@ def answer(site: Site, *arguments: str, stdin: str = "") -> str:
 def new_pod(site: Site, job: str) -> str:
     """Returns what would become of a new pod of the job, or why it is refused."""
     metadata = {"name": "probe", "labels": {"longboat.dev/job": job}}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-    body["spec"] = {"containers": [{"name": "probe", "image": "localhost/none:1"}]}
+    body: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    body["spec"] = {
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": "probe", "image": "localhost/none:1", "securityContext": restricted}],
+    }
     return answer(site, "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(body))
 
 
