@@ -29,7 +29,10 @@ from e2e.cluster.waiting import wait_for_process
 PROGRAMS = ("containerd", "ctr", "ip", "iptables", "nsenter", "runc", "setsid", "unshare")
 
 # What kubectl says if it could not connect, so that nothing was asked.
-_UNCONNECTED = re.compile("TLS handshake timeout|connection refused|dial tcp")
+# An API server that can't reach a webhook has answered.
+_UNCONNECTED = re.compile(
+    r"(?!.*failed calling webhook).*(TLS handshake timeout|connection refused|dial tcp)", re.DOTALL
+)
 
 
 @dataclass
@@ -121,7 +124,7 @@ class Cluster:
             try:
                 return run([KUBEBOX.path, "kubectl", *argv], stdin=stdin, env=self.environment, timeout=timeout)
             except CommandError as error:
-                if not _UNCONNECTED.search(error.stderr) or time.monotonic() > deadline:
+                if not _UNCONNECTED.match(error.stderr) or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
 
