@@ -134,7 +134,7 @@ def test_a_webhook_that_is_down_is_told_and_the_job_starts_once_it_is_gone(
         trainer = job.pod("trainer")
         site.cluster.kubectl("-n", site.namespace, "delete", "pod", trainer, "--wait=false")
         job.wait("reason RequestFailed", lambda: reason(job, "RolesReady"), partial(eq, "RequestFailed"))
-    job.wait("another trainer", lambda: job.pod("trainer"), lambda name: name != trainer)
+    job.wait("another trainer", lambda: job.pod_uids("trainer").keys() - {trainer})
 
 
 def test_an_injected_container_that_keeps_failing_is_shown_and_fails_no_job(
