@@ -60,14 +60,15 @@ class TrainerRank:
         if compiled:
             with process_group.together():
                 check_compiler(self.device.type)
-        model = load_sharded(self.spec.model, self.mesh, compiled=compiled)
+        bin_tokens = self.spec.trainer.max_tokens_per_bin
+        model = load_sharded(self.spec.model, self.mesh, compiled=compiled, bin_tokens=bin_tokens)
         config = language_model(model.config.get_text_config().to_dict())
         longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)
         if self.spec.trainer.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         reference = None
         if self.spec.algorithm.kl_coefficient > 0:
-            reference = load_sharded(self.spec.model, self.mesh, compiled=compiled).requires_grad_(False)
+            reference = load_sharded(self.spec.model, self.mesh, compiled=compiled, frozen=True, bin_tokens=bin_tokens)
         self.model = model.train()
         self.updates = Updates(self.spec, model, reference)
         self._check_weights("in the files", "spec.model.path", "give a model whose weights are finite numbers")

@@ -16,11 +16,12 @@ from torch.distributed.tensor import DTensor
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.trainer import fused_head
 from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
 from longboat_runtime.trainer.forward import compile_layers
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.process_group import together
-from longboat_runtime.trainer.self_check import choose_attention
+from longboat_runtime.trainer.self_check import choose_attention, head_can_be_fused
 from longboat_runtime.trainer.weight_files import load_weights
 
 TORCH_DTYPES = {
@@ -39,19 +40,28 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
     return ranks > 1 or dtype is not DType.FLOAT32
 
 
-def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
+def load_sharded(
+    spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False, frozen: bool = False, bin_tokens: int = 0
+) -> nn.Module:
     """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
     Every rank reads its shards from the files, one weight after another (see `load_weights`). Weights are float32,
-    arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
-    all ranks, if the model can't be loaded on any.
+    arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. A `frozen` model has no
+    gradients, and its weights are kept in the spec's number format: they would be rounded to it in every pass. If the logits of
+    `bin_tokens` tokens are too large to be whole, the model has the mark `fused_head.ROW_BYTES` where its architecture allows it.
+    Raises SpecProblem, on all ranks, if the model can't be loaded on any.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
     path = Path(spec.path)
     with together():
-        model = _empty_model(read_config(path))
+        config = read_config(path)
+        row_bytes = config.get_text_config().vocab_size * TORCH_DTYPES[spec.dtype].itemsize
+        fuses = fused_head.exceeds(bin_tokens, row_bytes) and head_can_be_fused(config)
+        model = _empty_model(config)
+        if fuses:
+            setattr(model, fused_head.ROW_BYTES, row_bytes)
         buffers = dict(model.named_buffers())
         # Before FSDP2 changes the names of classes, by which transformers knows how files name and keep their weights.
         conversions = get_model_conversion_mapping(model)
@@ -64,6 +74,9 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
                 cpu_layers.install(model, norms=not compiled)
         if compiled:
             compile_layers(model, layers(model))
+        if frozen:
+            for weight in model.requires_grad_(False).parameters():
+                weight.data = weight.data.to(TORCH_DTYPES[spec.dtype])
         if needs_fsdp(mesh.size(), spec.dtype):
             shard(model, mesh, compute_policy(spec.dtype))
             model.to_empty(device=mesh.device_type)
