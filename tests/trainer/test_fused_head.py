@@ -23,6 +23,7 @@ from bench.memory.allocations import Allocations
 from longboat_runtime.trainer import attention, fused_head, sharding
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
 from longboat_runtime.trainer.forward import response_logprobs
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.self_check import head_can_be_fused
 from tests.support.tiny_model import build_tiny_model
@@ -47,7 +48,9 @@ def batch_of(count: int, *, packed: bool = True) -> SampleBatch:
 def results(model: torch.nn.Module, batch: SampleBatch, limit: int, *, entropies: bool) -> list[torch.Tensor]:
     """Log-probs, entropies, and the gradients of a sum of them by all weights."""
     model.zero_grad()
-    logprobs, entropy = response_logprobs(model, batch, 0.7, entropies=entropies, largest_logits=limit)
+    logprobs, entropy = response_logprobs(
+        model, batch, 0.7, platform=MACHINE, entropies=entropies, largest_logits=limit
+    )
     assert logprobs.dtype == entropy.dtype == torch.float32
     assert entropy.requires_grad is entropies
     loss = logprobs @ torch.linspace(-1, 1, len(logprobs))
@@ -134,7 +137,7 @@ def test_nothing_is_larger_than_a_chunk_of_logits_or_the_gradient_of_the_weight(
     ],
 )
 def test_models_that_change_logits_after_their_head_keep_it(config: PretrainedConfig, *, expected: bool) -> None:
-    assert head_can_be_fused(config) is expected
+    assert head_can_be_fused(config, MACHINE) is expected
 
 
 @pytest.mark.parametrize(("trainer", "marked"), [(LARGE_BINS, True), ({}, False)])
@@ -151,7 +154,7 @@ def test_it_is_prepared_where_a_bin_may_need_it_and_used_where_one_does(
             assert hasattr(loaded, fused_head.ROW_BYTES) is marked
         rank.train(make_request(samples), fetch_from(samples))
         assert not used, "small bins keep the model's head, whose logits are computed once"
-        response_logprobs(rank.model, batch_of(3), largest_logits=0)
+        response_logprobs(rank.model, batch_of(3), platform=MACHINE, largest_logits=0)
         assert bool(used) is marked
 
 
