@@ -103,7 +103,8 @@ def in_place_of(
 
     def forward(hidden: Tensor) -> Tensor:
         both = FusedHead.apply(hidden[0], head.weight, targets, temperature, ROWS, compiled, entropies)
-        return torch.stack(both, -1)[None]
+        # Not a view: FSDP2 hangs its hooks on what a module returns.
+        return torch.stack([each[None] for each in both], -1)
 
     head.forward = forward
     try:

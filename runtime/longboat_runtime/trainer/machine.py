@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import takes_all
+from longboat_runtime.trainer.copies import HostCopies, StreamCopies, pinned
 from longboat_runtime.trainer.forward import check_compiler
+from longboat_runtime.trainer.platform import Copies
 from longboat_runtime.trainer.self_check import choose_attention, head_can_be_fused
 from longboat_runtime.trainer.weight_files import load_weights
 
@@ -51,6 +53,12 @@ class Machine:
 
     def takes_all(self, query: Tensor) -> bool:
         return takes_all(query)
+
+    def pinned(self, size: int) -> Tensor:
+        return pinned(size) if self.device == "cuda" else torch.empty(size, dtype=torch.uint8)
+
+    def copies(self) -> Copies:
+        return StreamCopies() if self.device == "cuda" else HostCopies()
 
     def read(self, tensor: Tensor) -> Any:
         return tensor.tolist()

@@ -12,6 +12,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 
+class Copies(Protocol):
+    """Copies between device and pinned host memory, one after another, beside what the device computes."""
+
+    def start(self, target: Tensor, source: Tensor) -> Any:
+        """Starts to copy `source` into `target`, once the device has done what it was given so far. Returns what `wait` takes."""
+
+    def wait(self, done: Any) -> None:
+        """Has the device do what it is given from now on after that copy."""
+
+
 class Platform(Protocol):
     """Everything that a rank asks of the machine that it runs on; all else is tensors.
 
@@ -48,6 +58,12 @@ class Platform(Protocol):
 
     def takes_all(self, query: Tensor) -> bool:
         """See `attention.takes_all`."""
+
+    def pinned(self, size: int) -> Tensor:
+        """Allocates `size` bytes of host memory, from and to which the device copies while it computes. Raises SpecProblem."""
+
+    def copies(self) -> Copies:
+        """Returns copies in an order of their own."""
 
     def read(self, tensor: Tensor) -> Any:
         """Returns the values of `tensor` as numbers, in lists as `tolist` nests them. Waits for the device."""

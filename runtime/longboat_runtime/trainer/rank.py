@@ -23,6 +23,7 @@ from longboat_runtime.trainer.forward import compiles, frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.machine import MACHINE
+from longboat_runtime.trainer.offload import Offload
 from longboat_runtime.trainer.packing import SampleTooLong
 from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
@@ -54,8 +55,11 @@ class TrainerRank:
         self.mesh, self.hosts = platform.join(address, rank, world_size)
         self.device = torch.device(self.mesh.device_type)
 
-    def load(self) -> ModelInfo:
-        """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
+    def load(self, *, fits: bool = True) -> ModelInfo:
+        """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says.
+
+        `fits` says whether a bin fits into the device's memory without recomputation (`TrainerSpec.recomputes`).
+        """
         platform = self.platform
         compiled = compiles(self.spec.trainer.compile, platform.device)
         if compiled:
@@ -65,8 +69,10 @@ class TrainerRank:
         model = load_sharded(self.spec.model, self.mesh, compiled=compiled, bin_tokens=bin_tokens, platform=platform)
         config = language_model(model.config.get_text_config().to_dict())
         longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)
-        if self.spec.trainer.gradient_checkpointing:
+        if self.spec.trainer.recomputes(fits=fits):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if self.spec.trainer.offload_activations:
+                Offload(platform, bin_tokens).install(model)
         reference = None
         if self.spec.algorithm.kl_coefficient > 0:
             reference = load_sharded(
