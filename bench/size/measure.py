@@ -13,23 +13,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bench.memory.allocations import Allocations
 from bench.memory.measure import _samples, request_of, spec_of
 from bench.record import Recorder
 from bench.trainer_step.gpu import serve_older_torch
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.trainer import fused_head, process_group
+from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.copies import pinned
 from longboat_runtime.trainer.machine import Machine
-from longboat_runtime.trainer.offload import Offload
 from longboat_runtime.trainer.rank import TrainerRank
 
 # Settings of config.json: layers of Qwen3-8B and Qwen3-30B-A3B.
@@ -112,11 +111,15 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     for case in cases(arguments.shapes, sorted(arguments.tokens), compiled=arguments.compiled):
         began = time.monotonic()
         if began - started + longest > 60 * arguments.minutes:
-            recorder.write("skipped", case=_named(case))
+            recorder.write("skipped", case=asdict(case))
             continue
         with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
             model = write_config(Path(folder), case.shape, arguments.layers)
-            recorder.write("case", case=_named(case), **measure(case, model, rate))
+            try:
+                recorder.write("case", case=asdict(case), **measure(case, model, rate))
+            except torch.OutOfMemoryError as error:
+                recorder.write("too large", case=asdict(case), error=str(error).splitlines()[0])
+            _free()
         longest = max(longest, time.monotonic() - began)
     recorder.write("ended", minutes=(time.monotonic() - started) / 60)
     recorder.close()
@@ -126,10 +129,6 @@ def cases(shapes: Sequence[str], tokens: Sequence[int], *, compiled: bool) -> li
     """Lists the cases, those first that say most."""
     ways = [(False, False, False), (False, True, False), (False, True, True), (True, True, False), (True, True, True)]
     return [Case(shape, count, *way) for way in ways if compiled or not way[0] for shape in shapes for count in tokens]
-
-
-def _named(case: Case) -> dict[str, Any]:
-    return {name: getattr(case, name) for name in Case.__slots__}
 
 
 def write_config(directory: Path, shape: str, layers: int) -> Path:
@@ -188,11 +187,14 @@ def measure(case: Case, model: Path, rate: float) -> dict[str, Any]:
         return result
     finally:
         process_group.leave()
-        del rank
-        gc.collect()
-        torch._dynamo.reset()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+
+
+def _free() -> None:
+    """Frees what the last model took: modules refer to each other, and what was compiled to them."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -1,0 +1,38 @@
+"""The benchmark of sizes, with models so small that CPUs run it."""
+
+import argparse
+from pathlib import Path
+
+from bench.record import of_kind, read
+from bench.size import measure, summary
+
+
+def test_every_case_is_measured_and_summarised(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    measure.add_arguments(parser)
+    options = ["--shapes", "tiny", "--layers", "2", "--tokens", "32", "--device", "cpu", "--no-compiled"]
+    raw = tmp_path / "size.jsonl"
+    measure.run(parser.parse_args(options), raw)
+    lines = [*read(raw)]
+    measured = of_kind(lines, "case")
+    assert [(line["case"]["fused"], line["case"]["offloaded"]) for line in measured] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+    assert all(
+        line["peak"] > 0 and line["seconds"] > 0 and line["mfu"]["palm"] > line["mfu"]["causal"] for line in measured
+    )
+    summary.write(raw)
+    page = raw.with_suffix(".md").read_text()
+    assert page.count("| tiny | 32 | eager |") == 3
+
+
+def test_no_case_begins_that_would_end_too_late(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    measure.add_arguments(parser)
+    options = ["--shapes", "tiny", "--tokens", "32", "--device", "cpu", "--minutes", "0"]
+    raw = tmp_path / "size.jsonl"
+    measure.run(parser.parse_args(options), raw)
+    assert len(of_kind([*read(raw)], "skipped")) == len(measure.cases(["tiny"], [32], compiled=True))
+    summary.write(raw)
