@@ -205,12 +205,12 @@ def _memory(device: torch.device, result: dict[str, Any]) -> Iterator[None]:
             yield
         result |= {"held": 0, "peak": allocations.peak}
         return
-    held = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     yield
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
-    result |= {"held": held, "peak": torch.cuda.max_memory_allocated() - held}
+    result |= {"held": before, "peak": torch.cuda.max_memory_allocated() - before}
     result |= {"reserved": torch.cuda.max_memory_reserved(), "outside": total - free - reserved}
 
 
@@ -222,13 +222,13 @@ def product_rate(device: torch.device, size: int, times: int = 20) -> float:
 
 def copy_rates(device: torch.device, size: int, times: int = 5) -> dict[str, float]:
     """Measures bytes per second of copies between device and host, whose memory is pageable or pinned, by the median time."""
-    there = torch.empty(size, dtype=torch.uint8, device=device)
+    on_device = torch.empty(size, dtype=torch.uint8, device=device)
     memory = {"pageable": torch.zeros(size, dtype=torch.uint8)}
     if device.type == "cuda":
         memory["pinned"] = pinned(size)
     rates = {}
-    for name, here in memory.items():
-        for way, (target, source) in {"out": (here, there), "in": (there, here)}.items():
+    for name, on_host in memory.items():
+        for way, (target, source) in {"out": (on_host, on_device), "in": (on_device, on_host)}.items():
             copy = lambda target=target, source=source: target.copy_(source, non_blocking=True)  # noqa: E731
             copy()
             rates[f"{name} {way}"] = size / median(_timed(device, copy) for _ in range(times))
