@@ -54,6 +54,7 @@ class Offload:
             if hasattr(module, "_gradient_checkpointing_func"):
                 module._gradient_checkpointing_func = self._checkpoint
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        model.register_forward_hook(self._end)
 
     def _begin(self, model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         del model, inputs
@@ -63,6 +64,11 @@ class Offload:
         self._coming, self._offloaded = None, []
         self._number += 1
         self._tokens = keywords["input_ids"].numel()
+
+    def _end(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        # The head's backward pass takes more memory than any layer's.
+        del model, inputs, output
+        self._settle()
 
     def _checkpoint(self, function: Any, *arguments: Any) -> Any:
         """Runs a layer as torch's gradient checkpointing does."""
