@@ -12,7 +12,7 @@ MINIMAL_OBJECT_STORE = 80_000_000
 # What engines of one pod need of /dev/shm beside the store.
 RESERVED_SHARED_MEMORY = 128 * 2**20
 # A response's bytes for each token: an id and a log-probability of 4 bytes each, and its text.
-_BYTES_PER_TOKEN = 16
+BYTES_PER_TOKEN = 16
 
 
 def object_store_size(shared_memory: int) -> int:
@@ -31,7 +31,7 @@ def object_store_need(publication: int, batch_tokens: int) -> int:
     beside the last one, which is kept for engines that start late until it is replaced. Beside them the responses of one step, at
     most `batch_tokens` tokens, on their way to the trainer, and Ray's minimum for everything small.
     """
-    return 2 * publication + batch_tokens * _BYTES_PER_TOKEN + MINIMAL_OBJECT_STORE
+    return 2 * publication + batch_tokens * BYTES_PER_TOKEN + MINIMAL_OBJECT_STORE
 
 
 @dataclass(frozen=True, slots=True)

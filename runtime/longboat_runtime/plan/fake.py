@@ -8,19 +8,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longboat_runtime.plan.ledger import HOST, Ledger
 from longboat_runtime.trainer.attention import flash_attends
+from longboat_runtime.trainer.copies import HostCopies
 
 # GPUs whose largest heads attention by one kernel takes, such as H100 and H200.
 CAPABILITY = (9, 0)
 
 
 class FakeMachine:
-    """The `Platform` of a rank of `ranks` that is traced as on a GPU, with the `attention` that its model trains with.
+    """The `Platform` of a rank that is traced as on a GPU, with the `attention` that its model trains with; its head may be `fused`.
 
     Every value that the host reads is 0. `reads` has, for each time that it did, the peak of the `ledger` since the time before.
     """
@@ -28,8 +30,8 @@ class FakeMachine:
     device = "cuda"
     host = HOST
 
-    def __init__(self, attention: str, ledger: Ledger) -> None:
-        self._attention, self._ledger = attention, ledger
+    def __init__(self, attention: str, fused: bool, ledger: Ledger) -> None:
+        self._attention, self._fused, self._ledger = attention, fused, ledger
         self.reads: list[int] = []
 
     def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
@@ -49,6 +51,9 @@ class FakeMachine:
     def choose_attention(self, config: Any) -> str:
         return self._attention
 
+    def head_can_be_fused(self, config: Any) -> bool:
+        return self._fused
+
     def load_weights(self, model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
         """Reads nothing: fake weights have no values."""
 
@@ -57,6 +62,12 @@ class FakeMachine:
 
     def takes_all(self, query: Tensor) -> bool:
         return flash_attends(CAPABILITY, query.dtype, query.shape[-1])
+
+    def pinned(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=HOST)
+
+    def copies(self) -> HostCopies:
+        return HostCopies()
 
     def read(self, tensor: Tensor) -> Any:
         self._ledger.settle()

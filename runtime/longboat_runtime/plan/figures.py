@@ -24,8 +24,9 @@ class Figures:
     """What the trace of one of `ranks` ranks counted, in bytes.
 
     On its device `weights`, those of the KL `reference`, optimizer `states`, and memory by phase: `load`, `accumulate` (bins, forward
-    and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints. All ranks together publish
-    `published`, the `largest` tensor among it. In one bin this rank receives `gathered` and sends `scattered`. `operators` were traced,
+    and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints, and what is `pinned` for
+    activations. All ranks together publish
+    `published`, the `largest` tensor among it; `vectors` of it are on all ranks of an engine, `key_values` make keys and values. In one bin this rank receives `gathered` and sends `scattered`. `operators` were traced,
     and no tensor with memory was larger than `real`.
     """
 
@@ -36,8 +37,11 @@ class Figures:
     states: int
     phases: dict[str, Phase]
     snapshot: int
+    pinned: int
     published: int
     largest: int
+    vectors: int
+    key_values: int
     gathered: float
     scattered: float
     operators: int
@@ -52,7 +56,7 @@ class Figures:
         """Returns the figures of a model with `factor` times as many further layers as `more` has. Layers that repeat add the same."""
         values: dict[str, Any] = {
             name: _line(getattr(self, name), getattr(more, name), factor)
-            for name in ("parameters", "weights", "reference", "states", "snapshot", "published", "gathered", "scattered")
+            for name in ("parameters", "weights", "reference", "states", "snapshot", "pinned", "published", "vectors", "key_values", "gathered", "scattered")
         }
         return Figures(
             ranks=self.ranks,
