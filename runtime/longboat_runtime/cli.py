@@ -129,7 +129,11 @@ def plan(
     runtime: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="YAML file with the runtime template.", show_default="FILE", exists=True, dir_okay=False
+            metavar="FILE",
+            help="YAML file with the runtime template.",
+            show_default="FILE",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(metavar="80Gi", help="Memory of one GPU.")] = None,

@@ -28,7 +28,7 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
         directory = documents.model_directory(job, file, model)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"path": str(directory)})})
         config = language_model(checked_model(directory))
-        given = from_runtime(template.spec, memory) if template else Given(memory)
+        given = from_runtime(template.spec, memory) if template else Given(memory, engine_device=memory)
         case = Case(spec, config, config.get("max_position_embeddings"), given)
         judgement = judge(case, Traces())
     except (ApiError, SpecProblem, OSError) as error:

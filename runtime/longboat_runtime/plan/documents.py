@@ -45,7 +45,9 @@ def _objects(file: Path) -> list[RLJob | Runtime]:
 
 def model_directory(job: RLJob, file: Path, model: Path | None) -> Path:
     """Returns the directory whose config.json is read: `model`, or that of the job, or that of `file`. Raises ApiError without one."""
-    places = [model] if model else [Path(job.spec.model.path), file.parent / Path(job.spec.model.path).name, file.parent]
+    places = (
+        [model] if model else [Path(job.spec.model.path), file.parent / Path(job.spec.model.path).name, file.parent]
+    )
     for place in places:
         if (place / "config.json").is_file():
             return place

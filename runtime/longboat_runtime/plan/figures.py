@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -52,11 +53,34 @@ class Figures:
         """Returns the most that a device holds at one time."""
         return max(phase.peak for phase in self.phases.values())
 
+    def to_json(self) -> str:
+        """Returns the figures as a text for `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Figures:
+        """Reads figures. Raises ValueError, TypeError or KeyError if the text holds none."""
+        content = json.loads(text)
+        phases = {name: Phase(**phase) for name, phase in content.pop("phases").items()}
+        return cls(phases=phases, **content)
+
     def extended(self, more: Figures, factor: float) -> Figures:
         """Returns the figures of a model with `factor` times as many further layers as `more` has. Layers that repeat add the same."""
         values: dict[str, Any] = {
             name: _line(getattr(self, name), getattr(more, name), factor)
-            for name in ("parameters", "weights", "reference", "states", "snapshot", "pinned", "published", "vectors", "key_values", "gathered", "scattered")
+            for name in (
+                "parameters",
+                "weights",
+                "reference",
+                "states",
+                "snapshot",
+                "pinned",
+                "published",
+                "vectors",
+                "key_values",
+                "gathered",
+                "scattered",
+            )
         }
         return Figures(
             ranks=self.ranks,

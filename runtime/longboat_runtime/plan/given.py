@@ -24,27 +24,26 @@ DEFAULT_SHARED_MEMORY = "256Mi"
 class Given:
     """What pods have, in bytes, by role: `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container.
 
-    A role without an entry isn't judged. `device` is the memory of one GPU, None if nobody says.
+    A role without an entry isn't judged. `device` and `engine_device` are the memory of one GPU of trainers and engines, None if nobody says.
     """
 
     device: int | None = None
     shared_memory: Mapping[str, int] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
+    engine_device: int | None = None
 
 
 def from_runtime(runtime: RLRuntimeSpec, device: int | None) -> Given:
     """Returns what the pods of a runtime template have."""
     shared, memory = {}, {}
     for role, (containers, name) in CONTAINERS.items():
-        specs = [
-            template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))
-        ]
+        specs = [template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))]
         shared[role] = in_bytes(_shared_memory(specs))
         limits = [item for spec in specs for item in _named(spec.get(containers), name)]
         for limit in (_at(item, "resources", "limits", "memory") for item in limits):
             if limit is not None:
                 memory[role] = in_bytes(str(limit))
-    return Given(device, shared, memory)
+    return Given(device, shared, memory, device)
 
 
 def _shared_memory(specs: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
-from longboat_runtime.agent.ray_command import BYTES_PER_TOKEN, MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY
+from longboat_runtime.object_store import BYTES_PER_TOKEN, MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY
 from longboat_runtime.plan.figures import Figures
 from longboat_runtime.plan.given import Given
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
@@ -30,7 +30,7 @@ class Resource(StrEnum):
     BIN = "bin"
     DEVICE = "device"
     KV_CACHE = "KV cache"
-    SHARED_MEMORY = "/dev/shm"
+    SHARED_MEMORY = "/dev/shm"  # noqa: S108
     HOST_MEMORY = "host memory"
     CLAIM = "claim"
 
@@ -102,7 +102,7 @@ def kv_room(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, given: 
     or of the device.
     """
     rollout = spec.rollout
-    budget = given.device
+    budget = given.engine_device
     if rollout.device_memory is not None:
         budget = min(in_bytes(rollout.device_memory), budget or in_bytes(rollout.device_memory))
     free = None
@@ -152,7 +152,7 @@ def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, given: Give
 
 def host_need(spec: RLJobSpec, figures: Figures, role: str, given: Given) -> Need:
     """Returns the memory of the container of a role, /dev/shm included: what is written there counts."""
-    parts = {"/dev/shm": shared_memory_need(spec, figures, role, given).needed}
+    parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, given).needed}
     if role == "trainer":
         parts["processes (assumed)"] = HOST_OVERHEAD
         parts["snapshot"] = figures.snapshot
@@ -195,4 +195,3 @@ def links(spec: RLJobSpec, figures: Figures) -> dict[str, int]:
 
 def _present(parts: Mapping[str, int]) -> dict[str, int]:
     return {name: value for name, value in parts.items() if value}
-

@@ -22,7 +22,9 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     """Yields the lines of a plan: the trainer by phase, each need with what is given, bytes by link, and what doesn't fit."""
     figures, trainer = judgement.figures, case.spec.trainer
     settings = [f"{trainer.replicas} ranks", f"bins of {trainer.max_tokens_per_bin} tokens"]
-    settings += ["layers recomputed" if judgement.recomputed or trainer.gradient_checkpointing else "layers not recomputed"]
+    settings += [
+        "layers recomputed" if judgement.recomputed or trainer.gradient_checkpointing else "layers not recomputed"
+    ]
     settings += ["activations offloaded"] if trainer.offload_activations else []
     yield f"{figures.parameters / 1e9:.2f} x 10^9 parameters, {', '.join(settings)}"
     yield ""
@@ -69,5 +71,3 @@ def _gib(value: int) -> str:
 
 def _size(value: int) -> str:
     return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.2f} MiB" if value >= MIB else f"{value} B"
-
-

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.plan.compiled import interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.layers import Shortened, shortened
 from longboat_runtime.plan.ledger import Ledger
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleSize
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
@@ -34,22 +33,40 @@ PROMPT = 1 / 16
 
 
 class Traces:
-    """Traces jobs, each of whose trainers is traced once."""
+    """Traces jobs, each of whose trainers is traced once. Figures are kept in `folder`, if one is given, for later processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._figures: dict[str, Figures] = {}
+        self._folder = folder
 
     def __call__(self, spec: RLJobSpec) -> Figures:
         key = digest(spec)
         if key not in self._figures:
-            self._figures[key] = trace(spec)
+            self._figures[key] = self._kept(key) or self._keep(key, trace(spec))
         return self._figures[key]
+
+    def _kept(self, key: str) -> Figures | None:
+        if self._folder is None:
+            return None
+        try:
+            return Figures.from_json((self._folder / key).read_text())
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def _keep(self, key: str, figures: Figures) -> Figures:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = self._folder / f".{key}.{os.getpid()}"
+            partial.write_text(figures.to_json())
+            partial.replace(self._folder / key)
+        return figures
 
 
 def digest(spec: RLJobSpec) -> str:
     """Returns a digest of all that figures depend on: the model's config.json, and what of the spec a trainer reads."""
     parts = {name: getattr(spec, name).model_dump(mode="json") for name in ("model", "trainer", "algorithm", "rounds")}
     parts["sampling"] = spec.rollout.sampling.model_dump(mode="json")
+    parts["versions"] = [version(name) for name in ("longboat", "torch", "transformers")]
     parts["config"] = (Path(spec.model.path) / "config.json").read_text()
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -91,7 +108,11 @@ def trace_rank(spec: RLJobSpec, attention: str, fused: bool) -> Figures:
     with fake_group():
         rank = TrainerRank(spec, 0, ranks, "", machine)
         # Samples and random states come from numpy and the CPU; they are no larger than a bin's tokens.
-        with FakeTensorMode(allow_non_fake_inputs=True), ledger, torch.compiler.set_stance("default", force_backend=interpreted):
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            ledger,
+            torch.compiler.set_stance("default", force_backend=interpreted),
+        ):
             before = ledger.restart()
             info = rank.load()
             ledger.settle()
