@@ -9,9 +9,9 @@ from typing import Any
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.model_config import language_model
+from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.fit import Case
-from longboat_runtime.plan.given import Given
 
 MIB, GIB = 2**20, 2**30
 # The shapes of models that have been measured on a GPU (Qwen2.5), and of those in the examples (Qwen3).
@@ -108,9 +108,9 @@ def make_spec(model: Path, **sections: Mapping[str, Any]) -> RLJobSpec:
     )
 
 
-def make_case(spec: RLJobSpec, name: str = "small", given: Given | None = None) -> Case:
+def make_case(spec: RLJobSpec, name: str = "small", capacity: Capacity | None = None) -> Case:
     model = language_model(MODELS[name])
-    return Case(spec, model, model["max_position_embeddings"], given or Given())
+    return Case(spec, model, model["max_position_embeddings"], capacity or Capacity())
 
 
 def rough_figures(spec: RLJobSpec) -> Figures:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
+from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.fit import Case, Judgement, Tracer, judge, quantity
-from longboat_runtime.plan.given import Given
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource
 from longboat_runtime.plan.trace import Traces
 from tests.plan.planned import GIB, MIB, make_case, make_spec, rough_figures, write_config
 
-ROOMY = Given(
+ROOMY = Capacity(
     8 * GIB,
     dict.fromkeys(("driver", "rollout", "trainer", "reward"), GIB),
     dict.fromkeys(("rollout", "trainer"), 16 * GIB),
@@ -24,8 +24,8 @@ ROOMY = Given(
 CLAIM = {"volume": {"size": "10Gi"}}
 
 
-def judged(spec: RLJobSpec, given: Given, tracer: Tracer = rough_figures) -> tuple[Case, Judgement]:
-    case = make_case(spec, given=given)
+def judged(spec: RLJobSpec, capacity: Capacity, tracer: Tracer = rough_figures) -> tuple[Case, Judgement]:
+    case = make_case(spec, capacity=capacity)
     return case, judge(case, tracer)
 
 
@@ -74,11 +74,11 @@ LIMITS = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_each_limit_is_found_and_its_change_makes_the_job_fit(limit: str) -> None:
-    given, sections, resource, role, field = LIMITS[limit]
+    less, sections, resource, role, field = LIMITS[limit]
     trainer = {"maxTokensPerBin": 2000, "gradientCheckpointing": limit != "device"}
     sections = {"model": {"maxLength": 2000}} | sections
     spec = make_spec(Path("/model"), **{**sections, "trainer": trainer | sections.get("trainer", {})})
-    case, judgement = judged(spec, replace(ROOMY, **given))
+    case, judgement = judged(spec, replace(ROOMY, **less))
     [problem] = judgement.problems
     assert (problem.need.resource, problem.need.role, problem.field) == (resource, role, field)
     assert problem.problem().reason == Reason.DOES_NOT_FIT
@@ -93,9 +93,9 @@ def test_a_job_with_room_has_no_problem() -> None:
 
 
 def test_what_nobody_gives_is_not_judged() -> None:
-    _, judgement = judged(make_spec(Path("/model")), Given())
+    _, judgement = judged(make_spec(Path("/model")), Capacity())
     assert judgement.problems == []
-    assert {need.resource for need in judgement.needs if need.given is None} == {
+    assert {need.resource for need in judgement.needs if need.available is None} == {
         Resource.DEVICE,
         Resource.KV_CACHE,
         Resource.SHARED_MEMORY,
@@ -150,8 +150,8 @@ SPECS = st.fixed_dictionaries(
         ),
     }
 )
-GIVEN = st.builds(
-    Given,
+CAPACITIES = st.builds(
+    Capacity,
     st.integers(DEVICE_OVERHEAD + 4 * MIB, DEVICE_OVERHEAD + 32 * MIB),
     st.fixed_dictionaries({role: st.integers(0, 512 * MIB) for role in ("driver", "rollout", "trainer", "reward")}),
     st.fixed_dictionaries({role: st.integers(0, 8 * GIB) for role in ("rollout", "trainer")}),
@@ -159,8 +159,10 @@ GIVEN = st.builds(
 )
 
 
-def check_that_changes_fit(sections: dict[str, dict[str, object]], given_: Given, model: Path, tracer: Tracer) -> None:
-    case, judgement = judged(make_spec(model, **sections), given_, tracer)
+def check_that_changes_fit(
+    sections: dict[str, dict[str, object]], capacity: Capacity, model: Path, tracer: Tracer
+) -> None:
+    case, judgement = judged(make_spec(model, **sections), capacity, tracer)
     if any(not problem.change for problem in judgement.problems):
         return
     changed = after_all_changes(case, judgement)
@@ -171,9 +173,11 @@ def check_that_changes_fit(sections: dict[str, dict[str, object]], given_: Given
 
 
 @settings(max_examples=200)
-@given(SPECS, GIVEN)
-def test_the_changes_that_are_named_make_drawn_jobs_fit(sections: dict[str, dict[str, object]], given_: Given) -> None:
-    check_that_changes_fit(sections, given_, Path("/model"), rough_figures)
+@given(SPECS, CAPACITIES)
+def test_the_changes_that_are_named_make_drawn_jobs_fit(
+    sections: dict[str, dict[str, object]], capacity: Capacity
+) -> None:
+    check_that_changes_fit(sections, capacity, Path("/model"), rough_figures)
 
 
 @pytest.mark.extended
@@ -181,9 +185,9 @@ def test_the_changes_that_are_named_make_traced_jobs_fit(tmp_path: Path) -> None
     model, traces = write_config(tmp_path, "small"), Traces()
 
     @settings(max_examples=200)
-    @given(SPECS, GIVEN)
-    def check(sections: dict[str, dict[str, object]], given_: Given) -> None:
-        check_that_changes_fit(sections, given_, model, traces)
+    @given(SPECS, CAPACITIES)
+    def check(sections: dict[str, dict[str, object]], capacity: Capacity) -> None:
+        check_that_changes_fit(sections, capacity, model, traces)
 
     check()
 

@@ -10,8 +10,8 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.quantities import in_bytes
 from longboat_runtime.model_config import checked_model, language_model
 from longboat_runtime.plan import documents, report
+from longboat_runtime.plan.capacity import Capacity, from_runtime
 from longboat_runtime.plan.fit import Case, judge
-from longboat_runtime.plan.given import Given, from_runtime
 
 
 def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str | None) -> int:
@@ -28,8 +28,8 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
         directory = documents.model_directory(job, file, model)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"path": str(directory)})})
         config = language_model(checked_model(directory))
-        given = from_runtime(template.spec, memory) if template else Given(memory, engine_device=memory)
-        case = Case(spec, config, config.get("max_position_embeddings"), given)
+        capacity = from_runtime(template.spec, memory) if template else Capacity(memory, engine_device=memory)
+        case = Case(spec, config, config.get("max_position_embeddings"), capacity)
         judgement = judge(case, Traces())
     except (ApiError, SpecProblem, OSError) as error:
         print(error, file=sys.stderr)

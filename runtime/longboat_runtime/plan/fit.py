@@ -13,8 +13,8 @@ from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import MAX_DEVICES_PER_POD
 from longboat_runtime.plan import needs
+from longboat_runtime.plan.capacity import CONTAINERS, Capacity
 from longboat_runtime.plan.figures import Figures
-from longboat_runtime.plan.given import CONTAINERS, Given
 from longboat_runtime.plan.needs import GIB, MIB, Need, Resource
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes, parallelism_problem
 
@@ -40,13 +40,13 @@ class DoesNotFit:
     def message(self) -> str:
         """Says so in words."""
         need = self.need
-        what = f"a {need.role} pod needs {amount(need, need.needed)} of {need.resource}, and has {amount(need, need.given or 0)}"
+        what = f"a {need.role} pod needs {amount(need, need.needed)} of {need.resource}, and has {amount(need, need.available or 0)}"
         if need.resource is Resource.BIN:
-            what = f"a bin has to hold {need.needed} tokens, the longest response and a token of its prompt, and holds {need.given}"
+            what = f"a bin has to hold {need.needed} tokens, the longest response and a token of its prompt, and holds {need.available}"
         elif need.resource is Resource.CLAIM:
-            what = f"checkpoints and exports need {amount(need, need.needed)} of the claim, which has {amount(need, need.given or 0)}"
+            what = f"checkpoints and exports need {amount(need, need.needed)} of the claim, which has {amount(need, need.available or 0)}"
         elif need.resource is Resource.DEVICE:
-            what = f"a trainer rank needs {amount(need, need.needed)} of its device, which has {amount(need, need.given or 0)}"
+            what = f"a trainer rank needs {amount(need, need.needed)} of its device, which has {amount(need, need.available or 0)}"
         if not self.change:
             return f"{what}; no setting makes it fit: use devices with more memory, or a smaller model"
         changes = " and ".join(f"{path}: {_shown(value)}" for path, value in self.change.items())
@@ -64,7 +64,7 @@ class Case:
     spec: RLJobSpec
     model: Mapping[str, Any]
     limit: int | None
-    given: Given
+    capacity: Capacity
 
     @property
     def longest(self) -> int:
@@ -76,7 +76,7 @@ class Case:
     def changed(self, change: Change) -> Case:
         """Returns the case with the fields of `change` set."""
         content = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        shared, memory = dict(self.given.shared_memory), dict(self.given.memory)
+        shared, memory = dict(self.capacity.shared_memory), dict(self.capacity.memory)
         for path, value in change.items():
             if path.startswith(SPEC):
                 *parents, name = path.removeprefix(SPEC).split(".")
@@ -88,7 +88,9 @@ class Case:
                 role = path.removeprefix(ROLES).split(".")[0]
                 (memory if path.endswith("memory") else shared)[role] = in_bytes(value)
         return replace(
-            self, spec=RLJobSpec.model_validate(content), given=replace(self.given, shared_memory=shared, memory=memory)
+            self,
+            spec=RLJobSpec.model_validate(content),
+            capacity=replace(self.capacity, shared_memory=shared, memory=memory),
         )
 
 
@@ -109,7 +111,7 @@ def judge(case: Case, tracer: Tracer) -> Judgement:
     """
     first, recomputed = resolved(case, tracer)
     figures = tracer(first.spec)
-    all_needs = needs.needs(first.spec, case.model, figures, case.longest, case.given)
+    all_needs = needs.needs(first.spec, case.model, figures, case.longest, case.capacity)
     problems: list[DoesNotFit] = []
     current = case
     for remedy in (_bin, _device, _kv_cache, *_pods(), _claim):
@@ -126,7 +128,7 @@ def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
     if trainer.gradient_checkpointing is not None:
         return case, False
     plain = case.changed({"spec.trainer.gradientCheckpointing": False})
-    fits = not trainer.offload_activations and needs.device_need(tracer(plain.spec), case.given).fits
+    fits = not trainer.offload_activations and needs.device_need(tracer(plain.spec), case.capacity).fits
     if not trainer.recomputes(fits=fits):
         return plain, False
     return case.changed({"spec.trainer.gradientCheckpointing": True}), True
@@ -150,11 +152,11 @@ def _bin(case: Case, tracer: Tracer) -> DoesNotFit | None:
 
 
 def _device(case: Case, tracer: Tracer) -> DoesNotFit | None:
-    need = needs.device_need(_figures(case, tracer), case.given)
+    need = needs.device_need(_figures(case, tracer), case.capacity)
     if need.fits:
         return None
     for change in _device_changes(case):
-        if needs.device_need(_figures(case.changed(change), tracer), case.given).fits:
+        if needs.device_need(_figures(case.changed(change), tracer), case.capacity).fits:
             return DoesNotFit(need, next(iter(change)), change)
     return DoesNotFit(need, "spec.model.path", {})
 
@@ -194,7 +196,7 @@ def _kv_cache(case: Case, tracer: Tracer) -> DoesNotFit | None:
     figures = _figures(case, tracer)
 
     def need_of(changed: Case) -> Need:
-        return needs.kv_need(changed.spec, changed.model, figures, changed.longest, changed.given)
+        return needs.kv_need(changed.spec, changed.model, figures, changed.longest, changed.capacity)
 
     if (need := need_of(case)).fits:
         return None
@@ -222,7 +224,7 @@ def _kv_changes(case: Case, figures: Figures) -> Iterator[Change]:
             wanted = math.ceil((token * case.longest + weights) * RESERVE / (RESERVE - 1)) + RESERVE
             yield {"spec.rollout.deviceMemory": quantity(wanted, MIB)} | larger
     # Not below what a response and its prompt need.
-    room = needs.kv_room(case.spec, case.model, figures, case.given)
+    room = needs.kv_room(case.spec, case.model, figures, case.capacity)
     token = kv_token_bytes(case.model, TORCH_NAMES[case.spec.model.dtype], rollout.tensor_parallel)
     shorter = {"spec.model.maxLength": max(8, (room or 0) // token)}
     if room and shorter["spec.model.maxLength"] > case.spec.rollout.sampling.max_tokens:
@@ -233,11 +235,11 @@ def _pods() -> Iterator[Callable[[Case, Tracer], DoesNotFit | None]]:
     """Yields the remedies of what the runtime template gives."""
     for role in CONTAINERS:
         yield lambda case, tracer, role=role: _of_pod(
-            needs.shared_memory_need(case.spec, _figures(case, tracer), role, case.given)
+            needs.shared_memory_need(case.spec, _figures(case, tracer), role, case.capacity)
         )
     for role in ("rollout", "trainer"):
         yield lambda case, tracer, role=role: _of_pod(
-            needs.host_need(case.spec, _figures(case, tracer), role, case.given)
+            needs.host_need(case.spec, _figures(case, tracer), role, case.capacity)
         )
 
 

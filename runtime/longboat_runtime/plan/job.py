@@ -75,10 +75,10 @@ class JobPlan:
         """Waits for the nodes that say so."""
         while True:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            ours = [node for node in nodes if {self._trainer, self._rollout} & node.keys()]
-            if ours and not any(node.get("GPU") for node in ours):
+            members = [node for node in nodes if {self._trainer, self._rollout} & node.keys()]
+            if members and not any(node.get("GPU") for node in members):
                 return False
-            trainers = [node for node in ours if self._trainer in node]
+            trainers = [node for node in members if self._trainer in node]
             if sum(node[self._trainer] for node in trainers) >= self._spec.trainer.replicas:
                 return any(node.get("GPU") for node in trainers)
             await asyncio.sleep(NODES_SECONDS)
@@ -109,16 +109,16 @@ def planned(spec: RLJobSpec, pod: Pod, folder: Path | None = None) -> bool:
     Figures are kept in `folder`, by default one of temporary files, where the next start in the same pod finds them.
     """
     from longboat_runtime.model_config import checked_model, language_model
+    from longboat_runtime.plan.capacity import Capacity
     from longboat_runtime.plan.fit import Case, judge
-    from longboat_runtime.plan.given import Given
     from longboat_runtime.plan.trace import Traces
 
     model = language_model(checked_model(Path(spec.model.path)))
     memory: Mapping[str, int] = {} if pod.memory is None else {"trainer": pod.memory}
     # Engines check their own devices, which needn't be like the trainer's.
-    given = Given(pod.device, {"trainer": pod.shared_memory}, memory, engine_device=None)
-    kept = folder or Path(tempfile.gettempdir()) / "longboat-plan"
-    judgement = judge(Case(spec, model, model.get("max_position_embeddings"), given), Traces(kept))
+    capacity = Capacity(pod.device, {"trainer": pod.shared_memory}, memory, engine_device=None)
+    figures = folder or Path(tempfile.gettempdir()) / "longboat-plan"
+    judgement = judge(Case(spec, model, model.get("max_position_embeddings"), capacity), Traces(figures))
     if judgement.problems:
         raise judgement.problems[0].problem()
     return not judgement.recomputed

@@ -11,8 +11,8 @@ from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
 from longboat_runtime.object_store import BYTES_PER_TOKEN, MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY
+from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.figures import Figures
-from longboat_runtime.plan.given import Given
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
 from longboat_runtime.weights.bucket import BUCKET_BYTES
 
@@ -37,31 +37,31 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The bytes (of a bin, tokens) that are `needed` of a resource of each of a role's pods, made of `parts`, and that are `given`.
+    """The bytes (of a bin, tokens) that are `needed` of a resource of each of a role's pods, made of `parts`, and that are `available`.
 
-    `given` is None where nobody says; then nothing is too small.
+    `available` is None where nobody says; then nothing is too small.
     """
 
     resource: Resource
     role: str
     needed: int
-    given: int | None
+    available: int | None
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
         """Returns whether what is given suffices, as far as that is known."""
-        return self.given is None or self.needed <= self.given
+        return self.available is None or self.needed <= self.available
 
 
-def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, given: Given) -> list[Need]:
+def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, capacity: Capacity) -> list[Need]:
     """Returns all needs of a job; `model` is config.json by standard names, `longest` the most tokens of a sequence."""
     return [
         bin_need(spec),
-        device_need(figures, given),
-        kv_need(spec, model, figures, longest, given),
-        *(shared_memory_need(spec, figures, role, given) for role in ("driver", "rollout", "trainer", "reward")),
-        *(host_need(spec, figures, role, given) for role in ("rollout", "trainer")),
+        device_need(figures, capacity),
+        kv_need(spec, model, figures, longest, capacity),
+        *(shared_memory_need(spec, figures, role, capacity) for role in ("driver", "rollout", "trainer", "reward")),
+        *(host_need(spec, figures, role, capacity) for role in ("rollout", "trainer")),
         claim_need(spec, figures),
     ]
 
@@ -71,21 +71,21 @@ def bin_need(spec: RLJobSpec) -> Need:
     return Need(Resource.BIN, "trainer", spec.rollout.sampling.max_tokens + 1, spec.trainer.max_tokens_per_bin)
 
 
-def device_need(figures: Figures, given: Given) -> Need:
+def device_need(figures: Figures, capacity: Capacity) -> Need:
     """Returns the memory of a trainer rank's device: the highest peak of any phase, and DEVICE_OVERHEAD."""
     peak = figures.peak
     accumulated = figures.phases["accumulate"]
-    kept = figures.weights + figures.reference + figures.states
+    base = figures.weights + figures.reference + figures.states
     parts = {
         "weights": figures.weights,
         "KL reference": figures.reference,
         "optimizer states": figures.states,
-        "bins, at their peak": accumulated.peak - kept,
+        "bins, at their peak": accumulated.peak - base,
         "overhead (assumed)": DEVICE_OVERHEAD,
     }
     if peak > accumulated.peak:
         parts["other phases"] = peak - accumulated.peak
-    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, given.device, _present(parts))
+    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts))
 
 
 def engine_weights(figures: Figures, model: Mapping[str, Any], tensor_parallel: int) -> int:
@@ -95,14 +95,14 @@ def engine_weights(figures: Figures, model: Mapping[str, Any], tensor_parallel: 
     return figures.vectors + figures.key_values // min(tensor_parallel, kv_heads) + matrices // tensor_parallel
 
 
-def kv_room(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, given: Given) -> int | None:
+def kv_room(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, capacity: Capacity) -> int | None:
     """Returns the bytes of KV cache of one rank of an engine; None if neither the spec nor the device says.
 
     `rollout.kvCache`, if weights and a reserve of a tenth leave that much of the device; else what they leave of `rollout.deviceMemory`,
     or of the device.
     """
     rollout = spec.rollout
-    budget = given.engine_device
+    budget = capacity.engine_device
     if rollout.device_memory is not None:
         budget = min(in_bytes(rollout.device_memory), budget or in_bytes(rollout.device_memory))
     free = None
@@ -114,7 +114,7 @@ def kv_room(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, given: 
     return wanted if free is None else min(wanted, free)
 
 
-def kv_need(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, given: Given) -> Need:
+def kv_need(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, capacity: Capacity) -> Need:
     """Returns the KV cache that one sequence of `longest` tokens takes of one rank of an engine, and what there is for it.
 
     With `rollout.kvCache` the weights have to leave all of that.
@@ -124,7 +124,7 @@ def kv_need(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest
     weights = engine_weights(figures, model, spec.rollout.tensor_parallel)
     parts = {"weights of a rank": weights, "of one token": token}
     return Need(
-        Resource.KV_CACHE, "rollout", max(token * longest, spec_bytes), kv_room(spec, model, figures, given), parts
+        Resource.KV_CACHE, "rollout", max(token * longest, spec_bytes), kv_room(spec, model, figures, capacity), parts
     )
 
 
@@ -134,7 +134,7 @@ def batch_bytes(spec: RLJobSpec) -> int:
     return samples * spec.rollout.sampling.max_tokens * BYTES_PER_TOKEN
 
 
-def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, given: Given) -> Need:
+def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
     """Returns the /dev/shm of each pod of a role: its Ray object store, and what engines need beside it.
 
     The stores of trainers and engines hold two publications, the new one beside the last; those of trainers and the driver a step's
@@ -147,12 +147,12 @@ def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, given: Give
         parts["responses of a step"] = batch_bytes(spec)
     if role == "rollout" and spec.rollout.tensor_parallel > 1:
         parts["buckets as files"] = spec.rollout.engines_per_pod * max(BUCKET_BYTES, figures.largest)
-    return Need(Resource.SHARED_MEMORY, role, sum(parts.values()), given.shared_memory.get(role), parts)
+    return Need(Resource.SHARED_MEMORY, role, sum(parts.values()), capacity.shared_memory.get(role), parts)
 
 
-def host_need(spec: RLJobSpec, figures: Figures, role: str, given: Given) -> Need:
+def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
     """Returns the memory of the container of a role, /dev/shm included: what is written there counts."""
-    parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, given).needed}
+    parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed}
     if role == "trainer":
         parts["processes (assumed)"] = HOST_OVERHEAD
         parts["snapshot"] = figures.snapshot
@@ -162,7 +162,7 @@ def host_need(spec: RLJobSpec, figures: Figures, role: str, given: Given) -> Nee
             parts["export"] = figures.published
     else:
         parts["processes (assumed)"] = HOST_OVERHEAD * spec.rollout.devices_per_pod
-    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), given.memory.get(role), _present(parts))
+    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), capacity.memory.get(role), _present(parts))
 
 
 def claim_need(spec: RLJobSpec, figures: Figures) -> Need:

@@ -36,10 +36,10 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     for need in judgement.needs:
         mark = "" if need.fits else "   DOES NOT FIT"
         if need.resource is Resource.BIN:
-            yield f"  {'bin, tokens (at least)':<40} {need.needed:>8} {need.given:>7}{mark}"
+            yield f"  {'bin, tokens (at least)':<40} {need.needed:>8} {need.available:>7}{mark}"
             continue
-        given = "      -" if need.given is None else _gib(need.given)
-        yield f"  {need.role + ': ' + need.resource + ', GiB':<40} {_gib(need.needed):>8} {given}{mark}"
+        size = "      -" if need.available is None else _gib(need.available)
+        yield f"  {need.role + ': ' + need.resource + ', GiB':<40} {_gib(need.needed):>8} {size}{mark}"
         for part, size in need.parts.items():
             yield f"    {part:<36} {_size(size):>10}"
     yield ""
@@ -50,13 +50,13 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
         yield f"  {link:<52} {size / 1e9:>8.2f}"
     yield ""
     if not judgement.problems:
-        yield "Fits, as far as it is given." if any(need.given is None for need in judgement.needs) else "Fits."
+        yield "Fits, as far as it is given." if any(need.available is None for need in judgement.needs) else "Fits."
     for problem in judgement.problems:
         yield f"DoesNotFit: {problem.field}: {problem.message}"
 
 
 def _engines(case: Case, judgement: Judgement) -> Iterator[str]:
-    room = needs.kv_room(case.spec, case.model, judgement.figures, case.given)
+    room = needs.kv_room(case.spec, case.model, judgement.figures, case.capacity)
     if room is None:
         yield "KV cache of an engine: unknown without --device, rollout.kvCache or rollout.deviceMemory"
         return

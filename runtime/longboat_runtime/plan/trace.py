@@ -42,10 +42,10 @@ class Traces:
     def __call__(self, spec: RLJobSpec) -> Figures:
         key = digest(spec)
         if key not in self._figures:
-            self._figures[key] = self._kept(key) or self._keep(key, trace(spec))
+            self._figures[key] = self._find(key) or self._keep(key, trace(spec))
         return self._figures[key]
 
-    def _kept(self, key: str) -> Figures | None:
+    def _find(self, key: str) -> Figures | None:
         if self._folder is None:
             return None
         try:
@@ -116,11 +116,11 @@ def trace_rank(spec: RLJobSpec, attention: str, fused: bool) -> Figures:
             before = ledger.restart()
             info = rank.load()
             ledger.settle()
-            phases["load"] = Phase(before, ledger.peak, ledger.held)
+            phases["load"] = Phase(before, ledger.peak, ledger.allocated)
             weights = sum(_local(parameter).nbytes for parameter in rank.updates.parameters.values())
             reference = rank.updates.reference
             frozen = sum(_local(value).nbytes for value in reference.parameters()) if reference else 0
-            states, snapshot = ledger.held - weights - frozen, ledger.host
+            states, snapshot = ledger.allocated - weights - frozen, ledger.host
             samples = _samples(ranks * BINS * minibatches, spec, info.max_length, info.vocabulary)
             by_id = {sample.id: sample for sample in samples}
             entries = tuple(TrainSample(sample.id, 1.0, sample.size) for sample in samples)
@@ -129,17 +129,17 @@ def trace_rank(spec: RLJobSpec, attention: str, fused: bool) -> Figures:
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
             ledger.settle()
             accumulated, *later = [*machine.reads, ledger.peak]
-            phases["accumulate"] = Phase(before, accumulated, ledger.held)
-            phases["update"] = Phase(before, max(later), ledger.held)
+            phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
+            phases["update"] = Phase(before, max(later), ledger.allocated)
             moved = (ledger.gathered - gathered, ledger.scattered - scattered)
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
             ledger.settle()
-            phases["publish"] = Phase(before, ledger.peak, ledger.held)
+            phases["publish"] = Phase(before, ledger.peak, ledger.allocated)
             before = ledger.restart()
             rank.snapshot()
             ledger.settle()
-            phases["snapshot"] = Phase(before, ledger.peak, ledger.held)
+            phases["snapshot"] = Phase(before, ledger.peak, ledger.allocated)
     return Figures(
         ranks=ranks,
         parameters=info.parameters,

@@ -1,7 +1,7 @@
 """What runtime templates give the pods of a job."""
 
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_runtime.plan.given import from_runtime
+from longboat_runtime.plan.capacity import from_runtime
 from tests.plan.planned import GIB, MIB
 
 
@@ -10,10 +10,10 @@ def container(name: str, memory: str) -> dict[str, object]:
 
 
 def test_a_template_without_settings_has_the_operators_defaults() -> None:
-    given = from_runtime(RLRuntimeSpec(image="image"), 80 * GIB)
-    assert given.shared_memory == dict.fromkeys(("driver", "rollout", "trainer", "reward"), 256 * MIB)
-    assert given.memory == {}
-    assert given.device == given.engine_device == 80 * GIB
+    capacity = from_runtime(RLRuntimeSpec(image="image"), 80 * GIB)
+    assert capacity.shared_memory == dict.fromkeys(("driver", "rollout", "trainer", "reward"), 256 * MIB)
+    assert capacity.memory == {}
+    assert capacity.device == capacity.engine_device == 80 * GIB
 
 
 def test_a_roles_template_wins_over_the_common_one() -> None:
@@ -28,7 +28,7 @@ def test_a_roles_template_wins_over_the_common_one() -> None:
     runtime = RLRuntimeSpec.model_validate(
         {"image": "image", "common": {"template": common}, "roles": {"trainer": {"template": trainer}}}
     )
-    given = from_runtime(runtime, None)
-    assert given.shared_memory["trainer"] == 32 * GIB
-    assert given.shared_memory["rollout"] == GIB
-    assert given.memory == {"trainer": 128 * GIB}
+    capacity = from_runtime(runtime, None)
+    assert capacity.shared_memory["trainer"] == 32 * GIB
+    assert capacity.shared_memory["rollout"] == GIB
+    assert capacity.memory == {"trainer": 128 * GIB}

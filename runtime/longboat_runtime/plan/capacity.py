@@ -21,7 +21,7 @@ DEFAULT_SHARED_MEMORY = "256Mi"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Capacity:
     """What pods have, in bytes, by role: `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container.
 
     A role without an entry isn't judged. `device` and `engine_device` are the memory of one GPU of trainers and engines, None if nobody says.
@@ -33,7 +33,7 @@ class Given:
     engine_device: int | None = None
 
 
-def from_runtime(runtime: RLRuntimeSpec, device: int | None) -> Given:
+def from_runtime(runtime: RLRuntimeSpec, device: int | None) -> Capacity:
     """Returns what the pods of a runtime template have."""
     shared, memory = {}, {}
     for role, (containers, name) in CONTAINERS.items():
@@ -43,7 +43,7 @@ def from_runtime(runtime: RLRuntimeSpec, device: int | None) -> Given:
         for limit in (_at(item, "resources", "limits", "memory") for item in limits):
             if limit is not None:
                 memory[role] = in_bytes(str(limit))
-    return Given(device, shared, memory, device)
+    return Capacity(device, shared, memory, device)
 
 
 def _shared_memory(specs: Sequence[Mapping[str, Any]]) -> str:
