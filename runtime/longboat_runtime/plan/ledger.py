@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ BLOCK = 512
 class _Storage:
     reference: StorageWeakRef
     nbytes: int
+    counts: bool
     host: bool
 
 
@@ -40,11 +42,21 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.allocated = self.host = self.peak = self.gathered = self.scattered = self.real = self.operators = 0
         self._storages: dict[int, _Storage] = {}
+        self._counts = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Lets torch compile functions that are called while this is entered; what they compile to is counted as it runs."""
         return True
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Doesn't count storages that are made in the block, now or later: a device would have no memory for them."""
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
 
     def restart(self) -> int:
         """Starts a new peak, from what is held now, and returns that."""
@@ -64,7 +76,7 @@ class Ledger(TorchDispatchMode):
             entry.nbytes = storage.nbytes()
             if entry.host:
                 host += entry.nbytes
-            else:
+            elif entry.counts:
                 allocated += rounded(entry.nbytes)
         self.allocated, self.host, self.peak = allocated, host, max(self.peak, allocated)
 
@@ -73,7 +85,7 @@ class Ledger(TorchDispatchMode):
         self.settle()
         sizes: dict[int, int] = {}
         for entry in self._storages.values():
-            if not entry.host and entry.nbytes >= 2**24:
+            if entry.counts and not entry.host and entry.nbytes >= 2**24:
                 sizes[entry.nbytes] = sizes.get(entry.nbytes, 0) + 1
         return dict(sorted(sizes.items(), reverse=True))
 
@@ -99,9 +111,9 @@ class Ledger(TorchDispatchMode):
             return
         nbytes, entry = storage.nbytes(), self._storages.get(storage._cdata)
         if entry is None or entry.reference.expired():
-            entry = _Storage(StorageWeakRef(storage), 0, tensor.device == HOST)
+            entry = _Storage(StorageWeakRef(storage), 0, self._counts, tensor.device == HOST)
             self._storages[storage._cdata] = entry
-        if nbytes != entry.nbytes and not entry.host:
+        if nbytes != entry.nbytes and entry.counts and not entry.host:
             self.allocated += rounded(nbytes) - rounded(entry.nbytes)
         entry.nbytes = nbytes
 

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.plan.compiled import interpreted
+from longboat_runtime.plan.compiled import Interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.layers import Shortened, shortened
@@ -111,7 +111,7 @@ def trace_rank(spec: RLJobSpec, attention: str, fused: bool) -> Figures:
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             ledger,
-            torch.compiler.set_stance("default", force_backend=interpreted),
+            torch.compiler.set_stance("default", force_backend=Interpreted(ledger)),
         ):
             before = ledger.restart()
             info = rank.load()
