@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,11 @@ class Pod:
 class JobPlan:
     """Says, once, whether the bins of a job's trainer fit without recomputation; see `fits`.
 
-    `resources` are those that nodes of trainers, and of engines, offer to Ray.
+    `trainer` and `rollout` name the resources that nodes of trainers and engines offer to Ray; `look` runs in each trainer pod.
     """
 
-    def __init__(self, spec: RLJobSpec, trainer: str, rollout: str) -> None:
-        self._spec, self._trainer, self._rollout = spec, trainer, rollout
+    def __init__(self, spec: RLJobSpec, trainer: str, rollout: str, look: Callable[[], Pod] | None = None) -> None:
+        self._spec, self._trainer, self._rollout, self._look = spec, trainer, rollout, look or own_pod
         self._made: asyncio.Task[bool] | None = None
 
     async def fits(self) -> bool:
@@ -59,10 +59,10 @@ class JobPlan:
         ranks = self._spec.trainer.replicas
         where: dict[str, Any] = {"num_cpus": 0, "resources": {self._trainer: 1}}
         # A worker that has run torch here must not become a rank.
-        look = ray.remote(max_calls=1)(own_pod).options(num_gpus=1, **where)
-        pods = await asyncio.gather(*(look.remote() for _ in range(ranks)))
+        look = ray.remote(max_calls=1)(self._look).options(num_gpus=1, **where)
         plan = ray.remote(max_calls=1)(planned).options(num_gpus=0, **where)
         try:
+            pods = await asyncio.gather(*(look.remote() for _ in range(ranks)))
             fits: bool = await plan.remote(self._spec, smallest(pods))
         except Exception as error:
             if (problem := spec_problem_in(error)) is not None:
