@@ -10,8 +10,10 @@ import ray
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.driver import assembly
 from longboat_runtime.plan.job import JobPlan, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
+from longboat_runtime.trainer.group import RayTrainerGroup
 from tests.plan.planned import GIB, MIB, make_spec, write_config
 
 ROOMY = Pod(80 * GIB, GIB, None)
@@ -49,6 +51,27 @@ def test_what_a_pod_lacks_ends_the_job(pod: Pod, field: str, tmp_path: Path) -> 
         planned(make_spec(write_config(tmp_path, "small")), pod, tmp_path)
     assert problem.value.reason == Reason.DOES_NOT_FIT
     assert str(problem.value.field).startswith(field)
+
+
+class Refusing:
+    async def fits(self) -> bool:
+        raise SpecProblem(Reason.DOES_NOT_FIT, "spec.trainer.replicas", "too few")
+
+
+class Engines:
+    waited = False
+
+    async def wait_started(self, engines: int) -> None:
+        self.waited = True
+
+
+async def test_neither_engines_nor_trainers_load_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    engines, trainer = Engines(), RayTrainerGroup(make_spec(tmp_path), None, Refusing())
+    with pytest.raises(SpecProblem, match="DoesNotFit"):
+        await assembly._engines_started(engines, Refusing(), 1)
+    with pytest.raises(SpecProblem, match="DoesNotFit"):
+        await trainer.load()
+    assert not engines.waited
 
 
 @pytest.fixture

@@ -79,27 +79,30 @@ def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
     """
     path = Path(spec.model.path)
     config = read_config(path)
-    choices = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
+    attention, fused = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
     short = shortened(config)
     if whole or short is None:
-        return trace_rank(spec, *choices)
-    return _extended(spec, choices, path, short)
+        return trace_rank(spec, attention, fused=fused)
+    return _extended(spec, attention, fused, path, short)
 
 
-def _extended(spec: RLJobSpec, choices: tuple[str, bool], path: Path, short: Shortened) -> Figures:
+def _extended(spec: RLJobSpec, attention: str, fused: bool, path: Path, short: Shortened) -> Figures:
     figures = []
     for count in short.counts:
         with tempfile.TemporaryDirectory(prefix="longboat-plan-") as folder:
             content = short.config(json.loads((path / "config.json").read_text()), count)
             (Path(folder) / "config.json").write_text(json.dumps(content))
             model = spec.model.model_copy(update={"path": folder})
-            figures.append(trace_rank(spec.model_copy(update={"model": model}), *choices))
+            figures.append(trace_rank(spec.model_copy(update={"model": model}), attention, fused=fused))
     fewer, more = figures
     return fewer.extended(more, (short.layers - short.counts[0]) / (short.counts[1] - short.counts[0]))
 
 
-def trace_rank(spec: RLJobSpec, attention: str, fused: bool) -> Figures:
-    """Traces rank 0 of a trainer whose model, all its layers, has this `attention`, and maybe a `fused` head: load, one step, publication and snapshot."""
+def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
+    """Traces rank 0 of a trainer, all layers of its model: load, one step, publication and snapshot.
+
+    `attention` is what the model trains with; `fused` says whether its head may be fused.
+    """
     minibatches = min(2, spec.trainer.minibatches)
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
     ranks = spec.trainer.replicas
