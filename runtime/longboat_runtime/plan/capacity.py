@@ -24,7 +24,8 @@ DEFAULT_SHARED_MEMORY = "256Mi"
 class Capacity:
     """What pods have, in bytes, by role: `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container.
 
-    A role without an entry isn't judged. `device` and `engine_device` are the memory of one GPU of trainers and engines, None if nobody says.
+    A role without an entry isn't judged. `device` and `engine_device` are the memory of one GPU of trainers and engines, None if
+    nobody says.
     """
 
     device: int | None = None

@@ -59,7 +59,10 @@ class DoesNotFit:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is planned: a job's `spec`, its `model` (config.json by standard names) and the model's own `limit` of tokens, and what is given."""
+    """What is planned: a job's `spec`, its `model` (config.json by standard names), and what pods have.
+
+    `limit` is the model's own longest sequence.
+    """
 
     spec: RLJobSpec
     model: Mapping[str, Any]

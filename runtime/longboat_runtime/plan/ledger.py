@@ -33,8 +33,8 @@ class _Storage:
 class Ledger(TorchDispatchMode):
     """Follows, while it is entered, the storages of fake tensors until the last tensor releases them; those on HOST are host memory.
 
-    In bytes: `allocated` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since `restart`.
-    `gathered` and `scattered` are what this rank received and sent in collectives. `real` is the largest storage of a tensor that
+    In bytes: `allocated` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since
+    `restart`. `gathered` and `scattered` are what this rank received and sent in collectives. `real` is the largest storage of a tensor that
     isn't fake. `operators` counts all that were dispatched.
     """
 
