@@ -43,8 +43,11 @@ class Interpreted:
         interpreter = _Interpreter(module, self._ledger)
 
         def run(arguments: list[Any]) -> Any:
-            # It takes the arguments out of the list, so that each is released after its last use.
-            return interpreter.boxed_run(arguments)
+            # It takes the arguments out of the list, so that each is released after its last use, but keeps the results.
+            try:
+                return interpreter.boxed_run(arguments)
+            finally:
+                interpreter.env = {}
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
