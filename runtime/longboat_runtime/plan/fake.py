@@ -8,12 +8,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longboat_runtime.plan.ledger import HOST, Ledger
 from longboat_runtime.trainer.attention import flash_attends
+from longboat_runtime.trainer.copies import HostCopies
+from longboat_runtime.trainer.platform import Copies
 
 # GPUs whose largest heads attention by one kernel takes, such as H100 and H200.
 CAPABILITY = (9, 0)
@@ -22,14 +25,16 @@ CAPABILITY = (9, 0)
 class FakeMachine:
     """The `Platform` of a rank of `ranks` that is traced as on a GPU, with the `attention` that its model trains with.
 
+    `fuses` says whether its head can be fused (`self_check.head_can_be_fused`).
+
     Every value that the host reads is 0. `reads` has, for each time that it did, the peak of the `ledger` since the time before.
     """
 
     device = "cuda"
     host = HOST
 
-    def __init__(self, attention: str, ledger: Ledger) -> None:
-        self._attention, self._ledger = attention, ledger
+    def __init__(self, attention: str, ledger: Ledger, *, fuses: bool) -> None:
+        self._attention, self._ledger, self._fuses = attention, ledger, fuses
         self.reads: list[int] = []
 
     def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
@@ -49,6 +54,9 @@ class FakeMachine:
     def choose_attention(self, config: Any) -> str:
         return self._attention
 
+    def head_can_be_fused(self, config: Any) -> bool:
+        return self._fuses
+
     def load_weights(self, model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
         """Reads nothing: fake weights have no values."""
 
@@ -57,6 +65,12 @@ class FakeMachine:
 
     def takes_all(self, query: Tensor) -> bool:
         return flash_attends(CAPABILITY, query.dtype, query.shape[-1])
+
+    def pinned(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=HOST)
+
+    def copies(self) -> Copies:
+        return HostCopies()
 
     def read(self, tensor: Tensor) -> Any:
         self._ledger.settle()

@@ -52,7 +52,16 @@ class Figures:
         """Returns the figures of a model with `factor` times as many further layers as `more` has. Layers that repeat add the same."""
         values: dict[str, Any] = {
             name: _line(getattr(self, name), getattr(more, name), factor)
-            for name in ("parameters", "weights", "reference", "states", "snapshot", "published", "gathered", "scattered")
+            for name in (
+                "parameters",
+                "weights",
+                "reference",
+                "states",
+                "snapshot",
+                "published",
+                "gathered",
+                "scattered",
+            )
         }
         return Figures(
             ranks=self.ranks,

@@ -40,36 +40,43 @@ def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
     """
     path = Path(spec.model.path)
     config = read_config(path)
-    attention = MACHINE.choose_attention(config)
+    attention, fuses = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
     short = shortened(config)
     if whole or short is None:
-        return trace_rank(spec, attention)
-    return _extended(spec, attention, path, short)
+        return trace_rank(spec, attention, fuses=fuses)
+    return _extended(spec, attention, path, short, fuses=fuses)
 
 
-def _extended(spec: RLJobSpec, attention: str, path: Path, short: Shortened) -> Figures:
+def _extended(spec: RLJobSpec, attention: str, path: Path, short: Shortened, *, fuses: bool) -> Figures:
     figures = []
     for count in short.counts:
         with tempfile.TemporaryDirectory(prefix="longboat-plan-") as folder:
             content = short.config(json.loads((path / "config.json").read_text()), count)
             (Path(folder) / "config.json").write_text(json.dumps(content))
             model = spec.model.model_copy(update={"path": folder})
-            figures.append(trace_rank(spec.model_copy(update={"model": model}), attention))
+            figures.append(trace_rank(spec.model_copy(update={"model": model}), attention, fuses=fuses))
     fewer, more = figures
     return fewer.extended(more, (short.layers - short.counts[0]) / (short.counts[1] - short.counts[0]))
 
 
-def trace_rank(spec: RLJobSpec, attention: str) -> Figures:
-    """Traces rank 0 of a trainer whose model, all its layers, has this `attention`: load, one step, publication and snapshot."""
+def trace_rank(spec: RLJobSpec, attention: str, *, fuses: bool) -> Figures:
+    """Traces rank 0 of a trainer whose model, all its layers, has this `attention`: load, one step, publication and snapshot.
+
+    `fuses` says whether its head can be fused.
+    """
     minibatches = min(2, spec.trainer.minibatches)
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
     ranks = spec.trainer.replicas
     ledger, phases = Ledger(), {}
-    machine = FakeMachine(attention, ledger)
+    machine = FakeMachine(attention, ledger, fuses=fuses)
     with fake_group():
         rank = TrainerRank(spec, 0, ranks, "", machine)
         # Samples and random states come from numpy and the CPU; they are no larger than a bin's tokens.
-        with FakeTensorMode(allow_non_fake_inputs=True), ledger, torch.compiler.set_stance("default", force_backend=interpreted):
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            ledger,
+            torch.compiler.set_stance("default", force_backend=interpreted),
+        ):
             before = ledger.restart()
             info = rank.load()
             ledger.settle()
