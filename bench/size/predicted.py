@@ -6,8 +6,10 @@ Reads lines of JSON with a `spec` and `fuses`; prints a line with the bytes that
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,21 +29,35 @@ def predict(spec: RLJobSpec, *, fuses: bool) -> dict[str, int]:
 
 @contextmanager
 def started(cases: Sequence[tuple[RLJobSpec, bool]]) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Starts to predict, beside what the block does; yields the predictions, in order, as they come."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.size.predicted"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    lines = (json.dumps({"spec": spec.model_dump(mode="json"), "fuses": fuses}) for spec, fuses in cases)
-    process.stdin.write("".join(f"{line}\n" for line in lines))
-    process.stdin.close()
+    """Starts to predict, beside what the block does; yields the predictions, in order, as they come.
+
+    Asking for one raises RuntimeError if the process has ended before.
+    """
+    with tempfile.TemporaryFile("w+") as file:
+        for spec, fuses in cases:
+            file.write(json.dumps({"spec": spec.model_dump(mode="json"), "fuses": fuses}) + "\n")
+        file.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.size.predicted"],
+            stdin=file,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
     try:
-        yield map(json.loads, process.stdout)
+        yield _predictions(process)
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        if process.stdout:
+            process.stdout.close()
+
+
+def _predictions(process: subprocess.Popen[str]) -> Iterator[Mapping[str, Any]]:
+    assert process.stdout is not None
+    while line := process.stdout.readline():
+        yield json.loads(line)
+    raise RuntimeError(f"bench.size.predicted ended with exit status {process.wait()}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 import argparse
 from pathlib import Path
 
+import pytest
+
 from bench.record import of_kind, read
-from bench.size import measure, summary
+from bench.size import measure, predicted, summary
 
 
 def test_every_case_is_measured_and_summarised(tmp_path: Path) -> None:
@@ -29,6 +31,15 @@ def test_every_case_is_measured_and_summarised(tmp_path: Path) -> None:
     summary.write(raw)
     page = raw.with_suffix(".md").read_text()
     assert page.count("| tiny | 32 | eager |") == 3
+
+
+def test_a_prediction_that_fails_is_an_error(tmp_path: Path) -> None:
+    spec = measure.Case("tiny", 32, compiled=False, fused=True, offloaded=False).spec(tmp_path / "none")
+    with (
+        pytest.raises(RuntimeError, match="exit status 1"),
+        predicted.started([(spec, True)]) as predictions,
+    ):
+        next(predictions)
 
 
 def test_no_case_begins_that_would_end_too_late(tmp_path: Path) -> None:
