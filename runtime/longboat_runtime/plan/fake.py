@@ -16,16 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from longboat_runtime.plan.ledger import HOST, Ledger
 from longboat_runtime.trainer.attention import flash_attends
 from longboat_runtime.trainer.copies import HostCopies
-from longboat_runtime.trainer.platform import Copies
 
 # GPUs whose largest heads attention by one kernel takes, such as H100 and H200.
 CAPABILITY = (9, 0)
 
 
 class FakeMachine:
-    """The `Platform` of a rank of `ranks` that is traced as on a GPU, with the `attention` that its model trains with.
-
-    `fuses` says whether its head can be fused (`self_check.head_can_be_fused`).
+    """The `Platform` of a rank that is traced as on a GPU, with the `attention` that its model trains with; its head may be `fused`.
 
     Every value that the host reads is 0. `reads` has, for each time that it did, the peak of the `ledger` since the time before.
     """
@@ -33,8 +30,8 @@ class FakeMachine:
     device = "cuda"
     host = HOST
 
-    def __init__(self, attention: str, ledger: Ledger, *, fuses: bool) -> None:
-        self._attention, self._ledger, self._fuses = attention, ledger, fuses
+    def __init__(self, attention: str, fused: bool, ledger: Ledger) -> None:
+        self._attention, self._fused, self._ledger = attention, fused, ledger
         self.reads: list[int] = []
 
     def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
@@ -55,7 +52,7 @@ class FakeMachine:
         return self._attention
 
     def head_can_be_fused(self, config: Any) -> bool:
-        return self._fuses
+        return self._fused
 
     def load_weights(self, model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
         """Reads nothing: fake weights have no values."""
@@ -69,7 +66,7 @@ class FakeMachine:
     def pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=HOST)
 
-    def copies(self) -> Copies:
+    def copies(self) -> HostCopies:
         return HostCopies()
 
     def read(self, tensor: Tensor) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -24,8 +25,9 @@ class Figures:
     """What the trace of one of `ranks` ranks counted, in bytes.
 
     On its device `weights`, those of the KL `reference`, optimizer `states`, and memory by phase: `load`, `accumulate` (bins, forward
-    and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints. All ranks together publish
-    `published`, the `largest` tensor among it. In one bin this rank receives `gathered` and sends `scattered`. `operators` were traced,
+    and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints, and what is `pinned` for
+    activations. All ranks together publish
+    `published`, the `largest` tensor among it; `vectors` of it are on all ranks of an engine, `key_values` make keys and values. In one bin this rank receives `gathered` and sends `scattered`. `operators` were traced,
     and no tensor with memory was larger than `real`.
     """
 
@@ -36,8 +38,11 @@ class Figures:
     states: int
     phases: dict[str, Phase]
     snapshot: int
+    pinned: int
     published: int
     largest: int
+    vectors: int
+    key_values: int
     gathered: float
     scattered: float
     operators: int
@@ -47,6 +52,17 @@ class Figures:
     def peak(self) -> int:
         """Returns the most that a device holds at one time."""
         return max(phase.peak for phase in self.phases.values())
+
+    def to_json(self) -> str:
+        """Returns the figures as a text for `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Figures:
+        """Reads figures. Raises ValueError, TypeError or KeyError if the text holds none."""
+        content = json.loads(text)
+        phases = {name: Phase(**phase) for name, phase in content.pop("phases").items()}
+        return cls(phases=phases, **content)
 
     def extended(self, more: Figures, factor: float) -> Figures:
         """Returns the figures of a model with `factor` times as many further layers as `more` has. Layers that repeat add the same."""
@@ -58,7 +74,10 @@ class Figures:
                 "reference",
                 "states",
                 "snapshot",
+                "pinned",
                 "published",
+                "vectors",
+                "key_values",
                 "gathered",
                 "scattered",
             )

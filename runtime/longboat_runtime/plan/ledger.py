@@ -31,14 +31,14 @@ class _Storage:
 class Ledger(TorchDispatchMode):
     """Follows, while it is entered, the storages of fake tensors until the last tensor releases them; those on HOST are host memory.
 
-    In bytes: `held` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since `restart`.
+    In bytes: `allocated` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since `restart`.
     `gathered` and `scattered` are what this rank received and sent in collectives. `real` is the largest storage of a tensor that
     isn't fake. `operators` counts all that were dispatched.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = self.host = self.peak = self.gathered = self.scattered = self.real = self.operators = 0
+        self.allocated = self.host = self.peak = self.gathered = self.scattered = self.real = self.operators = 0
         self._storages: dict[int, _Storage] = {}
 
     @classmethod
@@ -49,13 +49,13 @@ class Ledger(TorchDispatchMode):
     def restart(self) -> int:
         """Starts a new peak, from what is held now, and returns that."""
         self.settle()
-        self.peak = self.held
-        return self.held
+        self.peak = self.allocated
+        return self.allocated
 
     def settle(self) -> None:
         """Counts again what is held: storages end, and FSDP resizes them, without an operator."""
         strong = torch.UntypedStorage._new_with_weak_ptr
-        held = host = 0
+        allocated = host = 0
         for address, entry in list(self._storages.items()):
             storage = strong(entry.reference.cdata)
             if storage is None:
@@ -65,8 +65,8 @@ class Ledger(TorchDispatchMode):
             if entry.host:
                 host += entry.nbytes
             else:
-                held += rounded(entry.nbytes)
-        self.held, self.host, self.peak = held, host, max(self.peak, held)
+                allocated += rounded(entry.nbytes)
+        self.allocated, self.host, self.peak = allocated, host, max(self.peak, allocated)
 
     def largest(self) -> dict[int, int]:
         """Counts the live device storages by size, those of 16 MiB and more."""
@@ -87,7 +87,7 @@ class Ledger(TorchDispatchMode):
         if func.namespace == "c10d":
             self._move(func.__name__, args)
         # An upper bound, since storages may have ended: counted exactly only where it would make a new peak.
-        if self.held > self.peak:
+        if self.allocated > self.peak:
             self.settle()
         return result
 
@@ -102,7 +102,7 @@ class Ledger(TorchDispatchMode):
             entry = _Storage(StorageWeakRef(storage), 0, tensor.device == HOST)
             self._storages[storage._cdata] = entry
         if nbytes != entry.nbytes and not entry.host:
-            self.held += rounded(nbytes) - rounded(entry.nbytes)
+            self.allocated += rounded(nbytes) - rounded(entry.nbytes)
         entry.nbytes = nbytes
 
     def _move(self, name: str, args: Any) -> None:

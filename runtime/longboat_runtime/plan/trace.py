@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.plan.compiled import interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.layers import Shortened, shortened
 from longboat_runtime.plan.ledger import Ledger
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleSize
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
@@ -32,6 +32,45 @@ BINS = 2
 PROMPT = 1 / 16
 
 
+class Traces:
+    """Traces jobs, each of whose trainers is traced once. Figures are kept in `folder`, if one is given, for later processes."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._figures: dict[str, Figures] = {}
+        self._folder = folder
+
+    def __call__(self, spec: RLJobSpec) -> Figures:
+        key = digest(spec)
+        if key not in self._figures:
+            self._figures[key] = self._find(key) or self._keep(key, trace(spec))
+        return self._figures[key]
+
+    def _find(self, key: str) -> Figures | None:
+        if self._folder is None:
+            return None
+        try:
+            return Figures.from_json((self._folder / key).read_text())
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def _keep(self, key: str, figures: Figures) -> Figures:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = self._folder / f".{key}.{os.getpid()}"
+            partial.write_text(figures.to_json())
+            partial.replace(self._folder / key)
+        return figures
+
+
+def digest(spec: RLJobSpec) -> str:
+    """Returns a digest of all that figures depend on: the model's config.json, and what of the spec a trainer reads."""
+    parts = {name: getattr(spec, name).model_dump(mode="json") for name in ("model", "trainer", "algorithm", "rounds")}
+    parts["sampling"] = spec.rollout.sampling.model_dump(mode="json")
+    parts["versions"] = [version(name) for name in ("longboat", "torch", "transformers")]
+    parts["config"] = (Path(spec.model.path) / "config.json").read_text()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
 def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
     """Returns what a rank of the job holds and moves, on GPUs. Reads config.json of `spec.model.path`, and nothing else.
 
@@ -40,35 +79,32 @@ def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
     """
     path = Path(spec.model.path)
     config = read_config(path)
-    attention, fuses = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
+    choices = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
     short = shortened(config)
     if whole or short is None:
-        return trace_rank(spec, attention, fuses=fuses)
-    return _extended(spec, attention, path, short, fuses=fuses)
+        return trace_rank(spec, *choices)
+    return _extended(spec, choices, path, short)
 
 
-def _extended(spec: RLJobSpec, attention: str, path: Path, short: Shortened, *, fuses: bool) -> Figures:
+def _extended(spec: RLJobSpec, choices: tuple[str, bool], path: Path, short: Shortened) -> Figures:
     figures = []
     for count in short.counts:
         with tempfile.TemporaryDirectory(prefix="longboat-plan-") as folder:
             content = short.config(json.loads((path / "config.json").read_text()), count)
             (Path(folder) / "config.json").write_text(json.dumps(content))
             model = spec.model.model_copy(update={"path": folder})
-            figures.append(trace_rank(spec.model_copy(update={"model": model}), attention, fuses=fuses))
+            figures.append(trace_rank(spec.model_copy(update={"model": model}), *choices))
     fewer, more = figures
     return fewer.extended(more, (short.layers - short.counts[0]) / (short.counts[1] - short.counts[0]))
 
 
-def trace_rank(spec: RLJobSpec, attention: str, *, fuses: bool) -> Figures:
-    """Traces rank 0 of a trainer whose model, all its layers, has this `attention`: load, one step, publication and snapshot.
-
-    `fuses` says whether its head can be fused.
-    """
+def trace_rank(spec: RLJobSpec, attention: str, fused: bool) -> Figures:
+    """Traces rank 0 of a trainer whose model, all its layers, has this `attention`, and maybe a `fused` head: load, one step, publication and snapshot."""
     minibatches = min(2, spec.trainer.minibatches)
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
     ranks = spec.trainer.replicas
     ledger, phases = Ledger(), {}
-    machine = FakeMachine(attention, ledger, fuses=fuses)
+    machine = FakeMachine(attention, fused, ledger)
     with fake_group():
         rank = TrainerRank(spec, 0, ranks, "", machine)
         # Samples and random states come from numpy and the CPU; they are no larger than a bin's tokens.
@@ -80,11 +116,11 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fuses: bool) -> Figures:
             before = ledger.restart()
             info = rank.load()
             ledger.settle()
-            phases["load"] = Phase(before, ledger.peak, ledger.held)
+            phases["load"] = Phase(before, ledger.peak, ledger.allocated)
             weights = sum(_local(parameter).nbytes for parameter in rank.updates.parameters.values())
             reference = rank.updates.reference
             frozen = sum(_local(value).nbytes for value in reference.parameters()) if reference else 0
-            states = ledger.held - weights - frozen
+            states, snapshot = ledger.allocated - weights - frozen, ledger.host
             samples = _samples(ranks * BINS * minibatches, spec, info.max_length, info.vocabulary)
             by_id = {sample.id: sample for sample in samples}
             entries = tuple(TrainSample(sample.id, 1.0, sample.size) for sample in samples)
@@ -93,20 +129,17 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fuses: bool) -> Figures:
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
             ledger.settle()
             accumulated, *later = [*machine.reads, ledger.peak]
-            phases["accumulate"] = Phase(before, accumulated, ledger.held)
-            phases["update"] = Phase(before, max(later), ledger.held)
+            phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
+            phases["update"] = Phase(before, max(later), ledger.allocated)
             moved = (ledger.gathered - gathered, ledger.scattered - scattered)
-            before, snapshot = ledger.restart(), ledger.host
-            sizes: list[int] = []
-            for _, tensor in rank.weights():
-                sizes.append(tensor.nbytes)
-            del tensor
+            before, pinned = ledger.restart(), ledger.host - snapshot
+            tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
             ledger.settle()
-            phases["publish"] = Phase(before, ledger.peak, ledger.held)
+            phases["publish"] = Phase(before, ledger.peak, ledger.allocated)
             before = ledger.restart()
             rank.snapshot()
             ledger.settle()
-            phases["snapshot"] = Phase(before, ledger.peak, ledger.held)
+            phases["snapshot"] = Phase(before, ledger.peak, ledger.allocated)
     return Figures(
         ranks=ranks,
         parameters=info.parameters,
@@ -115,8 +148,15 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fuses: bool) -> Figures:
         states=states,
         phases=phases,
         snapshot=snapshot,
-        published=sum(sizes),
-        largest=max(sizes),
+        pinned=pinned,
+        published=sum(size for _, size in tensors.values()),
+        largest=max(size for _, size in tensors.values()),
+        vectors=sum(size for dimensions, size in tensors.values() if dimensions < 2),
+        key_values=sum(
+            size
+            for name, (dimensions, size) in tensors.items()
+            if dimensions > 1 and any(part in name for part in (".k_proj.", ".v_proj."))
+        ),
         gathered=moved[0] / (BINS * minibatches),
         scattered=moved[1] / (BINS * minibatches),
         operators=ledger.operators,
