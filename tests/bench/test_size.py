@@ -1,6 +1,8 @@
 """The benchmark of sizes, with models so small that CPUs run it."""
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,13 @@ def test_a_prediction_that_fails_is_an_error(tmp_path: Path) -> None:
         predicted.started([(spec, True)]) as predictions,
     ):
         next(predictions)
+
+
+def test_neither_ray_nor_vllm_is_imported() -> None:
+    script = (
+        "import sys; sys.modules |= dict.fromkeys(('ray', 'vllm')); import bench.size.measure, bench.size.predicted"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_no_case_begins_that_would_end_too_late(tmp_path: Path) -> None:
