@@ -24,6 +24,7 @@ from torch import nn
 from bench.memory.allocations import Allocations
 from bench.memory.measure import _samples, request_of, spec_of
 from bench.record import Recorder
+from bench.size import predicted
 from bench.trainer_step.gpu import serve_older_torch
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.trainer import process_group
@@ -100,28 +101,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
     """Appends to `path`: the device's own speed, then a line for each case."""
-    started = time.monotonic()
-    recorder = Recorder(
-        path, **vars(arguments), gpu=torch.cuda.get_device_name() if arguments.device == "cuda" else None
-    )
+    began = time.monotonic()
+    gpu = torch.cuda.get_device_name() if arguments.device == "cuda" else None
+    recorder = Recorder(path, **vars(arguments), gpu=gpu)
     device = torch.device(arguments.device)
     rate = product_rate(device, PRODUCT if device.type == "cuda" else 256)
     recorder.write("device", product=rate, copies=copy_rates(device, COPIED if device.type == "cuda" else 1 << 20))
-    longest = 0.0
-    for case in cases(arguments.shapes, sorted(arguments.tokens), compiled=arguments.compiled):
-        began = time.monotonic()
-        if began - started + longest > 60 * arguments.minutes:
-            recorder.write("skipped", case=asdict(case))
-            continue
-        with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
-            model = write_config(Path(folder), case.shape, arguments.layers)
-            try:
-                recorder.write("case", case=asdict(case), **measure(case, model, rate))
-            except torch.OutOfMemoryError as error:
-                recorder.write("too large", case=asdict(case), error=str(error).splitlines()[0])
-            _free()
-        longest = max(longest, time.monotonic() - began)
-    recorder.write("ended", minutes=(time.monotonic() - started) / 60)
+    longest, minutes = 0.0, lambda: (time.monotonic() - began) / 60
+    with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
+        models = {shape: write_config(Path(folder) / shape, shape, arguments.layers) for shape in arguments.shapes}
+        listed = cases(arguments.shapes, sorted(arguments.tokens), compiled=arguments.compiled)
+        with predicted.started([(case.spec(models[case.shape]), case.fused) for case in listed]) as predictions:
+            for case in listed:
+                case_began = minutes()
+                if case_began + longest > arguments.minutes:
+                    recorder.write("skipped", case=asdict(case))
+                    continue
+                try:
+                    recorder.write("case", case=asdict(case), **measure(case, models[case.shape], rate))
+                except torch.OutOfMemoryError as error:
+                    recorder.write("too large", case=asdict(case), error=str(error).splitlines()[0])
+                _free()
+                longest = max(longest, minutes() - case_began)
+            for case in listed:
+                if minutes() > arguments.minutes:
+                    break
+                recorder.write("predicted", case=asdict(case), **next(predictions))
+    recorder.write("ended", minutes=minutes())
     recorder.close()
 
 
@@ -133,6 +139,7 @@ def cases(shapes: Sequence[str], tokens: Sequence[int], *, compiled: bool) -> li
 
 def write_config(directory: Path, shape: str, layers: int) -> Path:
     """Writes the config.json of a model of `layers` layers."""
+    directory.mkdir()
     content = {**SHAPES[shape], "num_hidden_layers": layers, "max_position_embeddings": 65_536, "dtype": "bfloat16"}
     (directory / "config.json").write_text(json.dumps(content))
     return directory

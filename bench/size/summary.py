@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.record import Line, newest_run, of_kind
+from bench.record import Line, of_kind, write_page
 
 GIB = 2**30
+# A peak may differ by this share from what was predicted.
+BAR = 0.05
 
 
 def write(raw: Path) -> None:
-    """Writes `size.md` beside the raw file, from its newest run."""
-    raw.with_suffix(".md").write_text(table(newest_run(raw)))
+    """Writes `size.md` beside the raw file, from its newest run. Ends the program with an error then if a bar is missed."""
+    write_page(raw, table, missed)
 
 
 def table(lines: list[Line]) -> str:
@@ -27,7 +29,7 @@ def table(lines: list[Line]) -> str:
             f"{settings['gpu'] or run['machine']['processor']}, torch {run['versions']['torch']}, commit {settings['commit'] or run['commit']}. "
             f"Models of {settings['layers']} layers, one rank, bins of one sample each; weights and optimizer are float32, arithmetic is "
             "bfloat16, layers are recomputed. GiB: held before the step, and the most beyond that; outside: what the device uses beyond "
-            "what torch's allocator has reserved."
+            "what torch's allocator has reserved. Predicted: what `longboat plan` says of the most beyond what is held."
         ),
         "",
         (
@@ -39,14 +41,40 @@ def table(lines: list[Line]) -> str:
         "",
         f"Copies between device and host, GB/s: {copies}.",
         "",
-        "| shape | tokens of a bin | layers | head | offloaded | held | beyond it | outside | step, s | MFU, ours | MFU, PaLM |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| shape | tokens of a bin | layers | head | offloaded | held | beyond it | predicted | outside | step, s | MFU, ours | MFU, PaLM |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    text += ["| " + " | ".join(_row(line)) + " |" for line in lines if "case" in line]
+    predictions = {_key(line): line for line in of_kind(lines, "predicted")}
+    measured = [line for line in lines if "case" in line and line["kind"] != "predicted"]
+    text += ["| " + " | ".join(_row(line, predictions.get(_key(line)))) + " |" for line in measured]
     return "\n".join(text) + "\n"
 
 
-def _row(line: Line) -> list[str]:
+def missed(lines: list[Line]) -> list[str]:
+    """Says which peaks on a GPU, with what was held before, are further from the prediction than they may be.
+
+    By BAR either way, or with compiled layers above it.
+    """
+    predictions = {_key(line): line for line in of_kind(lines, "predicted")}
+    problems = []
+    for line in of_kind(lines, "case") if lines[0]["settings"]["gpu"] else []:
+        if (prediction := predictions.get(_key(line))) is None:
+            continue
+        difference = _peak(line) / _peak(prediction) - 1.0
+        if difference > BAR or (difference < -BAR and not line["case"]["compiled"]):
+            problems.append(f"{_key(line)}: {difference:+.1%} of the predicted peak")
+    return problems
+
+
+def _peak(line: Line) -> float:
+    return float(line["held"] + line["peak"])
+
+
+def _key(line: Line) -> str:
+    return ", ".join(f"{name} {value}" for name, value in line["case"].items())
+
+
+def _row(line: Line, prediction: Line | None) -> list[str]:
     case: dict[str, Any] = line["case"]
     row = [
         case["shape"],
@@ -56,8 +84,9 @@ def _row(line: Line) -> list[str]:
         "yes" if case["offloaded"] else "no",
     ]
     if line["kind"] != "case":
-        return [*row, line["kind"], *["-"] * 5]
-    row += [_gib(line["held"]), _gib(line["peak"]), _gib(line["outside"]) if "outside" in line else "-"]
+        return [*row, line["kind"], *["-"] * 6]
+    row += [_gib(line["held"]), _gib(line["peak"]), _gib(prediction["peak"]) if prediction else "-"]
+    row += [_gib(line["outside"]) if "outside" in line else "-"]
     return [*row, f"{line['seconds']:.2f}", f"{line['mfu']['causal']:.1%}", f"{line['mfu']['palm']:.1%}"]
 
 
