@@ -57,7 +57,11 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
     assert remains == ""
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples/gpu").rglob("*.yaml")), ids=str)
+@pytest.mark.parametrize(
+    "file",
+    sorted((REPOSITORY / "examples/gpu").rglob("*.yaml")),
+    ids=lambda file: str(file.relative_to(REPOSITORY / "examples/gpu")),
+)
 def test_gpu_examples_are_accepted(server: Cluster, file: Path) -> None:
     server.kubectl("-n", NAMESPACE, "apply", "--dry-run=server", "-f", str(file))
 
