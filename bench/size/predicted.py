@@ -22,7 +22,7 @@ from longboat_runtime.trainer import attention
 def predict(spec: RLJobSpec, *, fuses: bool) -> dict[str, int]:
     """Traces one step of a model whose samples are packed."""
     attention.register()
-    phases = trace_rank(spec, attention.NAME, fuses).phases
+    phases = trace_rank(spec, attention.NAME, fused=fuses).phases
     before = phases["accumulate"].before
     return {"held": before, "peak": max(phases[name].peak for name in ("accumulate", "update")) - before}
 

@@ -28,8 +28,8 @@ class Interpreted:
 
     def __call__(self, graph: Any, inputs: Sequence[Tensor]) -> Any:
         """Prepares one graph of dynamo's."""
-        from functorch.compile import min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.decomposition import select_decomp_table
 
         backend = aot_autograd(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from longboat_crds.job import RLJobSpec
@@ -97,6 +98,10 @@ class Case:
         )
 
 
+# Returns what is too small of one resource, with a change; None if it suffices.
+Remedy = Callable[[Case, Tracer], DoesNotFit | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The figures and needs of a case, and what of it doesn't fit. `recomputed` says that layers are, since the spec leaves that open."""
@@ -117,7 +122,8 @@ def judge(case: Case, tracer: Tracer) -> Judgement:
     all_needs = needs.needs(first.spec, case.model, figures, case.longest, case.capacity)
     problems: list[DoesNotFit] = []
     current = case
-    for remedy in (_bin, _device, _kv_cache, *_pods(), _claim):
+    remedies: list[Remedy] = [_bin, _device, _kv_cache, *_pods(), _claim]
+    for remedy in remedies:
         problem = remedy(current, tracer)
         if problem is not None:
             problems.append(problem)
@@ -234,16 +240,18 @@ def _kv_changes(case: Case, figures: Figures) -> Iterator[Change]:
         yield shorter
 
 
-def _pods() -> Iterator[Callable[[Case, Tracer], DoesNotFit | None]]:
+def _pods() -> Iterator[Remedy]:
     """Yields the remedies of what the runtime template gives."""
     for role in CONTAINERS:
-        yield lambda case, tracer, role=role: _of_pod(
-            needs.shared_memory_need(case.spec, _figures(case, tracer), role, case.capacity)
-        )
+        yield partial(_pod, needs.shared_memory_need, role)
     for role in ("rollout", "trainer"):
-        yield lambda case, tracer, role=role: _of_pod(
-            needs.host_need(case.spec, _figures(case, tracer), role, case.capacity)
-        )
+        yield partial(_pod, needs.host_need, role)
+
+
+def _pod(
+    of_role: Callable[[RLJobSpec, Figures, str, Capacity], Need], role: str, case: Case, tracer: Tracer
+) -> DoesNotFit | None:
+    return _of_pod(of_role(case.spec, _figures(case, tracer), role, case.capacity))
 
 
 def _of_pod(need: Need) -> DoesNotFit | None:

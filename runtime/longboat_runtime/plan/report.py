@@ -38,8 +38,8 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
         if need.resource is Resource.BIN:
             yield f"  {'bin, tokens (at least)':<40} {need.needed:>8} {need.available:>7}{mark}"
             continue
-        size = "      -" if need.available is None else _gib(need.available)
-        yield f"  {need.role + ': ' + need.resource + ', GiB':<40} {_gib(need.needed):>8} {size}{mark}"
+        available = "      -" if need.available is None else _gib(need.available)
+        yield f"  {need.role + ': ' + need.resource + ', GiB':<40} {_gib(need.needed):>8} {available}{mark}"
         for part, size in need.parts.items():
             yield f"    {part:<36} {_size(size):>10}"
     yield ""
