@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 from longboat_crds.load import ApiError
@@ -30,7 +31,10 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
         config = language_model(checked_model(directory))
         capacity = from_runtime(template.spec, memory) if template else Capacity(memory, engine_device=memory)
         case = Case(spec, config, config.get("max_position_embeddings"), capacity)
-        judgement = judge(case, Traces())
+        with warnings.catch_warnings():
+            # Of torch's compiler, about the code of models.
+            warnings.simplefilter("ignore")
+            judgement = judge(case, Traces())
     except (ApiError, SpecProblem, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -122,7 +122,8 @@ def judge(case: Case, tracer: Tracer) -> Judgement:
     all_needs = needs.needs(first.spec, case.model, figures, case.longest, case.capacity)
     problems: list[DoesNotFit] = []
     current = case
-    remedies: list[Remedy] = [_bin, _device, _kv_cache, *_pods(), _claim]
+    # A change of one affects only those after it: shorter sequences the bins' prompts, more devices of an engine its pod's memory.
+    remedies: list[Remedy] = [_bin, _kv_cache, _device, *_pods(), _claim]
     for remedy in remedies:
         problem = remedy(current, tracer)
         if problem is not None:
