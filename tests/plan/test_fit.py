@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -38,13 +39,13 @@ def after_all_changes(case: Case, judgement: Judgement) -> Case:
 # Each limit alone: what exceeds it, the fields of the job, the resource, the role, and the field that is named.
 LIMITS = {
     "device": (
-        {"device": DEVICE_OVERHEAD + 3 * MIB},
+        {"device": DEVICE_OVERHEAD + 6 * MIB},
         {},
         Resource.DEVICE,
         "trainer",
         "spec.trainer.gradientCheckpointing",
     ),
-    "KV cache": ({}, {"rollout": {"kvCache": "1Mi"}}, Resource.KV_CACHE, "rollout", "spec.rollout.kvCache"),
+    "KV cache": ({}, {"rollout": {"kvCache": "256Ki"}}, Resource.KV_CACHE, "rollout", "spec.rollout.kvCache"),
     "claim": (
         {},
         {"checkpoint": {"volume": {"size": "1Mi"}}},
@@ -52,7 +53,6 @@ LIMITS = {
         "trainer",
         "spec.checkpoint.volume.size",
     ),
-    "bin": ({}, {"trainer": {"maxTokensPerBin": 20}}, Resource.BIN, "trainer", "spec.trainer.maxTokensPerBin"),
     "host memory": (
         {"memory": {"trainer": GIB}},
         {},
@@ -86,8 +86,19 @@ def test_each_limit_is_found_and_its_change_makes_the_job_fit(limit: str) -> Non
     assert judge(case.changed(problem.change), rough_figures).problems == []
 
 
+def test_a_bin_that_is_too_small_is_refused() -> None:
+    spec = make_spec(Path("/model"))
+    with pytest.raises(ValueError, match="raise maxTokensPerBin"):
+        make_spec(Path("/model"), trainer={"maxTokensPerBin": 20})
+    small = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"max_tokens_per_bin": 20})})
+    _, judgement = judged(small, Capacity())
+    [problem] = judgement.problems
+    assert problem.change == {"spec.trainer.maxTokensPerBin": 33}
+
+
 def test_a_job_with_room_has_no_problem() -> None:
-    _, judgement = judged(make_spec(Path("/model"), model={"maxLength": 2000}), ROOMY)
+    spec = make_spec(Path("/model"), model={"maxLength": 2000}, trainer={"maxTokensPerBin": 2000})
+    _, judgement = judged(spec, ROOMY)
     assert judgement.problems == []
     assert all(need.fits for need in judgement.needs)
 
@@ -110,7 +121,7 @@ def test_a_device_that_holds_no_model_has_no_change() -> None:
     assert "no setting makes it fit" in problem.message
 
 
-@pytest.mark.parametrize(("device", "recomputed"), [(8 * GIB, False), (DEVICE_OVERHEAD + 5 * MIB, True)])
+@pytest.mark.parametrize(("device", "recomputed"), [(8 * GIB, False), (DEVICE_OVERHEAD + 6 * MIB, True)])
 def test_layers_are_recomputed_where_a_bin_does_not_fit_otherwise(device: int, recomputed: bool) -> None:
     spec = make_spec(Path("/model"), trainer={"maxTokensPerBin": 2000, "gradientCheckpointing": None})
     _, judgement = judged(spec, replace(ROOMY, device=device, engine_device=None))
@@ -160,8 +171,11 @@ CAPACITIES = st.builds(
 
 
 def check_that_changes_fit(
-    sections: dict[str, dict[str, object]], capacity: Capacity, model: Path, tracer: Tracer
+    sections: dict[str, dict[str, Any]], capacity: Capacity, model: Path, tracer: Tracer
 ) -> None:
+    trainer, longest = sections["trainer"], sections["model"].get("maxLength", 0)
+    least = max(longest, sections["rollout"]["sampling"]["maxTokens"] + 1)
+    sections = sections | {"trainer": trainer | {"maxTokensPerBin": max(least, trainer["maxTokensPerBin"])}}
     case, judgement = judged(make_spec(model, **sections), capacity, tracer)
     if any(not problem.change for problem in judgement.problems):
         return
@@ -175,7 +189,7 @@ def check_that_changes_fit(
 @settings(max_examples=200)
 @given(SPECS, CAPACITIES)
 def test_the_changes_that_are_named_make_drawn_jobs_fit(
-    sections: dict[str, dict[str, object]], capacity: Capacity
+    sections: dict[str, dict[str, Any]], capacity: Capacity
 ) -> None:
     check_that_changes_fit(sections, capacity, Path("/model"), rough_figures)
 
@@ -186,7 +200,7 @@ def test_the_changes_that_are_named_make_traced_jobs_fit(tmp_path: Path) -> None
 
     @settings(max_examples=200)
     @given(SPECS, CAPACITIES)
-    def check(sections: dict[str, dict[str, object]], capacity: Capacity) -> None:
+    def check(sections: dict[str, dict[str, Any]], capacity: Capacity) -> None:
         check_that_changes_fit(sections, capacity, model, traces)
 
     check()

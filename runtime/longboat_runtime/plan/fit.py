@@ -43,7 +43,7 @@ class DoesNotFit:
         need = self.need
         what = f"a {need.role} pod needs {amount(need, need.needed)} of {need.resource}, and has {amount(need, need.available or 0)}"
         if need.resource is Resource.BIN:
-            what = f"a bin has to hold {need.needed} tokens, the longest response and a token of its prompt, and holds {need.available}"
+            what = f"a bin has to hold {need.needed} tokens, the longest sample, and holds {need.available}"
         elif need.resource is Resource.CLAIM:
             what = f"checkpoints and exports need {amount(need, need.needed)} of the claim, which has {amount(need, need.available or 0)}"
         elif need.resource is Resource.DEVICE:

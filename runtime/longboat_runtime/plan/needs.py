@@ -67,8 +67,12 @@ def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: 
 
 
 def bin_need(spec: RLJobSpec) -> Need:
-    """Returns how many tokens a bin has to hold: the longest response, and a token of its prompt."""
-    return Need(Resource.BIN, "trainer", spec.rollout.sampling.max_tokens + 1, spec.trainer.max_tokens_per_bin)
+    """Returns how many tokens a bin has to hold: the longest sample.
+
+    Without model.maxLength that is the longest response and a token of its prompt. The API refuses smaller bins.
+    """
+    longest = max(spec.rollout.sampling.max_tokens + 1, spec.model.max_length or 0)
+    return Need(Resource.BIN, "trainer", longest, spec.trainer.max_tokens_per_bin)
 
 
 def device_need(figures: Figures, capacity: Capacity) -> Need:
