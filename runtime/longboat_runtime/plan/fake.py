@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longboat_runtime.plan.ledger import HOST, Ledger
-from longboat_runtime.trainer.attention import flash_attends
+from longboat_runtime.trainer.attention import flash_attends, register
 from longboat_runtime.trainer.copies import HostCopies
 
 # GPUs whose largest heads attention by one kernel takes, such as H100 and H200.
@@ -49,6 +49,7 @@ class FakeMachine:
         """Finds nothing: nothing is compiled for a device."""
 
     def choose_attention(self, config: Any) -> str:
+        register()
         return self._attention
 
     def head_can_be_fused(self, config: Any) -> bool:
