@@ -192,6 +192,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "The weights of one rank and a reserve of a tenth take all of rollout.deviceMemory.",
         "Raise rollout.deviceMemory to what the devices have, or rollout.tensorParallel so that each holds less of the weights.",
     ),
+    Reason.DOES_NOT_FIT: _configuration(
+        "By the plan of its memory (`longboat plan`) the job needs more of something than it has: the memory of trainers' devices, a bin, the KV "
+        "cache, /dev/shm or memory of a pod, or the checkpoint claim. No pod has loaded the model.",
+        "Make the change that the message names, the cheapest that fits, or another one that `longboat plan` accepts.",
+    ),
     Reason.DATASET_NOT_FOUND: _configuration(
         "A file of the dataset doesn't exist in the driver pod, or no reasoning-gym task has that name.",
         "Check dataset.files.paths and the runtime template's mounts, or dataset.reasoningGym.task.",

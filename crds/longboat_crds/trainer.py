@@ -75,8 +75,16 @@ class TrainerSpec(ApiModel):
         description="A minibatch whose gradient is not finite is skipped. The job fails after this many steps in a row in which every "
         "minibatch was skipped.",
     )
-    gradient_checkpointing: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
-        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    gradient_checkpointing: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
+        default=None,
+        description="Recompute activations in the backward pass: less memory, more time. Default: true where a bin doesn't fit otherwise, or "
+        "with offloadActivations. Jobs that were created before false stopped being the default have false.",
+    )
+    offload_activations: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
+        default=False,
+        description="Keep in host memory, until the backward pass, the activations from which layers are recomputed: for bins that don't fit "
+        "otherwise. Takes maxTokensPerBin x hidden size x layers numbers of the host's memory, pinned, for each rank.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     compile: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
         default=None,
@@ -93,3 +101,12 @@ class TrainerSpec(ApiModel):
     def is_deterministic(self, device: str) -> bool:
         """Whether trainers use deterministic kernels on devices of this type (`cuda`, `cpu`)."""
         return device == "cpu" if self.deterministic is None else self.deterministic
+
+    def recomputes(self, *, fits: bool) -> bool:
+        """Whether layers are computed again in the backward pass; if the spec doesn't say, where it has to be so.
+
+        `fits` says whether a bin fits if they are not.
+        """
+        if self.gradient_checkpointing is None:
+            return self.offload_activations or not fits
+        return self.gradient_checkpointing

@@ -106,6 +106,47 @@ def run(
     )
 
 
+@app.command("plan")
+def plan(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file with one RLJob, and maybe its runtime template, beside config.json.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory with config.json.",
+            show_default="spec.model.path, or the directory of FILE",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file with the runtime template.",
+            show_default="FILE",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="80Gi", help="Memory of one GPU.")] = None,
+) -> None:
+    """Says what memory, shared memory and storage a job on GPUs takes, phase by phase, and whether it fits. Needs no GPU.
+
+    Ends with 1 if something doesn't fit, and then names the cheapest change that does.
+    """
+    from longboat_runtime.plan.command import plan_file
+
+    raise typer.Exit(plan_file(file, model, runtime, device))
+
+
 @app.command("profile")
 def profile(
     file: Annotated[Path, typer.Argument(help="YAML file with one RLJob.", exists=True, dir_okay=False)],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from longboat_crds.trainer import TrainerSpec
 from longboat_operator.cli import _parser
 from tests.charts.rendering import CHART, RELEASE, helm
 from tests.operator_plan.simulated_cluster import SimulatedCluster
@@ -95,6 +96,31 @@ def test_the_api_server_adds_no_field_to_stored_objects(released: Path, kind: st
     old, new = spec_of(released, kind), spec_of(ROOT, kind)
     assert [*filled_in(old, new, "spec")] == []
     assert [*filled_in({**old, "properties": {"a": {}}}, {**new, "default": {"b": 1}}, "spec")], "it would be noticed"
+
+
+# Prints whether a trainer's section, as JSON, has layers recomputed.
+READ = """
+import json, sys
+from longboat_crds.trainer import TrainerSpec
+
+print(json.dumps(TrainerSpec.model_validate(json.load(sys.stdin)).gradient_checkpointing))
+"""
+
+
+def test_gradient_checkpointing_that_was_not_set_stays_off_in_jobs_of_a_release_and_in_its_drivers(
+    released: Path,
+) -> None:
+    """The API server of a release wrote its default into jobs; now it leaves the field out, which means that the plan decides."""
+    field = {
+        tree: spec_of(tree, "rljobs")["properties"]["trainer"]["properties"]["gradientCheckpointing"]
+        for tree in (released, ROOT)
+    }
+    assert "default" not in field[ROOT]
+    stored = {name: field[released][name] for name in ("default",) if name in field[released]}
+    if stored:
+        assert not TrainerSpec.model_validate({"gradientCheckpointing": stored["default"]}).recomputes(fits=False)
+        assert run_script(released, READ, {}) is False
+    assert TrainerSpec().recomputes(fits=False)
 
 
 @pytest.mark.helm

@@ -23,6 +23,7 @@ from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.shape_plan import check_profile, starting_shape
 from longboat_runtime.model_config import checked_model
+from longboat_runtime.plan.job import JobPlan
 from longboat_runtime.reward.canary import canaries
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
@@ -30,8 +31,10 @@ from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.tasks import task_rewards
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.protocol import RolloutFleet
+from longboat_runtime.rollout.ray_cluster import RESOURCE as ROLLOUT_RESOURCE
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.trainer.group import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import TrainerGroup
 
@@ -101,12 +104,15 @@ async def open_components(
         state = await asyncio.to_thread(checkpoints.newest_state)
         fleet.start_in(starting_shape(job, state))
         stack.push_async_callback(_close, fleet)
-        trainer = RayTrainerGroup(spec, store)
+        plan = JobPlan(spec, TRAINER_RESOURCE, ROLLOUT_RESOURCE)
+        trainer = RayTrainerGroup(spec, store, plan)
         stack.push_async_callback(_close, trainer)
 
         # Engines take longest to start, and graders are needed too; neither needs the data.
         starting = asyncio.create_task(
-            _start(rewards, fleet, spec.rollout.replicas * (spec.rollout.devices_per_pod // fleet.tensor_parallel))
+            _start(
+                rewards, fleet, plan, spec.rollout.replicas * (spec.rollout.devices_per_pod // fleet.tensor_parallel)
+            )
         )
         stack.push_async_callback(_give_up, starting)
         quotas, check = spec.rounds.quotas or (), row_check(spec.rewards)
@@ -142,10 +148,10 @@ async def _close(component: RolloutFleet | RewardScheduler | TrainerGroup) -> No
         log.warning("a component could not be closed", component=type(component).__name__, error=str(error))
 
 
-async def _start(rewards: RayRewardScheduler, fleet: RayRolloutFleet, engines: int) -> None:
+async def _start(rewards: RayRewardScheduler, fleet: RayRolloutFleet, plan: JobPlan, engines: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rewards.start())
-        tasks.create_task(_engines_started(fleet, engines))
+        tasks.create_task(_engines_started(fleet, plan, engines))
 
 
 async def _give_up(starting: asyncio.Task[None]) -> None:
@@ -153,8 +159,12 @@ async def _give_up(starting: asyncio.Task[None]) -> None:
     await asyncio.gather(starting, return_exceptions=True)
 
 
-async def _engines_started(fleet: RayRolloutFleet, engines: int) -> None:
-    """Waits for all engines, so that every round has the same ones, but at most ENGINES_SECONDS after the first is up."""
+async def _engines_started(fleet: RayRolloutFleet, plan: JobPlan, engines: int) -> None:
+    """Waits for all engines, so that every round has the same ones, but at most ENGINES_SECONDS after the first is up.
+
+    None starts before the plan says that the job fits.
+    """
+    await plan.fits()
     await fleet.wait_started(1)
     try:
         await asyncio.wait_for(fleet.wait_started(engines), ENGINES_SECONDS)

@@ -52,8 +52,8 @@ class TrainerActor:
 
         return process_group.serve(ray.util.get_node_ip_address())
 
-    def load(self, address: str) -> ModelInfo:
-        """Joins the group and loads the model. Raises SpecProblem."""
+    def load(self, address: str, fits: bool = True) -> ModelInfo:
+        """Joins the group and loads the model; `fits`: see `TrainerRank.load`. Raises SpecProblem."""
         with uncollected():
             import torch.distributed as dist
             from transformers import AutoModelForCausalLM  # noqa: F401 - what loads the model imports it
@@ -63,7 +63,7 @@ class TrainerActor:
         self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
         # Collectives of `write` must not mix with those of a step.
         self._writers = dist.new_group(backend="gloo")
-        return self._trainer.load()
+        return self._trainer.load(fits=fits)
 
     def accumulate(self, request: ChunkRequest) -> float:
         """Accumulates the gradient of a chunk. Raises NotStreamed, and what `train` raises."""

@@ -19,7 +19,7 @@ from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
@@ -42,8 +42,8 @@ class RayTrainerGroup:
     All ranks are then ended, and `load` starts new ones, as soon as Ray has nodes for them. A rank's SpecProblem is raised instead.
     """
 
-    def __init__(self, spec: RLJobSpec, store: SampleStore) -> None:
-        self._spec, self._store = spec, store
+    def __init__(self, spec: RLJobSpec, store: SampleStore, plan: Plan | None = None) -> None:
+        self._spec, self._store, self._plan = spec, store, plan
         self._actors: list[Any] = []
         self._info: ModelInfo | None = None
         self._writing: asyncio.Task[list[Any]] | None = None
@@ -52,6 +52,7 @@ class RayTrainerGroup:
     async def load(self) -> ModelInfo:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
         self._end()
+        fits = self._plan is None or await self._plan.fits()
         count = self._spec.trainer.replicas
         options = {
             "num_cpus": 0,
@@ -61,7 +62,7 @@ class RayTrainerGroup:
         actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor).options(**options)
         self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
         [address] = await self._gather([self._actors[0].address.remote()])
-        self._info, *_ = await self._call("load", address)
+        self._info, *_ = await self._call("load", address, fits)
         if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info

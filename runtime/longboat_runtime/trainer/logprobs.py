@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,12 +27,7 @@ class ChosenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int, compiled: bool, entropies: bool
     ) -> tuple[Tensor, Tensor]:
-        chosen = logits.new_empty(len(targets), dtype=torch.float32)
-        normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
-        values = _compiled(_values) if compiled else _values
-        for start in range(0, len(targets), rows):
-            part = slice(start, start + rows)
-            chosen[part], normalisers[part], entropy[part] = values(logits[part], targets[part], temperature)
+        chosen, normalisers, entropy = values(logits, targets, temperature, rows, compiled=compiled)
         ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
         if entropies:
             ctx.save_for_backward(logits, targets, normalisers, entropy)
@@ -46,12 +41,36 @@ class ChosenLogprobs(torch.autograd.Function):
         logits, *of_rows = ctx.saved_tensors
         of_rows += gradients if ctx.entropies else gradients[:1]
         result = torch.empty_like(logits)
-        function: Callable[..., Tensor] = _gradient_with_entropy if ctx.entropies else _gradient
-        gradient = _compiled(function) if ctx.compiled else function
-        for start in range(0, len(logits), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            result[part] = gradient(logits[part], *(values[part] for values in of_rows), ctx.temperature)
+        gradient(logits, of_rows, ctx.temperature, ctx.rows, result, compiled=ctx.compiled)
         return result, None, None, None, None, None
+
+
+def values(
+    logits: Tensor, targets: Tensor, temperature: float, rows: int, *, compiled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes log-probs of `targets`, normalisers and entropies, each (K) and float32, of `rows` rows at a time."""
+    chosen = logits.new_empty(len(targets), dtype=torch.float32)
+    normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
+    of_rows = _compiled(_values) if compiled else _values
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        chosen[part], normalisers[part], entropy[part] = of_rows(logits[part], targets[part], temperature)
+    return chosen, normalisers, entropy
+
+
+def gradient(
+    logits: Tensor, of_rows: Sequence[Tensor], temperature: float, rows: int, result: Tensor, *, compiled: bool
+) -> None:
+    """Writes the gradient of `logits` into `result`, which may be `logits` itself, `rows` rows at a time.
+
+    `of_rows`, each (K), are targets, normalisers and the gradients of log-probs; if entropies have a gradient, targets, normalisers,
+    entropies, and both gradients.
+    """
+    function: Callable[..., Tensor] = _gradient if len(of_rows) == 3 else _gradient_with_entropy
+    computed = _compiled(function) if compiled else function
+    for start in range(0, len(logits), rows):
+        part = slice(start, start + rows)
+        result[part] = computed(logits[part], *(each[part] for each in of_rows), temperature)
 
 
 def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -94,6 +94,13 @@ class ModelInfo:
     flops: ModelFlops | None = None
 
 
+class Plan(Protocol):
+    """Says what is known of a job's memory before its model is loaded."""
+
+    async def fits(self) -> bool:
+        """Returns whether a bin fits if layers aren't recomputed. Raises SpecProblem if the job doesn't fit at all."""
+
+
 class TrainerGroup(Protocol):
     """Runs all FSDP2 ranks as one trainer."""
 

@@ -1,0 +1,283 @@
+"""What doesn't fit, and the cheapest change that makes it fit. Pure, but for the traces that it asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.problems import SpecProblem
+from longboat_crds.quantities import in_bytes
+from longboat_crds.reasons import Reason
+from longboat_crds.rollout import MAX_DEVICES_PER_POD
+from longboat_runtime.plan import needs
+from longboat_runtime.plan.capacity import CONTAINERS, Capacity
+from longboat_runtime.plan.figures import Figures
+from longboat_runtime.plan.needs import GIB, MIB, Need, Resource
+from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes, parallelism_problem
+
+# The most ranks that are tried; `trainer.replicas` allows no more.
+MOST_RANKS = 4096
+# Prefixes of fields: those of the job, and those of the runtime template.
+SPEC, ROLES = "spec.", "runtime spec.roles."
+
+Tracer = Callable[[RLJobSpec], Figures]
+# New values of fields, by their paths in the job (`spec.…`) or in the runtime template (`runtime spec.roles.…`).
+Change = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DoesNotFit:
+    """Says that a `need` exceeds what `field` gives, and the cheapest `change` that ends that; without one, no field can."""
+
+    need: Need
+    field: str
+    change: Change
+
+    @property
+    def message(self) -> str:
+        """Says so in words."""
+        need = self.need
+        what = f"a {need.role} pod needs {amount(need, need.needed)} of {need.resource}, and has {amount(need, need.available or 0)}"
+        if need.resource is Resource.BIN:
+            what = f"a bin has to hold {need.needed} tokens, the longest sample, and holds {need.available}"
+        elif need.resource is Resource.CLAIM:
+            what = f"checkpoints and exports need {amount(need, need.needed)} of the claim, which has {amount(need, need.available or 0)}"
+        elif need.resource is Resource.DEVICE:
+            what = f"a trainer rank needs {amount(need, need.needed)} of its device, which has {amount(need, need.available or 0)}"
+        if not self.change:
+            return f"{what}; no setting makes it fit: use devices with more memory, or a smaller model"
+        changes = " and ".join(f"{path}: {_shown(value)}" for path, value in self.change.items())
+        return f"{what}; the cheapest change that fits: {changes}"
+
+    def problem(self) -> SpecProblem:
+        """Returns the error that ends the job."""
+        return SpecProblem(Reason.DOES_NOT_FIT, self.field, self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is planned: a job's `spec`, its `model` (config.json by standard names), and what pods have.
+
+    `limit` is the model's own longest sequence.
+    """
+
+    spec: RLJobSpec
+    model: Mapping[str, Any]
+    limit: int | None
+    capacity: Capacity
+
+    @property
+    def longest(self) -> int:
+        """Returns the most tokens of a sequence."""
+        longest = self.spec.model.max_length or self.limit
+        assert longest is not None, "read the model first"
+        return longest
+
+    def changed(self, change: Change) -> Case:
+        """Returns the case with the fields of `change` set."""
+        content = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        shared, memory = dict(self.capacity.shared_memory), dict(self.capacity.memory)
+        for path, value in change.items():
+            if path.startswith(SPEC):
+                *parents, name = path.removeprefix(SPEC).split(".")
+                place = content
+                for parent in parents:
+                    place = place.setdefault(parent, {})
+                place[name] = value
+            else:
+                role = path.removeprefix(ROLES).split(".")[0]
+                (memory if path.endswith("memory") else shared)[role] = in_bytes(value)
+        return replace(
+            self,
+            spec=RLJobSpec.model_validate(content),
+            capacity=replace(self.capacity, shared_memory=shared, memory=memory),
+        )
+
+
+# Returns what is too small of one resource, with a change; None if it suffices.
+Remedy = Callable[[Case, Tracer], DoesNotFit | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The figures and needs of a case, and what of it doesn't fit. `recomputed` says that layers are, since the spec leaves that open."""
+
+    figures: Figures
+    needs: list[Need]
+    problems: list[DoesNotFit]
+    recomputed: bool
+
+
+def judge(case: Case, tracer: Tracer) -> Judgement:
+    """Judges a case by traces of its trainer.
+
+    Each limit is judged with the changes for those before it made, so that all changes together fit.
+    """
+    first, recomputed = resolved(case, tracer)
+    figures = tracer(first.spec)
+    all_needs = needs.needs(first.spec, case.model, figures, case.longest, case.capacity)
+    problems: list[DoesNotFit] = []
+    current = case
+    # A change of one affects only those after it: shorter sequences the bins' prompts, more devices of an engine its pod's memory.
+    remedies: list[Remedy] = [_bin, _kv_cache, _device, *_pods(), _claim]
+    for remedy in remedies:
+        problem = remedy(current, tracer)
+        if problem is not None:
+            problems.append(problem)
+            current = current.changed(problem.change)
+    return Judgement(figures, all_needs, problems, recomputed)
+
+
+def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
+    """Returns the case with what its spec leaves open set, and whether that is recomputation: where a bin doesn't fit otherwise."""
+    trainer = case.spec.trainer
+    if trainer.gradient_checkpointing is not None:
+        return case, False
+    plain = case.changed({"spec.trainer.gradientCheckpointing": False})
+    fits = not trainer.offload_activations and needs.device_need(tracer(plain.spec), case.capacity).fits
+    if not trainer.recomputes(fits=fits):
+        return plain, False
+    return case.changed({"spec.trainer.gradientCheckpointing": True}), True
+
+
+def amount(need: Need, value: int) -> str:
+    """Returns a quantity of a need in words."""
+    if need.resource is Resource.BIN:
+        return f"{value} tokens"
+    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / MIB:.1f} MiB"
+
+
+def _figures(case: Case, tracer: Tracer) -> Figures:
+    return tracer(resolved(case, tracer)[0].spec)
+
+
+def _bin(case: Case, tracer: Tracer) -> DoesNotFit | None:
+    need = needs.bin_need(case.spec)
+    field = "spec.trainer.maxTokensPerBin"
+    return None if need.fits else DoesNotFit(need, field, {field: need.needed})
+
+
+def _device(case: Case, tracer: Tracer) -> DoesNotFit | None:
+    need = needs.device_need(_figures(case, tracer), case.capacity)
+    if need.fits:
+        return None
+    for change in _device_changes(case):
+        if needs.device_need(_figures(case.changed(change), tracer), case.capacity).fits:
+            return DoesNotFit(need, next(iter(change)), change)
+    return DoesNotFit(need, "spec.model.path", {})
+
+
+def _device_changes(case: Case) -> Iterator[Change]:
+    """Yields changes of the trainer, the cheapest first.
+
+    Recomputation costs a third of a step, smaller bins some speed, offloading the host's memory, and more ranks devices. Each comes with
+    those before it.
+    """
+    trainer, path = case.spec.trainer, "spec.trainer."
+    cheap: dict[str, Any] = {}
+    if trainer.gradient_checkpointing is False:
+        cheap[f"{path}gradientCheckpointing"] = True
+        yield dict(cheap)
+    sizes = []
+    size, least = trainer.max_tokens_per_bin, needs.bin_need(case.spec).needed
+    while size > least:
+        size = max(size // 2, least)
+        sizes.append({f"{path}maxTokensPerBin": size})
+    yield from (cheap | smaller for smaller in sizes)
+    if not trainer.offload_activations:
+        cheap[f"{path}offloadActivations"] = True
+        yield dict(cheap)
+        yield from (cheap | smaller for smaller in sizes)
+    ranks = trainer.replicas
+    while ranks * 2 <= MOST_RANKS:
+        ranks *= 2
+        more = {f"{path}replicas": ranks}
+        yield more
+        yield cheap | more
+        if sizes:
+            yield cheap | sizes[-1] | more
+
+
+def _kv_cache(case: Case, tracer: Tracer) -> DoesNotFit | None:
+    figures = _figures(case, tracer)
+
+    def need_of(changed: Case) -> Need:
+        return needs.kv_need(changed.spec, changed.model, figures, changed.longest, changed.capacity)
+
+    if (need := need_of(case)).fits:
+        return None
+    for change in _kv_changes(case, figures):
+        if need_of(case.changed(change)).fits:
+            return DoesNotFit(need, next(iter(change)), change)
+    return DoesNotFit(need, "spec.rollout.tensorParallel", {})
+
+
+def _kv_changes(case: Case, figures: Figures) -> Iterator[Change]:
+    """Yields changes of engines, the cheapest first: what one may use of its device, more devices for each, shorter sequences."""
+    rollout = case.spec.rollout
+    most = MAX_DEVICES_PER_POD // rollout.engines_per_pod
+    sizes = [rollout.tensor_parallel * 2**power for power in range(7) if rollout.tensor_parallel * 2**power <= most]
+    sizes = [size for size in sizes if parallelism_problem(size, case.model) is None]
+    for size in sizes:
+        larger = {"spec.rollout.tensorParallel": size} if size != rollout.tensor_parallel else {}
+        token = kv_token_bytes(case.model, TORCH_NAMES[case.spec.model.dtype], size)
+        if larger:
+            yield larger
+        if rollout.kv_cache is not None:
+            yield {"spec.rollout.kvCache": quantity(token * case.longest, MIB)} | larger
+        if rollout.device_memory is not None:
+            weights = needs.engine_weights(figures, case.model, size)
+            wanted = math.ceil((token * case.longest + weights) * RESERVE / (RESERVE - 1)) + RESERVE
+            yield {"spec.rollout.deviceMemory": quantity(wanted, MIB)} | larger
+    # Not below what a response and its prompt need.
+    room = needs.kv_room(case.spec, case.model, figures, case.capacity)
+    token = kv_token_bytes(case.model, TORCH_NAMES[case.spec.model.dtype], rollout.tensor_parallel)
+    shorter = {"spec.model.maxLength": max(8, (room or 0) // token)}
+    if room and shorter["spec.model.maxLength"] > case.spec.rollout.sampling.max_tokens:
+        yield shorter
+
+
+def _pods() -> Iterator[Remedy]:
+    """Yields the remedies of what the runtime template gives."""
+    for role in CONTAINERS:
+        yield partial(_pod, needs.shared_memory_need, role)
+    for role in ("rollout", "trainer"):
+        yield partial(_pod, needs.host_need, role)
+
+
+def _pod(
+    of_role: Callable[[RLJobSpec, Figures, str, Capacity], Need], role: str, case: Case, tracer: Tracer
+) -> DoesNotFit | None:
+    return _of_pod(of_role(case.spec, _figures(case, tracer), role, case.capacity))
+
+
+def _of_pod(need: Need) -> DoesNotFit | None:
+    if need.fits:
+        return None
+    containers, name = CONTAINERS[need.role]
+    place = (
+        "volumes[shm].emptyDir.sizeLimit"
+        if need.resource is Resource.SHARED_MEMORY
+        else f"{containers}[{name}].resources.limits.memory"
+    )
+    field = f"{ROLES}{need.role}.template.spec.{place}"
+    return DoesNotFit(need, field, {field: quantity(need.needed, GIB if need.needed >= GIB else MIB)})
+
+
+def _claim(case: Case, tracer: Tracer) -> DoesNotFit | None:
+    need = needs.claim_need(case.spec, _figures(case, tracer))
+    field = "spec.checkpoint.volume.size"
+    return None if need.fits else DoesNotFit(need, field, {field: quantity(need.needed, GIB)})
+
+
+def quantity(nbytes: int, unit: int) -> str:
+    """Returns the least whole number of units, `Gi` or `Mi`, that isn't below so many bytes, as Kubernetes writes it. Pure."""
+    return f"{-(-nbytes // unit)}{'Gi' if unit == GIB else 'Mi'}"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,201 @@
+"""What a job needs of devices, shared memory, host memory and its claim, from the figures of one trainer rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from longboat_crds.checkpoint import KEPT_EXPORTS
+from longboat_crds.job import RLJobSpec
+from longboat_crds.quantities import in_bytes
+from longboat_runtime.object_store import BYTES_PER_TOKEN, MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY
+from longboat_runtime.plan.capacity import Capacity
+from longboat_runtime.plan.figures import Figures
+from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
+from longboat_runtime.weights.bucket import BUCKET_BYTES
+
+MIB, GIB = 2**20, 2**30
+# Assumed, until it is measured: what a device uses beyond what torch's allocator hands out. That is CUDA's context, NCCL's buffers,
+# and memory that the allocator has reserved but can't use for lack of a piece that is large enough.
+DEVICE_OVERHEAD = 3 * GIB
+# Assumed likewise: what a process with torch, CUDA and Ray takes of the host's memory by itself.
+HOST_OVERHEAD = 4 * GIB
+
+
+class Resource(StrEnum):
+    """What may be too small."""
+
+    BIN = "bin"
+    DEVICE = "device"
+    KV_CACHE = "KV cache"
+    SHARED_MEMORY = "/dev/shm"  # noqa: S108
+    HOST_MEMORY = "host memory"
+    CLAIM = "claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The bytes (of a bin, tokens) that are `needed` of a resource of each of a role's pods, made of `parts`, and that are `available`.
+
+    `available` is None where nobody says; then nothing is too small.
+    """
+
+    resource: Resource
+    role: str
+    needed: int
+    available: int | None
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether what is given suffices, as far as that is known."""
+        return self.available is None or self.needed <= self.available
+
+
+def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, capacity: Capacity) -> list[Need]:
+    """Returns all needs of a job; `model` is config.json by standard names, `longest` the most tokens of a sequence."""
+    return [
+        bin_need(spec),
+        device_need(figures, capacity),
+        kv_need(spec, model, figures, longest, capacity),
+        *(shared_memory_need(spec, figures, role, capacity) for role in ("driver", "rollout", "trainer", "reward")),
+        *(host_need(spec, figures, role, capacity) for role in ("rollout", "trainer")),
+        claim_need(spec, figures),
+    ]
+
+
+def bin_need(spec: RLJobSpec) -> Need:
+    """Returns how many tokens a bin has to hold: the longest sample.
+
+    Without model.maxLength that is the longest response and a token of its prompt. The API refuses smaller bins.
+    """
+    longest = max(spec.rollout.sampling.max_tokens + 1, spec.model.max_length or 0)
+    return Need(Resource.BIN, "trainer", longest, spec.trainer.max_tokens_per_bin)
+
+
+def device_need(figures: Figures, capacity: Capacity) -> Need:
+    """Returns the memory of a trainer rank's device: the highest peak of any phase, and DEVICE_OVERHEAD."""
+    peak = figures.peak
+    accumulated = figures.phases["accumulate"]
+    base = figures.weights + figures.reference + figures.states
+    parts = {
+        "weights": figures.weights,
+        "KL reference": figures.reference,
+        "optimizer states": figures.states,
+        "bins, at their peak": accumulated.peak - base,
+        "overhead (assumed)": DEVICE_OVERHEAD,
+    }
+    if peak > accumulated.peak:
+        parts["other phases"] = peak - accumulated.peak
+    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts))
+
+
+def engine_weights(figures: Figures, model: Mapping[str, Any], tensor_parallel: int) -> int:
+    """Returns the bytes of the weights of one of so many ranks of an engine; see `rollout.engine.rank_weight_bytes`."""
+    kv_heads = int(model.get("num_key_value_heads") or model.get("num_attention_heads", 1))
+    matrices = figures.published - figures.vectors - figures.key_values
+    return figures.vectors + figures.key_values // min(tensor_parallel, kv_heads) + matrices // tensor_parallel
+
+
+def kv_room(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, capacity: Capacity) -> int | None:
+    """Returns the bytes of KV cache of one rank of an engine; None if neither the spec nor the device says.
+
+    `rollout.kvCache`, if weights and a reserve of a tenth leave that much of the device; else what they leave of `rollout.deviceMemory`,
+    or of the device.
+    """
+    rollout = spec.rollout
+    budget = capacity.engine_device
+    if rollout.device_memory is not None:
+        budget = min(in_bytes(rollout.device_memory), budget or in_bytes(rollout.device_memory))
+    free = None
+    if budget is not None:
+        free = budget - budget // RESERVE - engine_weights(figures, model, rollout.tensor_parallel)
+    if rollout.kv_cache is None:
+        return free
+    wanted = in_bytes(rollout.kv_cache)
+    return wanted if free is None else min(wanted, free)
+
+
+def kv_need(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, capacity: Capacity) -> Need:
+    """Returns the KV cache that one sequence of `longest` tokens takes of one rank of an engine, and what there is for it.
+
+    With `rollout.kvCache` the weights have to leave all of that.
+    """
+    spec_bytes = in_bytes(spec.rollout.kv_cache) if spec.rollout.kv_cache else 0
+    token = kv_token_bytes(model, TORCH_NAMES[spec.model.dtype], spec.rollout.tensor_parallel)
+    weights = engine_weights(figures, model, spec.rollout.tensor_parallel)
+    parts = {"weights of a rank": weights, "of one token": token}
+    return Need(
+        Resource.KV_CACHE, "rollout", max(token * longest, spec_bytes), kv_room(spec, model, figures, capacity), parts
+    )
+
+
+def batch_bytes(spec: RLJobSpec) -> int:
+    """Returns the bytes of the responses of one step, on their way to the trainer."""
+    samples = spec.rounds.prompts_per_round * spec.algorithm.group_size
+    return samples * spec.rollout.sampling.max_tokens * BYTES_PER_TOKEN
+
+
+def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
+    """Returns the /dev/shm of each pod of a role: its Ray object store, and what engines need beside it.
+
+    The stores of trainers and engines hold two publications, the new one beside the last; those of trainers and the driver a step's
+    responses. An engine of several devices also gets each bucket as a file.
+    """
+    parts = {"Ray's least": MINIMAL_OBJECT_STORE, "beside the store": RESERVED_SHARED_MEMORY}
+    if role in ("rollout", "trainer"):
+        parts["two publications"] = 2 * figures.published
+    if role in ("driver", "trainer"):
+        parts["responses of a step"] = batch_bytes(spec)
+    if role == "rollout" and spec.rollout.tensor_parallel > 1:
+        parts["buckets as files"] = spec.rollout.engines_per_pod * max(BUCKET_BYTES, figures.largest)
+    return Need(Resource.SHARED_MEMORY, role, sum(parts.values()), capacity.shared_memory.get(role), parts)
+
+
+def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
+    """Returns the memory of the container of a role, /dev/shm included: what is written there counts."""
+    parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed}
+    if role == "trainer":
+        parts["processes (assumed)"] = HOST_OVERHEAD
+        parts["snapshot"] = figures.snapshot
+        parts["pinned activations"] = figures.pinned
+        parts["a bucket"] = max(BUCKET_BYTES, figures.largest)
+        if spec.checkpoint.export or spec.checkpoint.export_every_steps:
+            parts["export"] = figures.published
+    else:
+        parts["processes (assumed)"] = HOST_OVERHEAD * spec.rollout.devices_per_pod
+    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), capacity.memory.get(role), _present(parts))
+
+
+def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
+    """Returns the size of the checkpoint claim: what is kept, and one more of each kind, which is written before the oldest goes."""
+    checkpoint = spec.checkpoint
+    parts = {f"{checkpoint.keep + 1} checkpoints": (checkpoint.keep + 1) * checkpoint_bytes(figures)}
+    if checkpoint.export_every_steps:
+        count = (checkpoint.keep_exports or KEPT_EXPORTS) + 1
+        parts[f"{count} exports"] = count * figures.published
+    if checkpoint.export:
+        parts["the last export"] = figures.published
+    size = None if checkpoint.claim_name else in_bytes(checkpoint.volume.size)
+    return Need(Resource.CLAIM, "trainer", sum(parts.values()), size, parts)
+
+
+def checkpoint_bytes(figures: Figures) -> int:
+    """Returns the bytes of one checkpoint: weights and both moments, in float32."""
+    return figures.snapshot * figures.ranks
+
+
+def links(spec: RLJobSpec, figures: Figures) -> dict[str, int]:
+    """Returns the bytes that each link carries, by what they are."""
+    return {
+        "received by each rank in a bin (weights)": round(figures.gathered),
+        "sent by each rank in a bin (gradients)": round(figures.scattered),
+        "published to each rollout pod": figures.published,
+        "written to the claim by each rank in a checkpoint": figures.snapshot,
+    }
+
+
+def _present(parts: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in parts.items() if value}

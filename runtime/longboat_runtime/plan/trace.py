@@ -1,0 +1,202 @@
+"""Traces one rank of a trainer on fake tensors: the code that trains, without files, devices or memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.plan.compiled import Interpreted
+from longboat_runtime.plan.fake import FakeMachine, fake_group
+from longboat_runtime.plan.figures import Figures, Phase
+from longboat_runtime.plan.layers import Shortened, shortened
+from longboat_runtime.plan.ledger import Ledger
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.trainer.machine import MACHINE
+from longboat_runtime.trainer.model import read_config
+from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
+from longboat_runtime.trainer.rank import TrainerRank
+
+# Bins of a rank in a minibatch: the second meets the gradients of the first.
+BINS = 2
+# The largest part of a sample that is taken for its prompt.
+PROMPT = 1 / 16
+
+
+class Traces:
+    """Traces jobs, each of whose trainers is traced once. Figures are kept in `folder`, if one is given, for later processes."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._figures: dict[str, Figures] = {}
+        self._folder = folder
+
+    def __call__(self, spec: RLJobSpec) -> Figures:
+        key = digest(spec)
+        if key not in self._figures:
+            self._figures[key] = self._find(key) or self._keep(key, trace(spec))
+        return self._figures[key]
+
+    def _find(self, key: str) -> Figures | None:
+        if self._folder is None:
+            return None
+        try:
+            return Figures.from_json((self._folder / key).read_text())
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def _keep(self, key: str, figures: Figures) -> Figures:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = self._folder / f".{key}.{os.getpid()}"
+            partial.write_text(figures.to_json())
+            partial.replace(self._folder / key)
+        return figures
+
+
+def digest(spec: RLJobSpec) -> str:
+    """Returns a digest of all that figures depend on: the model's config.json, and what of the spec a trainer reads."""
+    parts = {name: getattr(spec, name).model_dump(mode="json") for name in ("model", "trainer", "algorithm", "rounds")}
+    parts["sampling"] = spec.rollout.sampling.model_dump(mode="json")
+    parts["versions"] = [version(name) for name in ("longboat", "torch", "transformers")]
+    parts["config"] = (Path(spec.model.path) / "config.json").read_text()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
+    """Returns what a rank of the job holds and moves, on GPUs. Reads config.json of `spec.model.path`, and nothing else.
+
+    Two models of few layers are traced, and their figures are extended to the model's layers, which is exact where layers repeat;
+    with `whole`, or if the model has no more, all layers are. Raises SpecProblem if the model can't be trained as the spec says.
+    """
+    path = Path(spec.model.path)
+    config = read_config(path)
+    attention, fused = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
+    short = shortened(config)
+    if whole or short is None:
+        return trace_rank(spec, attention, fused=fused)
+    return _extended(spec, attention, fused, path, short)
+
+
+def _extended(spec: RLJobSpec, attention: str, fused: bool, path: Path, short: Shortened) -> Figures:
+    figures = []
+    for count in short.counts:
+        with tempfile.TemporaryDirectory(prefix="longboat-plan-") as folder:
+            content = short.config(json.loads((path / "config.json").read_text()), count)
+            (Path(folder) / "config.json").write_text(json.dumps(content))
+            model = spec.model.model_copy(update={"path": folder})
+            figures.append(trace_rank(spec.model_copy(update={"model": model}), attention, fused=fused))
+    fewer, more = figures
+    return fewer.extended(more, (short.layers - short.counts[0]) / (short.counts[1] - short.counts[0]))
+
+
+def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
+    """Traces rank 0 of a trainer, all layers of its model: load, one step, publication and snapshot.
+
+    `attention` is what the model trains with; `fused` says whether its head may be fused.
+    """
+    minibatches = min(2, spec.trainer.minibatches)
+    spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
+    ranks = spec.trainer.replicas
+    ledger, phases = Ledger(), {}
+    machine = FakeMachine(attention, fused, ledger)
+    with fake_group():
+        rank = TrainerRank(spec, 0, ranks, "", machine)
+        # Samples and random states come from numpy and the CPU; they are no larger than a bin's tokens.
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            ledger,
+            torch.compiler.set_stance("default", force_backend=Interpreted(ledger)),
+        ):
+            before = ledger.restart()
+            info = rank.load()
+            ledger.settle()
+            phases["load"] = Phase(before, ledger.peak, ledger.allocated)
+            weights = sum(_local(parameter).nbytes for parameter in rank.updates.parameters.values())
+            reference = rank.updates.reference
+            frozen = sum(_local(value).nbytes for value in reference.parameters()) if reference else 0
+            states, snapshot = ledger.allocated - weights - frozen, ledger.host
+            samples = _samples(ranks * BINS * minibatches, spec, info.max_length, info.vocabulary)
+            by_id = {sample.id: sample for sample in samples}
+            entries = tuple(TrainSample(sample.id, 1.0, sample.size) for sample in samples)
+            before, gathered, scattered = ledger.restart(), ledger.gathered, ledger.scattered
+            machine.reads.clear()
+            rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
+            ledger.settle()
+            accumulated, *later = [*machine.reads, ledger.peak]
+            phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
+            phases["update"] = Phase(before, max(later), ledger.allocated)
+            moved = (ledger.gathered - gathered, ledger.scattered - scattered)
+            before, pinned = ledger.restart(), ledger.host - snapshot
+            tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
+            ledger.settle()
+            phases["publish"] = Phase(before, ledger.peak, ledger.allocated)
+            before = ledger.restart()
+            rank.snapshot()
+            ledger.settle()
+            phases["snapshot"] = Phase(before, ledger.peak, ledger.allocated)
+    return Figures(
+        ranks=ranks,
+        parameters=info.parameters,
+        weights=weights,
+        reference=frozen,
+        states=states,
+        phases=phases,
+        snapshot=snapshot,
+        pinned=pinned,
+        published=sum(size for _, size in tensors.values()),
+        largest=max(size for _, size in tensors.values()),
+        vectors=sum(size for dimensions, size in tensors.values() if dimensions < 2),
+        key_values=sum(
+            size
+            for name, (dimensions, size) in tensors.items()
+            if dimensions > 1 and any(part in name for part in (".k_proj.", ".v_proj."))
+        ),
+        gathered=moved[0] / (BINS * minibatches),
+        scattered=moved[1] / (BINS * minibatches),
+        operators=ledger.operators,
+        real=ledger.real,
+    )
+
+
+def _samples(count: int, spec: RLJobSpec, longest: int, vocabulary: int) -> list[GeneratedSample]:
+    """Makes samples that fill `count` bins: the longest that the model takes.
+
+    A bin's head computes logits of response tokens only. Prompts are what the longest response leaves of model.maxLength, at most
+    PROMPT of a sample.
+    """
+    capacity = spec.trainer.max_tokens_per_bin
+    room = (spec.model.max_length or 0) - spec.rollout.sampling.max_tokens
+    lengths = [min(longest, capacity)] * (capacity // min(longest, capacity))
+    if capacity - sum(lengths) > 1:
+        lengths.append(capacity - sum(lengths))
+    return [
+        _sample(SampleId(0, number * len(lengths) + index, 0, 0), length, max(1, min(room, int(length * PROMPT))))
+        for number in range(count)
+        for index, length in enumerate(lengths)
+    ]
+
+
+def _sample(id_: SampleId, tokens: int, prompt: int) -> GeneratedSample:
+    return GeneratedSample(
+        id=id_,
+        prompt_ids=np.zeros(prompt, np.int32),
+        token_ids=np.zeros(tokens - prompt, np.int32),
+        logprobs=np.zeros(tokens - prompt, np.float32),
+        spans=(),
+        finish_reason=FinishReason.STOP,
+        text="",
+        engine="",
+    )
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

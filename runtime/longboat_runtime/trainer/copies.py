@@ -1,0 +1,53 @@
+"""Copies between the device and pinned host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
+
+
+class HostCopies:
+    """The `Copies` of a CPU, which copies at once."""
+
+    def start(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
+    def wait(self, done: Any) -> None:
+        pass
+
+
+class StreamCopies:
+    """The `Copies` of a GPU: on a stream of their own."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def start(self, target: Tensor, source: Tensor) -> torch.cuda.Event:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        return self._stream.record_event()
+
+    def wait(self, done: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(done)
+
+
+def pinned(size: int) -> Tensor:
+    """Allocates `size` bytes of host memory and pins them for as long as the process runs. Raises SpecProblem if the host refuses.
+
+    Torch's own pinned memory has sizes that are powers of two: up to twice as much.
+    """
+    memory = torch.empty(size, dtype=torch.uint8)
+    failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
+    if failed:
+        raise SpecProblem(
+            Reason.SPEC_INVALID,
+            "spec.trainer.offloadActivations",
+            f"the trainer's host can't pin {size} more bytes (CUDA error {failed}); raise the memory of trainer pods, or set it to false",
+        )
+    return memory

@@ -1,0 +1,93 @@
+"""`longboat plan` on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from longboat_runtime.cli import app
+from tests.plan.planned import MODELS
+
+JOB = """
+apiVersion: longboat.dev/v1alpha1
+kind: RLJob
+metadata: {name: job}
+spec:
+  runtimeRef: {name: runtime}
+  model: {path: /models/small, maxLength: 512}
+  dataset: {reasoningGym: {task: chain_sum}}
+  rewards: [{name: scorer, kind: ReasoningGym}]
+  rounds: {steps: 10, promptsPerRound: 4}
+  rollout: {sampling: {maxTokens: 256}}
+  trainer: {maxTokensPerBin: 512, compile: false}
+"""
+RUNTIME = """
+---
+apiVersion: longboat.dev/v1alpha1
+kind: ClusterRLRuntime
+metadata: {name: runtime}
+spec:
+  image: image
+"""
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["small"]))
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + RUNTIME)
+    return path
+
+
+def test_a_file_with_job_and_template_beside_its_config_needs_no_option(file: Path) -> None:
+    status, output = run(file, "--device", "80Gi")
+    assert status == 0, output
+    assert output.rstrip().endswith("Fits, as far as it is given.")
+    assert "layers not recomputed" in output
+
+
+def test_what_does_not_fit_is_named_with_its_change(file: Path) -> None:
+    file.write_text(JOB + "  checkpoint: {volume: {size: 1Mi}}\n" + RUNTIME)
+    status, output = run(file)
+    assert status == 1, output
+    assert "DoesNotFit: spec.checkpoint.volume.size: " in output
+    assert "the cheapest change that fits: spec.checkpoint.volume.size: 1Gi" in output
+
+
+def test_model_and_template_may_be_elsewhere(file: Path, tmp_path: Path) -> None:
+    model = tmp_path / "other"
+    model.mkdir()
+    (tmp_path / "config.json").rename(model / "config.json")
+    (tmp_path / "runtime.yaml").write_text(RUNTIME)
+    file.write_text(JOB)
+    status, output = run(file, "--model", model, "--runtime", tmp_path / "runtime.yaml", "--device", "80Gi")
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (RUNTIME, (), "holds 0 RLJobs"),
+        (JOB, ("--device", "lots"), "--device: lots is no quantity"),
+        (JOB + RUNTIME.replace("name: runtime", "name: other"), (), "ClusterRLRuntime other"),
+        (JOB.replace("maxTokens:", "maxToken:"), (), "maxToken"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(file: Path, text: str, options: tuple[str, ...], message: str) -> None:
+    file.write_text(text)
+    status, output = run(file, *options)
+    assert status == 2
+    assert message in output
+
+
+def test_a_model_without_config_is_said(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").unlink()
+    status, output = run(file)
+    assert status == 2
+    assert "spec.model.path: no config.json" in output

@@ -1,0 +1,213 @@
+"""What doesn't fit, and the change that makes it fit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.plan.capacity import Capacity
+from longboat_runtime.plan.fit import Case, Judgement, Tracer, judge, quantity
+from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource
+from longboat_runtime.plan.trace import Traces
+from tests.plan.planned import GIB, MIB, make_case, make_spec, rough_figures, write_config
+
+ROOMY = Capacity(
+    8 * GIB,
+    dict.fromkeys(("driver", "rollout", "trainer", "reward"), GIB),
+    dict.fromkeys(("rollout", "trainer"), 16 * GIB),
+    8 * GIB,
+)
+CLAIM = {"volume": {"size": "10Gi"}}
+
+
+def judged(spec: RLJobSpec, capacity: Capacity, tracer: Tracer = rough_figures) -> tuple[Case, Judgement]:
+    case = make_case(spec, capacity=capacity)
+    return case, judge(case, tracer)
+
+
+def after_all_changes(case: Case, judgement: Judgement) -> Case:
+    for problem in judgement.problems:
+        case = case.changed(problem.change)
+    return case
+
+
+# Each limit alone: what exceeds it, the fields of the job, the resource, the role, and the field that is named.
+LIMITS = {
+    "device": (
+        {"device": DEVICE_OVERHEAD + 6 * MIB},
+        {},
+        Resource.DEVICE,
+        "trainer",
+        "spec.trainer.gradientCheckpointing",
+    ),
+    "KV cache": ({}, {"rollout": {"kvCache": "256Ki"}}, Resource.KV_CACHE, "rollout", "spec.rollout.kvCache"),
+    "claim": (
+        {},
+        {"checkpoint": {"volume": {"size": "1Mi"}}},
+        Resource.CLAIM,
+        "trainer",
+        "spec.checkpoint.volume.size",
+    ),
+    "host memory": (
+        {"memory": {"trainer": GIB}},
+        {},
+        Resource.HOST_MEMORY,
+        "trainer",
+        "runtime spec.roles.trainer.template.spec.containers[trainer].resources.limits.memory",
+    ),
+} | {
+    f"shm of {role}": (
+        {"shared_memory": {role: 100 * MIB}},
+        {},
+        Resource.SHARED_MEMORY,
+        role,
+        f"runtime spec.roles.{role}.template.spec.volumes[shm].emptyDir.sizeLimit",
+    )
+    for role in ("driver", "rollout", "trainer", "reward")
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_each_limit_is_found_and_its_change_makes_the_job_fit(limit: str) -> None:
+    less, sections, resource, role, field = LIMITS[limit]
+    trainer = {"maxTokensPerBin": 2000, "gradientCheckpointing": limit != "device"}
+    sections = {"model": {"maxLength": 2000}} | sections
+    spec = make_spec(Path("/model"), **{**sections, "trainer": trainer | sections.get("trainer", {})})
+    case, judgement = judged(spec, replace(ROOMY, **less))
+    [problem] = judgement.problems
+    assert (problem.need.resource, problem.need.role, problem.field) == (resource, role, field)
+    assert problem.problem().reason == Reason.DOES_NOT_FIT
+    assert problem.field in problem.message
+    assert judge(case.changed(problem.change), rough_figures).problems == []
+
+
+def test_a_bin_that_is_too_small_is_refused() -> None:
+    spec = make_spec(Path("/model"))
+    with pytest.raises(ValueError, match="raise maxTokensPerBin"):
+        make_spec(Path("/model"), trainer={"maxTokensPerBin": 20})
+    small = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"max_tokens_per_bin": 20})})
+    _, judgement = judged(small, Capacity())
+    [problem] = judgement.problems
+    assert problem.change == {"spec.trainer.maxTokensPerBin": 33}
+
+
+def test_a_job_with_room_has_no_problem() -> None:
+    spec = make_spec(Path("/model"), model={"maxLength": 2000}, trainer={"maxTokensPerBin": 2000})
+    _, judgement = judged(spec, ROOMY)
+    assert judgement.problems == []
+    assert all(need.fits for need in judgement.needs)
+
+
+def test_what_nobody_gives_is_not_judged() -> None:
+    _, judgement = judged(make_spec(Path("/model")), Capacity())
+    assert judgement.problems == []
+    assert {need.resource for need in judgement.needs if need.available is None} == {
+        Resource.DEVICE,
+        Resource.KV_CACHE,
+        Resource.SHARED_MEMORY,
+        Resource.HOST_MEMORY,
+    }
+
+
+def test_a_device_that_holds_no_model_has_no_change() -> None:
+    _, judgement = judged(make_spec(Path("/model")), replace(ROOMY, device=MIB))
+    [problem] = judgement.problems
+    assert (problem.field, problem.change) == ("spec.model.path", {})
+    assert "no setting makes it fit" in problem.message
+
+
+@pytest.mark.parametrize(("device", "recomputed"), [(8 * GIB, False), (DEVICE_OVERHEAD + 6 * MIB, True)])
+def test_layers_are_recomputed_where_a_bin_does_not_fit_otherwise(device: int, recomputed: bool) -> None:
+    spec = make_spec(Path("/model"), trainer={"maxTokensPerBin": 2000, "gradientCheckpointing": None})
+    _, judgement = judged(spec, replace(ROOMY, device=device, engine_device=None))
+    assert judgement.recomputed is recomputed
+    assert judgement.problems == []
+
+
+SPECS = st.fixed_dictionaries(
+    {
+        "model": st.fixed_dictionaries({}, optional={"maxLength": st.integers(256, 4000)}),
+        "rollout": st.builds(
+            lambda cache, memory, tensor, tokens: {
+                "sampling": {"maxTokens": tokens},
+                "tensorParallel": tensor,
+                **({"kvCache": cache} if cache else {"deviceMemory": memory} if memory else {}),
+            },
+            st.none() | st.integers(1, 64).map("{}Mi".format),
+            st.none() | st.integers(1, 8192).map("{}Mi".format),
+            st.sampled_from([1, 2]),
+            st.integers(16, 250),
+        ),
+        "trainer": st.fixed_dictionaries(
+            {
+                "replicas": st.integers(1, 16),
+                "maxTokensPerBin": st.integers(16, 4000),
+                "gradientCheckpointing": st.sampled_from([True, False, None]),
+                "compile": st.just(False),
+            },
+        ),
+        "checkpoint": st.fixed_dictionaries(
+            {
+                "keep": st.integers(1, 20),
+                "volume": st.fixed_dictionaries({"size": st.integers(1, 100).map("{}Mi".format)}),
+                "export": st.booleans(),
+            },
+            optional={"exportEverySteps": st.integers(1, 10)},
+        ),
+    }
+)
+CAPACITIES = st.builds(
+    Capacity,
+    st.integers(DEVICE_OVERHEAD + 4 * MIB, DEVICE_OVERHEAD + 32 * MIB),
+    st.fixed_dictionaries({role: st.integers(0, 512 * MIB) for role in ("driver", "rollout", "trainer", "reward")}),
+    st.fixed_dictionaries({role: st.integers(0, 8 * GIB) for role in ("rollout", "trainer")}),
+    st.none() | st.integers(64 * MIB, GIB),
+)
+
+
+def check_that_changes_fit(
+    sections: dict[str, dict[str, Any]], capacity: Capacity, model: Path, tracer: Tracer
+) -> None:
+    trainer, longest = sections["trainer"], sections["model"].get("maxLength", 0)
+    least = max(longest, sections["rollout"]["sampling"]["maxTokens"] + 1)
+    sections = sections | {"trainer": trainer | {"maxTokensPerBin": max(least, trainer["maxTokensPerBin"])}}
+    case, judgement = judged(make_spec(model, **sections), capacity, tracer)
+    if any(not problem.change for problem in judgement.problems):
+        return
+    changed = after_all_changes(case, judgement)
+    assert judge(changed, tracer).problems == []
+    if len(judgement.problems) > 1:
+        for problem in judgement.problems:
+            assert not problem.need.fits
+
+
+@settings(max_examples=200)
+@given(SPECS, CAPACITIES)
+def test_the_changes_that_are_named_make_drawn_jobs_fit(
+    sections: dict[str, dict[str, Any]], capacity: Capacity
+) -> None:
+    check_that_changes_fit(sections, capacity, Path("/model"), rough_figures)
+
+
+@pytest.mark.extended
+def test_the_changes_that_are_named_make_traced_jobs_fit(tmp_path: Path) -> None:
+    model, traces = write_config(tmp_path, "small"), Traces()
+
+    @settings(max_examples=200)
+    @given(SPECS, CAPACITIES)
+    def check(sections: dict[str, dict[str, Any]], capacity: Capacity) -> None:
+        check_that_changes_fit(sections, capacity, model, traces)
+
+    check()
+
+
+@given(st.integers(0, 2**50), st.sampled_from([MIB, GIB]))
+def test_a_quantity_is_not_below_what_is_needed(nbytes: int, unit: int) -> None:
+    from longboat_crds.quantities import in_bytes
+
+    assert nbytes <= in_bytes(quantity(nbytes, unit)) < nbytes + unit

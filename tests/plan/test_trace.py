@@ -1,0 +1,185 @@
+"""Ranks traced on fake tensors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longboat_runtime.plan.figures import Figures
+from longboat_runtime.plan.trace import Traces, trace, trace_rank
+from longboat_runtime.trainer import attention
+from tests.plan.planned import GIB, MIB, make_spec, write_config
+from tests.support.paths import REPOSITORY
+
+
+def recorded() -> list[tuple[str, int, int]]:
+    """Lists model, tokens of a bin, and the peak of `accumulate` beyond what was held before: one rank on an H200."""
+    settings, lines = {}, []
+    for text in (REPOSITORY / "bench/results/memory.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        settings = line.get("settings", settings)
+        if "accumulate" in line and line["size"] != "tiny":
+            lines.append((line["size"], settings["tokens"], line["accumulate"]["peak"]))
+    return lines
+
+
+RECORDED = recorded()
+# Larger models take minutes on a busy machine.
+ALWAYS = RECORDED[:1]
+
+
+def check_recorded(size: str, tokens: int, peak: int, folder: Path) -> None:
+    spec = make_spec(
+        write_config(folder, size),
+        rollout={"sampling": {"maxTokens": tokens - 16}},
+        trainer={"maxTokensPerBin": tokens},
+    )
+    # The head of that time made all logits of a bin.
+    phase = trace_rank(spec, attention.NAME, fused=False).phases["accumulate"]
+    assert phase.peak - phase.before == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize(("size", "tokens", "peak"), ALWAYS)
+def test_the_peak_is_the_recorded_one_of_a_gpu(size: str, tokens: int, peak: int, tmp_path: Path) -> None:
+    check_recorded(size, tokens, peak, tmp_path)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("size", "tokens", "peak"), RECORDED[1:])
+def test_peaks_are_the_recorded_ones_of_a_gpu(size: str, tokens: int, peak: int, tmp_path: Path) -> None:
+    assert len(RECORDED) == 5
+    check_recorded(size, tokens, peak, tmp_path)
+
+
+def long_bins(folder: Path, name: str, ranks: int, **trainer: object) -> Figures:
+    """Bins of 34,816 tokens: responses of up to 32,768."""
+    return trace(
+        make_spec(
+            write_config(folder, name),
+            model={"maxLength": 34816},
+            rollout={"sampling": {"maxTokens": 32768}},
+            trainer={"replicas": ranks, "maxTokensPerBin": 34816, **trainer},
+        )
+    )
+
+
+# GiB of a rank at most.
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("name", "ranks", "trainer", "most"),
+    [
+        ("Qwen3-8B", 8, {}, 37.5),
+        ("Qwen3-8B", 4, {}, 52.5),
+        ("Qwen3-32B", 16, {"offloadActivations": True}, 52.0),
+        ("Qwen3-30B-A3B", 16, {}, 50.0),
+        ("Qwen3-8B", 8, {"compile": True}, 37.5),
+    ],
+)
+def test_long_bins_fit(name: str, ranks: int, trainer: dict[str, object], most: float, tmp_path: Path) -> None:
+    figures = long_bins(tmp_path, name, ranks, **trainer)
+    assert figures.peak / GIB <= most
+    assert figures.operators <= 60_000
+    assert figures.real <= MIB
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "ranks"), [("Qwen3-8B", 8), ("Qwen3-30B-A3B", 8)])
+def test_two_short_models_say_what_the_whole_one_does(name: str, ranks: int, tmp_path: Path) -> None:
+    extended = long_bins(tmp_path, name, ranks)
+    spec = make_spec(
+        write_config(tmp_path, name),
+        model={"maxLength": 34816},
+        rollout={"sampling": {"maxTokens": 32768}},
+        trainer={"replicas": ranks, "maxTokensPerBin": 34816},
+    )
+    whole = trace(spec, whole=True)
+    for phase, figures in whole.phases.items():
+        assert extended.phases[phase].peak == pytest.approx(figures.peak, rel=0.001), phase
+    for name_ in ("parameters", "weights", "states", "snapshot", "published"):
+        assert getattr(extended, name_) == getattr(whole, name_), name_
+    assert extended.gathered == pytest.approx(whole.gathered, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"trainer": {"replicas": 4, "minibatches": 2, "gradientCheckpointing": False}},
+        {"algorithm": {"klCoefficient": 0.01, "entropyCoefficient": 0.01}},
+        {"algorithm": {"name": "GSPO"}, "trainer": {"minibatches": 2}},
+        {"trainer": {"compile": True, "replicas": 2}},
+        {"model": {"dtype": "Float16"}},
+        {"model": {"dtype": "Float32"}, "trainer": {"offloadActivations": True}},
+    ],
+)
+def test_a_rank_is_traced_without_memory_for_values(sections: dict[str, dict[str, object]], tmp_path: Path) -> None:
+    figures = trace(make_spec(write_config(tmp_path, "small"), **sections))
+    ranks = sections.get("trainer", {}).get("replicas", 1)
+    assert figures.weights * ranks == pytest.approx(4 * figures.parameters, rel=0.05)
+    # The optimizer's count of steps takes a block for each weight.
+    assert figures.states == pytest.approx(2 * figures.weights, rel=0.2)
+    assert figures.snapshot == pytest.approx(3 * figures.weights, rel=0.1)
+    assert figures.phases["accumulate"].peak > figures.phases["accumulate"].before + figures.weights
+    assert figures.phases["update"].after == pytest.approx(figures.phases["update"].before, rel=0.05)
+    assert figures.real <= MIB
+    if sections.get("algorithm", {}).get("klCoefficient"):
+        assert figures.reference
+    assert bool(figures.pinned) is bool(sections.get("trainer", {}).get("offloadActivations"))
+
+
+def test_figures_are_kept_for_later_processes(tmp_path: Path) -> None:
+    spec = make_spec(write_config(tmp_path, "small"))
+    figures = Traces(tmp_path / "kept")(spec)
+    [kept] = (tmp_path / "kept").iterdir()
+    assert Figures.from_json(kept.read_text()) == figures
+    changed = kept.read_text().replace(f'"operators": {figures.operators}', '"operators": 1')
+    kept.write_text(changed)
+    assert Traces(tmp_path / "kept")(spec).operators == 1
+    kept.write_text("not whole")
+    assert Traces(tmp_path / "kept")(spec) == figures
+
+
+# Ray and vLLM as good as not installed: importing either fails.
+BLOCKED = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "vllm"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+CORE = """
+from pathlib import Path
+from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.rank import TrainerRank
+from tests.support.tiny_model import build_tiny_model
+from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec
+
+model = build_tiny_model(Path(sys.argv[1]) / "model", hidden=32)
+rank = TrainerRank(make_spec(model), 0, 1, process_group.serve("127.0.0.1"))
+rank.load()
+samples = make_samples(8)
+assert rank.train(make_request(samples), fetch_from(samples)).metrics["actor/grad_norm"] > 0
+assert dict(rank.weights())
+process_group.leave()
+"""
+PLAN = """
+from pathlib import Path
+from longboat_runtime.plan.trace import trace
+from tests.plan.planned import make_spec, write_config
+
+assert trace(make_spec(write_config(Path(sys.argv[1]), "small"), trainer={"replicas": 8})).peak
+"""
+
+
+@pytest.mark.parametrize("program", [CORE, PLAN], ids=["core", "plan"])
+def test_the_trainers_core_needs_neither_ray_nor_vllm(program: str, tmp_path: Path) -> None:
+    code = BLOCKED + program + '\nassert not {"ray", "vllm"} & {name.split(".")[0] for name in sys.modules}\n'
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
