@@ -21,6 +21,7 @@ from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.protocol import TrainRequest
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import not_finite, parameter_count
@@ -72,7 +73,7 @@ def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
         build_batch([WeightedSample(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
         for positions in bins
     ]
-    reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
+    reference = [frozen_logprobs(rank.updates.reference, batch, platform=MACHINE) for batch in batches]
     rank.updates.accumulate(batches, None, reference)
     result = whole([parameter.grad for parameter in rank.updates.parameters.values()])
     rank.updates.optimizer.zero_grad()
@@ -180,7 +181,7 @@ def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRa
     exact = []
     for sample in SAMPLES:
         batch = build_batch([WeightedSample(sample, 0.0, 1.0)], rank.device)
-        exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch).numpy()))
+        exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch, platform=MACHINE).numpy()))
     metrics = rank.train(make_request(exact), fetch_from(exact)).metrics
     assert metrics["training/rollout_probs_diff_max"] < 1e-6
     assert abs(metrics["mismatch_kl/k1"]) < 1e-5

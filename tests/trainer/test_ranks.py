@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.trainer.forward import frozen_logprobs
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.architectures import tiny_config
 from tests.support.tiny_model import save_random_model
@@ -24,7 +25,7 @@ def whole_gradient(rank: TrainerRank) -> torch.Tensor:
     """Of the first minibatch of SAMPLES, in float32."""
     request = make_request(SAMPLES)
     _, [batches, *_] = rank._minibatches(request, fetch_from(SAMPLES))
-    reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
+    reference = [frozen_logprobs(rank.updates.reference, batch, platform=MACHINE) for batch in batches]
     rank.updates.accumulate(batches, None, reference)
     parts = [full(parameter.grad).flatten() for parameter in rank.updates.parameters.values()]
     rank.updates.optimizer.zero_grad()

@@ -23,14 +23,18 @@ from longboat_runtime.checkpoint.files import fsync_directory
 
 @torch.no_grad()
 def snapshot(
-    tensors: Mapping[str, Tensor], hosts: DeviceMesh, earlier: Mapping[str, Tensor] | None = None
+    tensors: Mapping[str, Tensor],
+    hosts: DeviceMesh,
+    earlier: Mapping[str, Tensor] | None = None,
+    device: torch.device | None = None,
 ) -> dict[str, Tensor]:
     """Returns copies of this rank's parts in host memory, sharded as before: the originals may change while these are written.
 
     They overwrite an `earlier` snapshot of the same tensors, if there is one: fresh memory, which the kernel has to clear
-    first, would take more than twice as long.
+    first, would take more than twice as long. `device` is where host memory is allocated, by default the CPU.
     """
-    earlier = earlier or {name: _empty(tensor, hosts) for name, tensor in tensors.items()}
+    device = device or torch.device("cpu")
+    earlier = earlier or {name: _empty(tensor, hosts, device) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         _local(earlier[name]).copy_(_local(tensor))
     return dict(earlier)
@@ -70,9 +74,9 @@ def names(directory: Path) -> set[str]:
     return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
 
 
-def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
+def _empty(tensor: Tensor, hosts: DeviceMesh, device: torch.device) -> Tensor:
     """Allocates host memory for a copy of this rank's part of `tensor`."""
-    local = torch.empty_like(_local(tensor), device="cpu")
+    local = torch.empty_like(_local(tensor), device=device)
     if not isinstance(tensor, DTensor):
         return local
     return DTensor.from_local(

@@ -19,13 +19,19 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.trainer.attention import Packing
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
+from longboat_runtime.trainer.platform import Platform
 
 # The mark of a model whose layers are compiled.
 COMPILED = "_longboat_compiled"
 
 
 def response_logprobs(
-    model: nn.Module, batch: SampleBatch, temperature: float = 1.0, *, entropies: bool = False
+    model: nn.Module,
+    batch: SampleBatch,
+    temperature: float = 1.0,
+    *,
+    platform: Platform,
+    entropies: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
@@ -33,16 +39,16 @@ def response_logprobs(
     positions that predict a response token. On CPUs their number, and that of a packed batch's tokens, is padded to a `recurring_size`.
     """
     input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
-    recurs = input_ids.device.type == "cpu"
+    recurs = platform.on_cpu(input_ids)
     if batch.lengths is not None:
         assert batch.position_ids is not None
-        keywords = {"position_ids": batch.position_ids, "packing": Packing(batch.lengths)}
+        keywords = {"position_ids": batch.position_ids, "packing": Packing(batch.lengths, platform)}
         missing = recurring_size(input_ids.shape[1]) - input_ids.shape[1] if recurs else 0
         if missing:
             # As a sample of its own, from which nothing is predicted.
             input_ids = pad(input_ids, (0, missing))
             positions = torch.cat([batch.position_ids, torch.arange(missing)[None]], 1)
-            keywords = {"position_ids": positions, "packing": Packing((*batch.lengths, missing))}
+            keywords = {"position_ids": positions, "packing": Packing((*batch.lengths, missing), platform)}
     if recurs:
         predicting = pad(predicting, (0, recurring_size(len(predicting)) - len(predicting)))
     with _head_at(model, predicting):
@@ -115,13 +121,13 @@ def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
 
 
 @torch.no_grad()
-def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> Tensor:
+def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0, *, platform: Platform) -> Tensor:
     """Computes `response_logprobs` without gradient or entropies.
 
     FSDP keeps the weights of its outermost unit gathered from a forward pass until the backward pass frees them. Without one they
     would stay, and later passes would not see new values of the shards.
     """
-    logprobs, _ = response_logprobs(model, batch, temperature)
+    logprobs, _ = response_logprobs(model, batch, temperature, platform=platform)
     if isinstance(model, FSDPModule):
         model.reshard()
     return logprobs

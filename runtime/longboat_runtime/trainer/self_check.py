@@ -16,6 +16,7 @@ from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.batch import WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.forward import response_logprobs
+from longboat_runtime.trainer.platform import Platform
 
 log = structlog.get_logger()
 
@@ -48,7 +49,7 @@ _NOT_POSSIBLE = (
 )
 
 
-def choose_attention(config: Any) -> str:
+def choose_attention(config: Any, platform: Platform) -> str:
     """Chooses the first of IMPLEMENTATIONS with which samples that share a forward pass have the log-probs that they have alone.
 
     `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture, with a small vocabulary
@@ -65,7 +66,7 @@ def choose_attention(config: Any) -> str:
         log.warning("no small model of this architecture runs", architecture=config.model_type, error=repr(error))
         return "eager"
     for name in IMPLEMENTATIONS:
-        difference = _difference(small, name, alone)
+        difference = _difference(small, name, alone, platform)
         if difference < TOLERANCE:
             return name
     raise SpecProblem(
@@ -76,7 +77,7 @@ def choose_attention(config: Any) -> str:
     )
 
 
-def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
+def _difference(config: Any, name: str, alone: torch.Tensor, platform: Platform) -> float:
     """Returns the largest difference of any log-prob from `alone`; infinite for NaN, or if no model runs with the attention `name`."""
     packed = name == attention.NAME
     try:
@@ -85,7 +86,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
             [WeightedSample(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=packed
         )
         with torch.no_grad():
-            together, _ = response_logprobs(model, batch)
+            together, _ = response_logprobs(model, batch, platform=platform)
     except _NOT_POSSIBLE:
         return float("inf")
     return float((together - alone).abs().max().nan_to_num(float("inf")))

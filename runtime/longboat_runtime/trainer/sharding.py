@@ -18,10 +18,9 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
 from longboat_runtime.trainer.forward import compile_layers
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.model import read_config
-from longboat_runtime.trainer.process_group import together
-from longboat_runtime.trainer.self_check import choose_attention
-from longboat_runtime.trainer.weight_files import load_weights
+from longboat_runtime.trainer.platform import Platform
 
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
@@ -39,7 +38,9 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
     return ranks > 1 or dtype is not DType.FLOAT32
 
 
-def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
+def load_sharded(
+    spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False, platform: Platform = MACHINE
+) -> nn.Module:
     """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
     Every rank reads its shards from the files, one weight after another (see `load_weights`). Weights are float32,
@@ -50,14 +51,14 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
     from transformers.core_model_loading import PrefixChange
 
     path = Path(spec.path)
-    with together():
-        model = _empty_model(read_config(path))
+    with platform.together():
+        model = _empty_model(read_config(path), platform)
         buffers = dict(model.named_buffers())
         # Before FSDP2 changes the names of classes, by which transformers knows how files name and keep their weights.
         conversions = get_model_conversion_mapping(model)
         stored_by = get_model_conversion_mapping(model, add_legacy=False)
         model._weight_conversions = [entry for entry in stored_by if not isinstance(entry, PrefixChange)]
-        if mesh.device_type == "cpu":
+        if platform.device == "cpu":
             from longboat_runtime.cpu import layers as cpu_layers
 
             if cpu_layers.are_faster(spec.dtype, onednn=torch.backends.mkldnn.is_available()):
@@ -72,7 +73,7 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
             model.tie_weights(recompute_mapping=False)
         for name, value in buffers.items():
             model.get_buffer(name).copy_(value)
-        load_weights(model, path, conversions)
+        platform.load_weights(model, path, conversions)
     return model
 
 
@@ -122,7 +123,7 @@ def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
 
 
 @torch.no_grad()
-def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[str]:
+def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype, platform: Platform = MACHINE) -> list[str]:
     """Returns the names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
     bad = torch.zeros(len(weights), device=next(iter(weights.values())).device)
     for index, weight in enumerate(weights.values()):
@@ -131,7 +132,7 @@ def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[
             # For NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
             bad[index] = ~torch.linalg.vector_norm(part, float("inf")).to(dtype).isfinite()
     dist.all_reduce(bad, dist.ReduceOp.MAX)
-    return [name for name, is_bad in zip(weights, bad.tolist(), strict=True) if is_bad]
+    return [name for name, is_bad in zip(weights, platform.read(bad), strict=True) if is_bad]
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -160,11 +161,11 @@ def device_peak(device: torch.device, dtype: DType) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device))
 
 
-def _empty_model(config: Any) -> nn.Module:
+def _empty_model(config: Any, platform: Platform) -> nn.Module:
     """Makes the model without memory for its weights. Buffers, such as rotary frequencies, have the values that transformers gives them."""
     from transformers import AutoModelForCausalLM
 
-    attention = choose_attention(config)
+    attention = platform.choose_attention(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     for weight in model.parameters():
