@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.stages import Stage
@@ -245,11 +246,12 @@ async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_
     site.trainer.may_write.set()
     dead, write = asyncio.Event(), site.trainer.write
 
-    async def lost(directory: Path) -> None:
-        await write(directory)
+    async def lost(directory: Path) -> Sequence[FileEntry]:
+        entries = await write(directory)
         if site.trainer.writes == 2:
             await dead.wait()
             raise TrainerLost("a trainer rank failed")
+        return entries
 
     site.trainer.write, site.trainer.lost = lost, {5}
     await until(lambda: not site.trainer.lost, running)
@@ -310,9 +312,10 @@ def killing(method: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
         kill = called()
         if kill and not after:
             raise Killed
-        await method(*arguments)
+        result = await method(*arguments)
         if kill:
             raise Killed
+        return result
 
     return awaited if asyncio.iscoroutinefunction(method) else plain
 
