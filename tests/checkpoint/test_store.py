@@ -146,7 +146,7 @@ async def test_checkpoints_that_ranks_have_found_damaged_are_passed_over_in_turn
         store.pass_over(found, "weights is not as it was written")
         if older is None:
             with pytest.raises(
-                SpecProblem, match="step-00000020 .*; .*step-00000010 .weights is not as it was written"
+                SpecProblem, match=r"step-00000020 .*; .*step-00000010 .weights is not as it was written"
             ):
                 store.newest()
     assert [Path(each.partition(" ")[0]).name for each in store.damaged] == ["step-00000020"]
