@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.outcome import RunOutcome
@@ -20,7 +21,7 @@ from longboat_runtime.driver.stages import Stage
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.errors import TrainerLost
-from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import finished, manifests, saved_steps, trained, until
 from tests.support.examples import examples
@@ -236,6 +237,27 @@ async def test_a_lost_trainer_is_loaded_from_the_checkpoint_that_is_being_writte
     assert site.trainer.loads == 2
     assert site.trainer.weights == whole.trainer.weights
     assert len(site.fleet.requests) == len(whole.fleet.requests), "nothing is generated again"
+
+
+async def test_a_lost_trainer_is_not_loaded_from_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """The next driver goes back to an older one."""
+    whole = await finished(tmp_path / "whole", checkpoint={"every_steps": 1})
+    site = Site(tmp_path / "damaged", whole.spec)
+    driver, load = site.driver(), site.trainer.load
+
+    async def damaged() -> ModelInfo:
+        if site.trainer.loads == 1:
+            weights = site.root / "incarnations" / "1" / "step-00000002" / "trainer" / "weights"
+            weights.write_bytes(bytes(weights.stat().st_size))
+        return await load()
+
+    site.trainer.load, site.trainer.lost = damaged, {3}
+    with pytest.raises(ExceptionGroup) as ended:
+        await driver.run()
+    assert ended.group_contains(FilesDamaged)
+    assert await site.driver().run() is RunOutcome.DONE
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
 
 
 async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_the_newest_manifest(

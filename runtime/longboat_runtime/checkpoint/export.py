@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longboat_runtime.checkpoint.files import fsync_directory, fsync_tree, make_directory, remove_tree
 
-# The most bytes of weights in a file, unless one weight is larger. A file's weights are in host memory until it is written.
+# The most bytes of weights in a file, unless one weight is larger. A file's weights are in host memory until it is written, which
+# the trainer's first pod must have room for; smaller ones than 1 GiB would only make more files.
 FILE_BYTES = 1 << 30
 CONFIG = "config.json"
 # Where transformers looks for a chat template first.
@@ -32,9 +33,10 @@ def export(
 ) -> None:
     """Writes `directory` whole or not at all: `tensors` as safetensors, and config and tokenizer of `source`.
 
-    `tensors` are whole, with their Hugging Face names; only those of one file are in memory at a time. `dtype` is torch's name of their
-    number format, such as `bfloat16`. A `chat_template` takes the place of the source's. Until it is whole it is `partial`, a name beside `directory`. What was
-    exported to `directory` before is replaced. Everybody may read the files. Raises OSError, and leaves nothing then.
+    `tensors` are whole, with their Hugging Face names; only those of one file are in memory at a time, and the next one. `dtype` is
+    torch's name of their number format, such as `bfloat16`. A `chat_template` takes the place of the source's. Until it is whole it is
+    `partial`, a name beside `directory`. What was exported to `directory` before is replaced. Everybody may read the files. Raises
+    OSError, and leaves nothing then.
     """
     make_directory(directory.parent)
     remove_tree(partial)
@@ -87,11 +89,12 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], partial: Path) -> None
         if pending and size + tensor.nbytes > FILE_BYTES:
             write()
             size = 0
-        # A copy: the experts of a layer come as parts of one tensor, which a file can't have.
-        pending[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size += tensor.nbytes
-        total += tensor.nbytes
-        del tensor
+        weight = tensor.detach().cpu().contiguous()
+        # The experts of a layer come as parts of one tensor, which would stay in memory, and which a file can't have.
+        pending[name] = weight if weight.untyped_storage().nbytes() == weight.nbytes else weight.clone()
+        size += weight.nbytes
+        total += weight.nbytes
+        del tensor, weight
     write()
     if len(files) == 1:
         (partial / "1.safetensors").rename(partial / "model.safetensors")
