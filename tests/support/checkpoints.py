@@ -9,11 +9,11 @@ from longboat_runtime.checkpoint.manifest import FileEntry
 
 
 def described(directory: Path) -> tuple[FileEntry, ...]:
-    """All files in a directory, as they are now."""
+    """Describes all files in a directory, as they are now."""
     return describe(directory, [path.name for path in directory.iterdir()])
 
 
 def bytes_read() -> int:
-    """What this process has read from files so far, from the system's cache or not."""
+    """Counts what this process has read from files so far, from the system's cache or not."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
