@@ -69,6 +69,42 @@ DriverStatus.from_json(job["status"])
 json.dump([target_of(action) for action in made.actions], sys.stdout)
 """
 
+# Saves a checkpoint of one tensor.
+SAVE = """
+import asyncio, json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.store import CheckpointStore
+
+async def write(directory):
+    return sharded.write({"weight": torch.arange(10.0)}, directory)
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+asyncio.run(CheckpointStore(Path(json.load(sys.stdin)), 2, 1).save(10, {"ledger": {"step": 10}}, write))
+json.dump(None, sys.stdout)
+"""
+
+# Resumes from it; prints the driver's state and the tensor.
+RESUME = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.store import CheckpointStore
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+saved = CheckpointStore(Path(json.load(sys.stdin)), 2, 2).newest()
+tensors = {"weight": torch.zeros(10)}
+model = saved.model
+if hasattr(saved, "model_files"):
+    model = sharded.SavedTensors(model, saved.model_files, 0, 1)
+sharded.read(tensors, model)
+json.dump([saved.state, tensors["weight"].tolist()], sys.stdout)
+"""
+
 
 @pytest.fixture(scope="session", params=RELEASES, ids=[release.version for release in RELEASES])
 def released(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -166,3 +202,15 @@ def test_a_release_goes_on_with_a_job_whose_node_is_being_drained(release: Relea
     snapshot = [observed.job, observed.children, cluster.now.isoformat()]
     targets = run_script(release.extract(tmp_path), PLAN, snapshot)
     assert [kind for kind, _ in targets if kind in ("Pod", "PodDisruptionBudget")] == []
+
+
+def test_a_job_of_a_release_is_resumed(released: Path, tmp_path: Path) -> None:
+    run_script(released, SAVE, str(tmp_path))
+    assert run_script(ROOT, RESUME, str(tmp_path)) == [{"ledger": {"step": 10}}, [*range(10)]]
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.rollback], ids=lambda release: release.version)
+def test_a_release_resumes_a_job_of_this_version(release: Release, tmp_path: Path) -> None:
+    run_script(ROOT, SAVE, str(tmp_path / "claim"))
+    old = release.extract(tmp_path / "release")
+    assert run_script(old, RESUME, str(tmp_path / "claim")) == [{"ledger": {"step": 10}}, [*range(10)]]

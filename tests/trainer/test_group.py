@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -25,6 +26,7 @@ from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import ChunkRequest
 from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publish import pack
+from tests.support.checkpoints import described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
 
@@ -54,10 +56,10 @@ class HeldWriter(TrainerActor):
     """Writes nothing while a file `hold` beside the directory is locked."""
 
     @ray.method(concurrency_group="write")
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path) -> tuple[FileEntry, ...]:
         with suppress(OSError), directory.with_name("hold").open() as hold:
             fcntl.flock(hold, fcntl.LOCK_SH)
-        super().write(directory)
+        return super().write(directory)
 
 
 @contextmanager
@@ -95,7 +97,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
         assert not another.done(), "there is one copy, and it is being written"
     await writing
     await another
-    await group.restore(tmp_path / "trainer")
+    await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.publish(1)
     assert again.checksum == publication.checksum
     assert await group.checksum() == publication.checksum
@@ -143,7 +145,7 @@ async def test_a_group_whose_ranks_live_writes_what_it_has_copied_before_it_is_l
     with pytest.raises(TrainerLost):
         await failing
     await group.load()
-    await group.restore(tmp_path / "trainer")
+    await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.train(make_request(SAMPLES, step=2))
     assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
     assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]
@@ -169,7 +171,7 @@ async def test_a_killed_rank_is_told_and_the_group_starts_again_in_its_place(
     with pytest.raises(TrainerLost):
         await group.train(make_request(SAMPLES, step=3))
     await group.load()
-    await group.restore(tmp_path / "trainer")
+    await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.train(make_request(SAMPLES, step=2))
     assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
     assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]

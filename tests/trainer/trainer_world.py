@@ -19,6 +19,7 @@ from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Ve
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
+from tests.support.checkpoints import described
 
 VOCABULARY = 264
 PRELOADED = [
@@ -146,4 +147,4 @@ def put_back(rank: TrainerRank, directory: Path) -> Iterator[None]:
     spec = rank.spec
     yield
     rank.spec = rank.updates.spec = spec
-    rank.restore(directory)
+    rank.restore(directory, described(directory))

@@ -313,7 +313,8 @@ class Steps:
         """Does `work` on the trainer's state after step `committed`; retries once if the trainer is lost but its state isn't.
 
         The state survives if nothing was trained yet, or if the newest checkpoint is of exactly that step; a checkpoint that is
-        being written is waited for. Otherwise TrainerLost ends the run, and the next start resumes from the newest checkpoint.
+        being written is waited for. Otherwise TrainerLost ends the run (FilesDamaged if the checkpoint is damaged), and the next start
+        resumes from the newest checkpoint.
         """
         try:
             return await work()
@@ -326,7 +327,7 @@ class Steps:
             self.problems.put(Reason.TRAINER_LOST, None, message)
         await self._components.trainer.load()
         if committed and self.saved:
-            await self._components.trainer.restore(self.saved.model)
+            await self._components.trainer.restore(self.saved.model, self.saved.model_files)
         result = await work()
         self.problems.clear(Reason.TRAINER_LOST)
         return result

@@ -13,6 +13,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
+from longboat_runtime.checkpoint.files import FilesDamaged
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
@@ -28,7 +30,7 @@ RESOURCE = "longboat-trainer"
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
-HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, NotStreamed)
+HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, FilesDamaged, NotStreamed)
 # How often Ray is asked for the trainer's nodes, in seconds.
 NODES_SECONDS = 0.5
 # Tokens of the probe by which engines are compared with the trainer.
@@ -104,11 +106,11 @@ class RayTrainerGroup:
         await self._written()
         await self._call("snapshot")
 
-    async def write(self, directory: Path) -> None:
+    async def write(self, directory: Path) -> tuple[FileEntry, ...]:
         """See protocol.TrainerGroup."""
         self._writing = asyncio.create_task(self._call("write", directory))
         try:
-            await self._writing
+            return tuple(entry for of_rank in await self._writing for entry in of_rank)
         finally:
             self._writing = None
 
@@ -123,9 +125,10 @@ class RayTrainerGroup:
             raise TrainerLost("the trainer is not loaded")
         await _result(self._actors[0].write_samples.remote(request, root))
 
-    async def restore(self, directory: Path) -> None:
+    async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
         """See protocol.TrainerGroup."""
-        await self._call("restore", directory)
+        await self._written()
+        await self._call("restore", directory, entries)
 
     async def export(self, directory: Path, partial: Path) -> None:
         """See protocol.TrainerGroup."""

@@ -14,6 +14,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer.attention import described, packs
@@ -141,26 +142,30 @@ class TrainerRank:
         self._snapshot = sharded.snapshot(self._state(), self.hosts, self._snapshot, self.platform.host)
         return self._snapshot
 
-    def restore(self, directory: Path) -> None:
+    def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
         """Restores weights, optimizer and RNG state from a snapshot written by any number of ranks. Chunks are discarded.
 
-        With Float16 also the loss scale, or its initial value if the snapshot was made in another number format. Raises SpecProblem
-        if the snapshot belongs to another model, or holds weights that are not finite.
+        With Float16 also the loss scale, or its initial value if the snapshot was made in another number format. Raises FilesDamaged
+        unless all files are as `entries` describes them, and SpecProblem if the snapshot belongs to another model; nothing has changed
+        then. Raises SpecProblem if it holds weights that are not finite. Overwrites the copy of `snapshot`.
         """
+        assert self._snapshot is not None, "load the model first"
+        with self.platform.together():
+            saved = sharded.SavedTensors(directory, entries, self.rank, self.world_size)
+        copies = dict(self._snapshot)
+        if not saved.names >= {_SCALE, _GOOD_UPDATES}:
+            copies.pop(_SCALE, None)
+            copies.pop(_GOOD_UPDATES, None)
+        # Only once all ranks have read and checked everything does any rank change its state.
+        sharded.read(copies, saved)
         self.updates.discard()
-        state = self._state()
-        if self.updates.loss_scale.adapts:
-            with self.platform.together():
-                scaled = sharded.names(directory) >= {_SCALE, _GOOD_UPDATES}
-            if not scaled:
-                del state[_SCALE], state[_GOOD_UPDATES]
-        sharded.read(state, directory)
+        sharded.put_back(copies, self._state())
         for of_parameter in self.updates.optimizer.state.values():
-            of_parameter["step"].copy_(state["updates"])
-        torch.set_rng_state(state["rng"])
+            of_parameter["step"].copy_(copies["updates"])
+        torch.set_rng_state(copies["rng"])
         self.updates.loss_scale = LossScale.from_dtype(self.spec.model.dtype)
-        if _SCALE in state:
-            self.updates.loss_scale = LossScale(float(state[_SCALE]), int(state[_GOOD_UPDATES]))
+        if _SCALE in copies:
+            self.updates.loss_scale = LossScale(float(copies[_SCALE]), int(copies[_GOOD_UPDATES]))
         self._check_weights(
             f"in the checkpoint {directory}",
             "spec.checkpoint.resumeFrom",
