@@ -102,7 +102,7 @@ def read(tensors: Mapping[str, Tensor], saved: SavedTensors, group: dist.Process
         ) from error
 
 
-class SavedTensors(dcp.FileSystemReader):
+class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     """Reads tensors that ranks have written into a directory, and checks what it reads.
 
     Each file is read once and whole by one of the ranks (see `files_of_rank`), which takes its tensors from it on the way. From other
@@ -174,7 +174,7 @@ def files_of_rank(paths: Iterable[str], rank: int, ranks: int) -> list[str]:
     return [path for index, path in enumerate(ordered) if index * ranks // len(ordered) == rank]
 
 
-class _Writer(dcp.FileSystemWriter):
+class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]
     """Notes in `written` which files this rank has written, by their names."""
 
     def __init__(self, directory: Path) -> None:
