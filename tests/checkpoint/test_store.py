@@ -113,11 +113,11 @@ async def test_a_checkpoint_counts_though_an_old_one_cannot_be_removed(
 
 
 @pytest.mark.parametrize(
-    ("file", "damage"),
+    ("damage", "file"),
     [
-        *product(["trainer/weights", "state.json", "manifest.json"], ["truncated", "missing"]),
-        ("state.json", "one byte changed"),
-        ("manifest.json", "one byte changed"),
+        *product(["truncated", "missing"], ["trainer/weights", "state.json", "manifest.json"]),
+        ("one byte changed", "state.json"),
+        ("one byte changed", "manifest.json"),
     ],
 )
 async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: str) -> None:

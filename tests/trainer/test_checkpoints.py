@@ -23,7 +23,7 @@ DAMAGES = ("torn", "missing", "swapped", "one byte changed", "places")
 
 def files_of_all(entries: Iterable[FileEntry]) -> list[FileEntry]:
     """The files of all ranks, as the driver gathers them."""
-    gathered = [None] * dist.get_world_size()
+    gathered: list[tuple[FileEntry, ...]] = [()] * dist.get_world_size()
     dist.all_gather_object(gathered, tuple(entries))
     return [entry for of_rank in gathered for entry in of_rank]
 

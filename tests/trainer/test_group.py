@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.manifest import FileEntry
+from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -26,7 +27,7 @@ from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import ChunkRequest
 from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publish import pack
-from tests.support.checkpoints import described
+from tests.support.checkpoints import bytes_read, described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
 
@@ -117,6 +118,20 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
         model
     ).decode([70, 71])
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in (tmp_path / "export").iterdir())
+
+
+async def test_the_driver_reads_nothing_of_what_ranks_write(group: RayTrainerGroup, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2, 1)
+    await group.snapshot()
+    before = bytes_read()
+    saved = await store.save(10, {}, group.write)
+    found = CheckpointStore(tmp_path, 2, 2).newest()
+    assert found is not None
+    await group.restore(found.model, found.model_files)
+    own = bytes_read() - before
+    written = sum(entry.size for entry in saved.model_files)
+    assert {entry.path for entry in found.model_files} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert own < min(1 << 20, written / 4)
 
 
 @pytest.mark.extended

@@ -102,11 +102,12 @@ def read(tensors: Mapping[str, Tensor], saved: SavedTensors, group: dist.Process
         ) from error
 
 
-class SavedTensors(dcp.FileSystemReader):
+class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     """Reads tensors that ranks have written into a directory, and checks what it reads.
 
     Each file is read once and whole by one of the ranks (see `files_of_rank`), which takes its tensors from it on the way. From other
-    files a rank reads the tensors that it needs, which counts only if all ranks find their files as they were written.
+    files a rank reads the tensors that it needs, which counts only if all ranks find their files as they were written. The file that says
+    where tensors are is small: every rank reads and checks it.
     """
 
     def __init__(self, directory: Path, entries: Sequence[FileEntry], rank: int, ranks: int) -> None:
@@ -122,15 +123,15 @@ class SavedTensors(dcp.FileSystemReader):
 
     @property
     def names(self) -> set[str]:
-        """The names of the tensors."""
+        """Returns the names of the tensors."""
         return set(self._metadata.state_dict_metadata)
 
     def read_metadata(self) -> Metadata:
-        """See dcp.FileSystemReader. A place of each tensor."""
+        """Returns where each tensor is; see dcp.FileSystemReader. The base class would read it again, unchecked."""
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """See dcp.FileSystemReader. Raises FilesDamaged."""
+        """Reads this rank's files whole, and what it needs of the others; see dcp.FileSystemReader. Raises FilesDamaged."""
         items: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             items.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
@@ -142,7 +143,10 @@ class SavedTensors(dcp.FileSystemReader):
         return super().read_data(dataclasses.replace(plan, items=others), planner)
 
     def _read_whole(self, entry: FileEntry, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
-        """Reads a file from its beginning to its end, and takes these items from it."""
+        """Reads a file once, from its beginning to its end, and takes these items from it. Raises FilesDamaged.
+
+        Each tensor is twice in memory while it is taken.
+        """
         by_place: dict[tuple[int, int], list[ReadItem]] = {}
         for item in items:
             place = self.storage_data[item.storage_index]
@@ -174,7 +178,7 @@ def files_of_rank(paths: Iterable[str], rank: int, ranks: int) -> list[str]:
     return [path for index, path in enumerate(ordered) if index * ranks // len(ordered) == rank]
 
 
-class _Writer(dcp.FileSystemWriter):
+class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]
     """Notes in `written` which files this rank has written, by their names."""
 
     def __init__(self, directory: Path) -> None:

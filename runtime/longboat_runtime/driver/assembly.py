@@ -77,8 +77,10 @@ class AdoptingStore(CheckpointStore):
 
     def pass_over(self, checkpoint: Manifest, cause: str) -> None:
         """See protocol.Checkpoints."""
-        own = checkpoint.directory.is_relative_to(self.root)
-        (super() if own else self._adopted).pass_over(checkpoint, cause)
+        if checkpoint.directory.is_relative_to(self.root):
+            super().pass_over(checkpoint, cause)
+        else:
+            self._adopted.pass_over(checkpoint, cause)
 
     def newest_state(self, step: int | None = None) -> Mapping[str, Any] | None:
         """Returns the driver's state in the checkpoint that the job starts from; see `newest`."""
