@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -165,14 +166,20 @@ def _device(case: Case, tracer: Tracer) -> DoesNotFit | None:
     need = needs.device_need(_figures(case, tracer), case.capacity)
     if need.fits:
         return None
-    for change in _device_changes(case):
-        if needs.device_need(_figures(case.changed(change), tracer), case.capacity).fits:
+
+    def fits(change: Change) -> bool:
+        return needs.device_need(_figures(case.changed(change), tracer), case.capacity).fits
+
+    for changes in _device_changes(case):
+        if changes and fits(changes[-1]):
+            # Each takes less than the one before it, so few have to be traced.
+            change = changes[bisect_left(changes, True, key=fits)]
             return DoesNotFit(need, next(iter(change)), change)
     return DoesNotFit(need, "spec.model.path", {})
 
 
-def _device_changes(case: Case) -> Iterator[Change]:
-    """Yields changes of the trainer, the cheapest first.
+def _device_changes(case: Case) -> Iterator[list[Change]]:
+    """Yields changes of the trainer, the cheapest first, in lists of one kind in which each takes less memory than the one before it.
 
     Recomputation costs a third of a step, smaller bins some speed, offloading the host's memory, and more ranks devices. Each comes with
     those before it.
@@ -181,25 +188,22 @@ def _device_changes(case: Case) -> Iterator[Change]:
     cheap: dict[str, Any] = {}
     if trainer.gradient_checkpointing is False:
         cheap[f"{path}gradientCheckpointing"] = True
-        yield dict(cheap)
-    sizes = []
+        yield [dict(cheap)]
+    sizes: list[dict[str, Any]] = []
     size, least = trainer.max_tokens_per_bin, needs.bin_need(case.spec).needed
     while size > least:
         size = max(size // 2, least)
         sizes.append({f"{path}maxTokensPerBin": size})
-    yield from (cheap | smaller for smaller in sizes)
+    yield [cheap | smaller for smaller in sizes]
     if not trainer.offload_activations:
         cheap[f"{path}offloadActivations"] = True
-        yield dict(cheap)
-        yield from (cheap | smaller for smaller in sizes)
-    ranks = trainer.replicas
-    while ranks * 2 <= MOST_RANKS:
-        ranks *= 2
-        more = {f"{path}replicas": ranks}
-        yield more
-        yield cheap | more
-        if sizes:
-            yield cheap | sizes[-1] | more
+        yield [dict(cheap)]
+        yield [cheap | smaller for smaller in sizes]
+    ranks = [{f"{path}replicas": trainer.replicas * 2**power} for power in range(1, MOST_RANKS.bit_length())]
+    ranks = [more for more in ranks if more[f"{path}replicas"] <= MOST_RANKS]
+    yield [cheap | more for more in ranks]
+    if sizes:
+        yield [cheap | sizes[-1] | more for more in ranks]
 
 
 def _kv_cache(case: Case, tracer: Tracer) -> DoesNotFit | None:
