@@ -89,9 +89,13 @@ def read(tensors: Mapping[str, Tensor], saved: SavedTensors, group: dist.Process
         dcp.load(dict(tensors), storage_reader=saved, process_group=group)
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
-        damage = next((cause for cause in causes if isinstance(cause, files.FilesDamaged)), None)
+        damages = (
+            files.FilesDamaged(f"{saved.path}: {cause} (rank {rank})")
+            for rank, (cause, _) in error.failures.items()
+            if isinstance(cause, files.FilesDamaged)
+        )
         raise (
-            damage
+            next(damages, None)
             or _disk_error(error)
             or SpecProblem(
                 Reason.CHECKPOINT_MISMATCH,
@@ -106,8 +110,8 @@ class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     """Reads tensors that ranks have written into a directory, and checks what it reads.
 
     Each file is read once and whole by one of the ranks (see `files_of_rank`), which takes its tensors from it on the way. From other
-    files a rank reads the tensors that it needs, which counts only if all ranks find their files as they were written. The file that says
-    where tensors are is small: every rank reads and checks it.
+    files a rank reads the tensors that it needs; this counts only if each file's own rank finds it undamaged. The file that says where
+    tensors are is small: every rank reads and checks it.
     """
 
     def __init__(self, directory: Path, entries: Sequence[FileEntry], rank: int, ranks: int) -> None:
@@ -145,14 +149,14 @@ class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     def _read_whole(self, entry: FileEntry, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
         """Reads a file once, from its beginning to its end, and takes these items from it. Raises FilesDamaged.
 
-        Each tensor is twice in memory while it is taken.
+        Each tensor is in memory as bytes and as a tensor while it is taken.
         """
         by_place: dict[tuple[int, int], list[ReadItem]] = {}
         for item in items:
             place = self.storage_data[item.storage_index]
             by_place.setdefault((place.offset, place.length), []).append(item)
         total, failure = xxhash.xxh3_128(), None
-        with files.opened(self._directory, entry) as file:
+        with (self._directory / entry.path).open("rb") as file:
             for (offset, length), members in sorted(by_place.items(), key=lambda each: each[0]):
                 files.add(total, file, offset - file.tell())
                 content = file.read(length)

@@ -323,7 +323,7 @@ class Steps:
             if committed and (self.saved is None or self.saved.step != committed):
                 raise
             log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
-            message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
+            message = f"{lost}; the state of step {committed} is loaded again."
             self.problems.put(Reason.TRAINER_LOST, None, message)
         await self._components.trainer.load()
         if committed and self.saved:
