@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from longboat_crds.job import RLJobSpec
 from longboat_runtime.plan.figures import Figures
 from longboat_runtime.plan.trace import Traces, trace, trace_rank
 from longboat_runtime.trainer import attention
@@ -26,31 +27,30 @@ def recorded() -> list[tuple[str, int, int]]:
 
 
 RECORDED = recorded()
-# Larger models take minutes on a busy machine.
-ALWAYS = RECORDED[:1]
+# Logits of the other bins exceed a GiB. The head of that time made all of them, so those models are traced whole, which takes longer.
+SHORT = [line for line in RECORDED if line[1] == 1024]
 
 
-def check_recorded(size: str, tokens: int, peak: int, folder: Path) -> None:
-    spec = make_spec(
+def one_rank(size: str, tokens: int, folder: Path) -> RLJobSpec:
+    return make_spec(
         write_config(folder, size),
         rollout={"sampling": {"maxTokens": tokens - 16}},
         trainer={"maxTokensPerBin": tokens},
     )
-    # The head of that time made all logits of a bin.
-    phase = trace_rank(spec, attention.NAME, fused=False).phases["accumulate"]
+
+
+@pytest.mark.parametrize(("size", "tokens", "peak"), SHORT)
+def test_the_peak_is_the_recorded_one_of_a_gpu(size: str, tokens: int, peak: int, tmp_path: Path) -> None:
+    phase = trace(one_rank(size, tokens, tmp_path)).phases["accumulate"]
     assert phase.peak - phase.before == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.parametrize(("size", "tokens", "peak"), ALWAYS)
-def test_the_peak_is_the_recorded_one_of_a_gpu(size: str, tokens: int, peak: int, tmp_path: Path) -> None:
-    check_recorded(size, tokens, peak, tmp_path)
-
-
 @pytest.mark.extended
-@pytest.mark.parametrize(("size", "tokens", "peak"), RECORDED[1:])
-def test_peaks_are_the_recorded_ones_of_a_gpu(size: str, tokens: int, peak: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "tokens", "peak"), [line for line in RECORDED if line not in SHORT])
+def test_the_peak_of_the_earlier_head_is_the_recorded_one(size: str, tokens: int, peak: int, tmp_path: Path) -> None:
     assert len(RECORDED) == 5
-    check_recorded(size, tokens, peak, tmp_path)
+    phase = trace_rank(one_rank(size, tokens, tmp_path), attention.NAME, fused=False).phases["accumulate"]
+    assert phase.peak - phase.before == pytest.approx(peak, rel=0.1)
 
 
 def long_bins(folder: Path, name: str, ranks: int, **trainer: object) -> Figures:
