@@ -106,4 +106,4 @@ def test_a_job_that_cannot_be_planned_starts(gpus: None, tmp_path: Path) -> None
     def fail() -> Pod:
         raise RuntimeError("no driver")
 
-    assert asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", fail).fits())
+    assert not asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", fail).fits())

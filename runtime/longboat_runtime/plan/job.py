@@ -46,8 +46,8 @@ class JobPlan:
     async def fits(self) -> bool:
         """Returns whether a bin fits if layers aren't recomputed, by what the trainer's pods have; on CPUs True, without a plan.
 
-        Returns once Ray has the first node of a trainer or an engine and, if that has a GPU, all of the trainer's. Raises SpecProblem
-        (DoesNotFit) if something doesn't fit, however the spec's open settings are chosen.
+        False too if that can't be planned. Returns once Ray has the first node of a trainer or an engine and, if that has a GPU, all of the
+        trainer's. Raises SpecProblem (DoesNotFit) if something doesn't fit, however the spec's open settings are chosen.
         """
         if self._made is None or (self._made.done() and (self._made.cancelled() or self._made.exception())):
             self._made = asyncio.create_task(self._make())
@@ -67,8 +67,9 @@ class JobPlan:
         except Exception as error:
             if (problem := spec_problem_in(error)) is not None:
                 raise problem from error
-            log.warning("the job's memory can't be planned", error=str(error))
-            return True
+            # Recomputation costs time; a bin that doesn't fit ends the job.
+            log.warning("the job's memory can't be planned; layers are recomputed", error=str(error))
+            return False
         return fits
 
     async def _on_gpus(self) -> bool:

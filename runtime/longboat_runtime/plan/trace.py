@@ -107,6 +107,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
     ranks = spec.trainer.replicas
     ledger, phases = Ledger(), {}
+    torch._dynamo.reset()  # each trace is another backend to it, and after eight it would no longer compile
     machine = FakeMachine(attention, fused, ledger)
     with fake_group():
         rank = TrainerRank(spec, 0, ranks, "", machine)
