@@ -39,6 +39,7 @@ from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import TrainerGroup, TrainReport, TrainRequest
+from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
 
 GROUP = 2
@@ -171,7 +172,7 @@ class TimedTrainer:
         self._times.copied[self._step] = time.monotonic() - began
 
     async def publish(self, version: int) -> WeightPublication:
-        return WeightPublication(version, "", None, (), ())
+        return WeightPublication(version, Packed((), ""), (), ())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)

@@ -32,6 +32,7 @@ from longboat_runtime.samples import (
     VersionSpan,
 )
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
 
 
@@ -162,7 +163,7 @@ class Trainer:
         return True
 
     async def publish(self, version: int) -> WeightPublication:
-        return WeightPublication(version, "", None, (), ())
+        return WeightPublication(version, Packed((), ""), (), ())
 
     async def checksum(self) -> str:
         return ""

@@ -69,6 +69,7 @@ from longboat_runtime.samples import (
 )
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
 from tests.support.checkpoints import described
 
@@ -222,7 +223,7 @@ class FakeFleet:
         return [await self.done.get()]
 
     async def publish(self, publication: WeightPublication) -> PublicationReport:
-        self.version, self.weights = publication.version, publication.checksum
+        self.version, self.weights = publication.version, publication.payload.checksum
         self.published.append(publication.version)
         return PublicationReport(publication.version, 0.01, 100, 1e-6, ("engine-0",))
 
@@ -412,7 +413,7 @@ class FakeTrainer:
 
     async def publish(self, version: int) -> WeightPublication:
         self.holds = True
-        return WeightPublication(version, self.weights, memoryview(b""), (), ())
+        return WeightPublication(version, Packed((), self.weights), (), ())
 
     async def checksum(self) -> str:
         return self.weights

@@ -222,7 +222,7 @@ async def test_a_checkpoint_without_digests_resumes_and_the_next_one_has_them(tm
     site.checkpoints.newest = lambda: manifest
     assert await driver.run() is RunOutcome.DONE
     digests = manifests(tmp_path)[-1]["digests"]
-    assert digests["Model"] == {"config.json": "0" * 32, "weights in BFloat16": "start"}
+    assert digests["Model"] == {"config.json": "0" * 32, "weights in BFloat16 (by tensor)": "start"}
     assert digests["Rewards"] == {"rewards.py of reward main": "0"}
     assert digests.keys() == {str(name) for name in TrainingInput}
 

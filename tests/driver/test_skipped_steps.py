@@ -92,7 +92,7 @@ async def test_the_weights_of_a_skipped_step_are_served_under_its_number(tmp_pat
     publish, weights = site.fleet.publish, {}
 
     async def publish_and_note(publication):
-        weights[publication.version] = publication.checksum
+        weights[publication.version] = publication.payload.checksum
         return await publish(publication)
 
     site.fleet.publish = publish_and_note

@@ -119,7 +119,7 @@ def other_reward(data: Path) -> None:
 
 
 CHANGES: dict[Callable[[Path], None], str] = {
-    other_model: "Model: weights in Float32 has changed",
+    other_model: "Model: weights in Float32 (by tensor) has changed",
     other_template: "Tokenizer: chat_template.jinja has changed",
     other_row: "Data: row 7 has changed",
     other_reward: "Rewards: rewards.py of reward letters has changed",

@@ -36,13 +36,13 @@ class ReferenceModel:
         self.version += 1
         self.versions[self.version] = {name: value.clone() for name, value in self.model.state_dict().items()}
         packed = pack(full_weights(self.model, torch.float32), bucket_bytes=200_000)
-        return WeightPublication(self.version, packed.checksum, packed, PROBE, tuple(self.logprobs(PROBE)))
+        return WeightPublication(self.version, packed, PROBE, tuple(self.logprobs(PROBE)))
 
     def stale_publication(self, step: float) -> WeightPublication:
         """Says it is the model after a step of this size, and carries the weights from before it: bytes and checksum agree."""
         before = pack(full_weights(self.model, torch.float32))
         self.step(step)
-        return replace(self.publication(), payload=before, checksum=before.checksum)
+        return replace(self.publication(), payload=before)
 
     def logprobs(self, ids: tuple[int, ...]) -> list[float]:
         """Log-probs of tokens 1..n given those before them."""

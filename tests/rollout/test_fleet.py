@@ -214,7 +214,8 @@ async def test_an_engine_that_does_not_pass_the_gate_serves_nothing(
 ) -> None:
     running = [request(row, tokens=LONG, attempt=3) for row in range(4)]
     await fleet.submit(running)
-    report = await fleet.publish(replace(published(reference), checksum="0" * 32))
+    good = published(reference)
+    report = await fleet.publish(replace(good, payload=replace(good.payload, checksum="0" * 32)))
     assert (report.serving, len(report.refused)) == ((), ENGINES)
     assert {type(event) for event in (await events_of(fleet, 4)).values()} <= {LostSample, FinishedSample}
     waiting = request(0, attempt=4)

@@ -172,10 +172,11 @@ def of_two_devices(world: World) -> RayRolloutFleet:
 
 class Payload:
     nbytes = 1
+    checksum = "sum"
 
 
 def publication(version: int) -> WeightPublication:
-    return WeightPublication(version, "sum", Payload(), (1, 2), (-1.0,))
+    return WeightPublication(version, Payload(), (1, 2), (-1.0,))
 
 
 async def state_of(fleet: RayRolloutFleet, wanted: Callable[[FleetState], bool]) -> FleetState:

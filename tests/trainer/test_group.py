@@ -100,14 +100,14 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     await another
     await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.publish(1)
-    assert again.checksum == publication.checksum
-    assert await group.checksum() == publication.checksum
+    assert again.payload.checksum == publication.payload.checksum
+    assert await group.checksum() == publication.payload.checksum
     assert again.probe_logprobs == publication.probe_logprobs
 
     await group.export(tmp_path / "export", tmp_path / ".export.1.partial")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     published = {name: tensor for bucket in fetched(publication.payload) for name, tensor in bucket.tensors()}
-    assert pack(published.items()).checksum == publication.checksum
+    assert pack(published.items()).checksum == publication.payload.checksum
     parameters = dict(exported.named_parameters())
     assert published.keys() == parameters.keys()
     assert all(torch.equal(parameters[name], published[name]) for name in published)

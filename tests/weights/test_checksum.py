@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from longboat_runtime.weights.checksum import WeightChecksum
+from longboat_runtime.weights.checksum import checksum_of, tensor_digest
 
 Tensor = tuple[str, str, tuple[int, ...], np.ndarray]
 
@@ -21,10 +21,7 @@ tensors = st.lists(
 
 
 def checksum(fed: list[Tensor]) -> str:
-    made = WeightChecksum()
-    for name, dtype, shape, data in fed:
-        made.add(name, dtype, shape, data)
-    return made.hexdigest()
+    return checksum_of(tensor_digest(*tensor) for tensor in fed)
 
 
 def key(fed: list[Tensor]) -> list[tuple[str, str, tuple[int, ...], bytes]]:

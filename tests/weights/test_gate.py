@@ -25,7 +25,7 @@ def test_receipts_must_show_the_published_checksum_and_every_parameter() -> None
     check_receipts([good, good], "c")
     with pytest.raises(PublicationRefused, match="worker 1 received weights of checksum d"):
         check_receipts([good, {"checksum": "d", "missing": []}], "c")
-    with pytest.raises(PublicationRefused, match=r"for 1 parameters, among them lm_head\.weight"):
+    with pytest.raises(PublicationRefused, match=r"for 1 weights or buffers, among them lm_head\.weight"):
         check_receipts([{"checksum": "c", "missing": ["lm_head.weight"]}], "c")
 
 

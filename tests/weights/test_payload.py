@@ -16,7 +16,8 @@ class Unreliable:
 
     def __init__(self, failures: dict[int, int]) -> None:
         self.packed = pack([(name, torch.ones(100)) for name in "abc"], bucket_bytes=400)
-        self.nbytes, self.failures = self.packed.nbytes, failures
+        self.nbytes, self.checksum = self.packed.nbytes, self.packed.checksum
+        self.failures = failures
 
     def __len__(self) -> int:
         return len(self.packed)

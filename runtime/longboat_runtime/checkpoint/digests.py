@@ -44,12 +44,17 @@ def digest(content: bytes | str) -> str:
 def with_weights(digests: Digests, checksum: str, dtype: str) -> Digests:
     """Returns the digests with the checksum of the weights before any training, in this number format; nothing compares two formats."""
     model = digests.get(TrainingInput.MODEL, {})
-    return {**digests, TrainingInput.MODEL: {**model, f"{WEIGHTS} in {dtype}": checksum}}
+    return {**digests, TrainingInput.MODEL: {**model, _weights_in(dtype): checksum}}
 
 
-def knows_weights(digests: Digests) -> bool:
-    """Whether there is a checksum of the weights."""
-    return any(item.startswith(WEIGHTS) for item in digests.get(TrainingInput.MODEL, {}))
+def knows_weights(digests: Digests, dtype: str) -> bool:
+    """Whether there is a checksum of the weights in this number format."""
+    return _weights_in(dtype) in digests.get(TrainingInput.MODEL, {})
+
+
+def _weights_in(dtype: str) -> str:
+    """Returns the name of the checksum, which also names its rule: earlier releases had another, which nothing is compared with."""
+    return f"{WEIGHTS} in {dtype} (by tensor)"
 
 
 def read(state: Mapping[str, Any]) -> Digests:

@@ -350,8 +350,8 @@ class Steps:
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
             publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
-        if not knows_weights(self._digests):
-            self._digests = with_weights(self._digests, publication.checksum, self._spec.model.dtype)
+        if not knows_weights(self._digests, self._spec.model.dtype):
+            self._digests = with_weights(self._digests, publication.payload.checksum, self._spec.model.dtype)
         await self._observers.before_publication(version)
         with self._stages.running(Stage.PUBLISH):
             report = await self._components.fleet.publish(publication)

@@ -159,7 +159,7 @@ class InProcessEngine(BaseEngine):
         self._outbox.hold()
         try:
             self._check_probe(publication)
-            check_receipts(self._load(publication), publication.checksum)
+            check_receipts(self._load(publication), publication.payload.checksum)
             self._vllm.set_weight_version(str(publication.version))
             # Running samples continue, with keys and values of the new weights.
             self._counters.interrupted(self._decoding)

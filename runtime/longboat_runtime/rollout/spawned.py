@@ -163,7 +163,7 @@ class SpawnedEngine(BaseEngine):
             self._outbox.hold()
             try:
                 self._check_probe(publication)
-                check_receipts(await self._load(publication), publication.checksum)
+                check_receipts(await self._load(publication), publication.payload.checksum)
                 # Running samples continue, with keys and values of the new weights.
                 self._counters.interrupted(self._decoding)
                 await self._vllm.reset_prefix_cache(reset_running_requests=True)

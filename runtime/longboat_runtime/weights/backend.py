@@ -21,15 +21,17 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, MergedColumnParallelLinear, QKVParallelLinear
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
 from vllm.platforms import current_platform
 
 from longboat_runtime.weights import BACKEND
 from longboat_runtime.weights.bucket import Bucket, TensorEntry
-from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
+from longboat_runtime.weights.checksum import ByteArray, checksum_of
 from longboat_runtime.weights.differences import WeightDifferences
 
 log = logging.getLogger(__name__)
@@ -73,11 +75,11 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._expected = {name for name, _ in model.named_parameters()}
+        self._expected = _published_names(model)
         self._loaded: set[str] = set()
         self._partial: list[str] = []
         self._kernels: list[tuple[UnquantizedFusedMoEMethod, Any]] = []
-        self._checksum = WeightChecksum()
+        self._digests: list[bytes] = []
 
     def init_transfer_engine(self, init_info: BucketInit) -> None:
         del init_info
@@ -85,7 +87,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
     def start_weight_update(self) -> None:
         self.abandon()
         self._loaded, self._partial = set(), []
-        self._checksum = WeightChecksum()
+        self._digests = []
         initialize_layerwise_reload(self.model)
         for experts in _packed_experts(self.model):
             self._kernels.append((experts.quant_method, experts.quant_method.moe_kernel))
@@ -93,7 +95,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 
     def receive_weights(self, update_info: BucketUpdate) -> None:
         bucket = update_info.bucket()
-        bucket.feed(self._checksum)
+        self._digests += bucket.digests()
         self._loaded |= self.model.load_weights(bucket.tensors())
 
     def finish_weight_update(self) -> None:
@@ -126,11 +128,28 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._kernels.clear()
 
     def receipt(self) -> dict[str, Any]:
-        """Returns the last update's receipt: checksum of what was received, and parameters that received nothing, or not everything."""
+        """Returns the last update's receipt: checksum of what was received, and weights and buffers that lack something or everything."""
         return {
-            "checksum": self._checksum.hexdigest(),
+            "checksum": checksum_of(self._digests),
             "missing": sorted(self._expected - self._loaded) + self._partial,
         }
+
+
+def _published_names(model: torch.nn.Module) -> set[str]:
+    """Returns the names of all that a publication has to bring: parameters and persistent buffers, whatever they hold before.
+
+    But not the scales that attention layers set by themselves after each load, nor tables of experts, which are never loaded.
+    """
+    names = {name for name, _ in model.named_parameters()}
+    for place, module in model.named_modules():
+        if not is_deferred_attention_layer(module):
+            computed = module._non_persistent_buffers_set | SKIP_LOAD_TENSORS
+            names |= {
+                f"{place}.{name}" if place else name
+                for name, buffer in module.named_buffers(recurse=False)
+                if name not in computed
+            }
+    return names
 
 
 def _tied_modules(model: torch.nn.Module) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
+from longboat_runtime.weights.checksum import ByteArray, tensor_digest
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +49,9 @@ class Bucket:
             flat = torch.from_numpy(self._bytes_of(entry))
             yield entry.name, flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
 
-    def feed(self, checksum: WeightChecksum) -> None:
-        """Adds the tensors to a checksum, in order."""
-        for entry in self.entries:
-            checksum.add(entry.name, entry.dtype, entry.shape, self._bytes_of(entry))
+    def digests(self) -> list[bytes]:
+        """Computes the digests of the tensors, in order."""
+        return [tensor_digest(entry.name, entry.dtype, entry.shape, self._bytes_of(entry)) for entry in self.entries]
 
     def _bytes_of(self, entry: TensorEntry) -> ByteArray:
         return self.data[entry.offset : entry.offset + entry.nbytes]

@@ -67,7 +67,10 @@ class FetchFailed(UpdateFailed):
 
 
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
-    """Raises PublicationRefused unless every worker's receipt has the published `checksum` and no parameter `missing`."""
+    """Raises PublicationRefused unless every worker's receipt has the published `checksum` and nothing is `missing`.
+
+    To be judged when the last bucket is there: only then is the checksum known.
+    """
     for rank, receipt in enumerate(receipts):
         if receipt["checksum"] != checksum:
             raise PublicationRefused(
@@ -75,7 +78,7 @@ def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None
             )
         if missing := receipt["missing"]:
             raise PublicationRefused(
-                f"worker {rank} got nothing, or only a part, for {len(missing)} parameters, among them {', '.join(missing[:3])}"
+                f"worker {rank} got nothing, or only a part, for {len(missing)} weights or buffers, among them {', '.join(missing[:3])}"
             )
 
 

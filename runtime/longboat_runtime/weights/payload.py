@@ -28,6 +28,10 @@ class WeightPayload(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def checksum(self) -> str:
+        """The checksum of all tensors, once the last bucket has been fetched."""
+
     def __len__(self) -> int:
         """Returns the number of buckets, at least one."""
 
@@ -70,6 +74,7 @@ class Stored:
 
     contents: tuple[StoredBucket, ...]
     nbytes: int
+    checksum: str
 
     def __len__(self) -> int:
         return len(self.contents)

@@ -10,12 +10,10 @@ from typing import Any
 class WeightPublication:
     """Holds the weights of one version, ready to be fetched by engines.
 
-    `payload` is a `payload.WeightPayload` (object references); `checksum` is over names, dtypes, shapes and bytes of all tensors in the
-    trainer's order. `probe_logprobs` are the trainer's log-probs of `probe_ids` (tokens 1..n given those before them).
+    `payload` is a `payload.WeightPayload` (object references). `probe_logprobs` are the trainer's log-probs of `probe_ids` (tokens 1..n given those before them).
     """
 
     version: int
-    checksum: str
     payload: Any
     probe_ids: tuple[int, ...]
     probe_logprobs: tuple[float, ...]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 import torch
 
-from longboat_runtime.weights.bucket import BUCKET_BYTES, Bucket, buckets
-from longboat_runtime.weights.checksum import WeightChecksum
+from longboat_runtime.weights.bucket import BUCKET_BYTES, buckets
+from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.payload import Packed, Stored, StoredBucket
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -18,17 +18,13 @@ log = structlog.get_logger()
 
 def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES) -> Packed:
     """Packs full tensors into buckets in this process's memory (a second copy of the model)."""
-    checksum = WeightChecksum()
-    contents = tuple(_summed(buckets(named_tensors, bucket_bytes), checksum))
-    return Packed(contents, checksum.hexdigest())
+    contents = tuple(buckets(named_tensors, bucket_bytes))
+    return Packed(contents, checksum_of(digest for bucket in contents for digest in bucket.digests()))
 
 
 def summed(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES) -> str:
     """Computes the checksum that a publication of these full tensors has; holds one bucket at a time."""
-    checksum = WeightChecksum()
-    for _ in _summed(buckets(named_tensors, bucket_bytes), checksum):
-        pass
-    return checksum.hexdigest()
+    return checksum_of(digest for bucket in buckets(named_tensors, bucket_bytes) for digest in bucket.digests())
 
 
 def publish(
@@ -50,17 +46,16 @@ def publish(
         raise ValueError(
             f"{len(probe_ids)} probe tokens need {len(probe_ids) - 1} log-probs, not {len(probe_logprobs)}"
         )
-    checksum = WeightChecksum()
-    contents = []
+    contents, digests = [], []
     nbytes = 0
-    for bucket in _summed(buckets(named_tensors, bucket_bytes), checksum):
+    for bucket in buckets(named_tensors, bucket_bytes):
+        digests += bucket.digests()
         contents.append(StoredBucket(bucket.entries, ray.put(bucket.data)))
         nbytes += len(bucket.data)
     _check_room(nbytes)
     return WeightPublication(
         version=version,
-        checksum=checksum.hexdigest(),
-        payload=Stored(tuple(contents), nbytes),
+        payload=Stored(tuple(contents), nbytes, checksum_of(digests)),
         probe_ids=tuple(int(token) for token in probe_ids),
         probe_logprobs=tuple(float(logprob) for logprob in probe_logprobs),
     )
@@ -80,9 +75,3 @@ def _check_room(nbytes: int) -> None:
             publication=nbytes,
             store=int(sum(stores)),
         )
-
-
-def _summed(contents: Iterable[Bucket], checksum: WeightChecksum) -> Iterator[Bucket]:
-    for bucket in contents:
-        bucket.feed(checksum)
-        yield bucket

@@ -40,7 +40,7 @@ def config(name: str, model: Path) -> EngineConfig:
 
 def publication(rank: TrainerRank, version: int) -> WeightPublication:
     packed = pack(rank.weights())
-    return WeightPublication(version, packed.checksum, packed, PROBE, tuple(rank.probe(PROBE)))
+    return WeightPublication(version, packed, PROBE, tuple(rank.probe(PROBE)))
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,8 @@ def test_a_stop_string_that_was_begun_before_the_pause_ends_the_response(
 
 
 def test_damaged_weights_are_refused(engine: HostedEngine, reference: ReferenceModel) -> None:
-    damaged = replace(reference.publication(), checksum="0" * 32)
+    good = reference.publication()
+    damaged = replace(good, payload=replace(good.payload, checksum="0" * 32))
     running, _ = long_response(engine, 1)
 
     def lost() -> tuple[SampleId, ...]:
@@ -383,7 +384,7 @@ class Unreachable:
 
     def __init__(self, payload: WeightPayload, gone: int) -> None:
         self.payload, self.gone = payload, gone
-        self.nbytes = payload.nbytes
+        self.nbytes, self.checksum = payload.nbytes, payload.checksum
 
     def __len__(self) -> int:
         return len(self.payload)
