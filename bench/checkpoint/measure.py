@@ -174,6 +174,9 @@ class TimedTrainer:
     async def publish(self, version: int) -> WeightPublication:
         return WeightPublication(version, Packed((), ""), (), ())
 
+    async def published(self) -> str:
+        return ""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
 

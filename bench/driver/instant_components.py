@@ -165,6 +165,9 @@ class Trainer:
     async def publish(self, version: int) -> WeightPublication:
         return WeightPublication(version, Packed((), ""), (), ())
 
+    async def published(self) -> str:
+        return ""
+
     async def checksum(self) -> str:
         return ""
 

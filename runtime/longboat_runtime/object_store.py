@@ -4,26 +4,30 @@ from __future__ import annotations
 
 # Ray refuses less than about 75 MB.
 MINIMAL_OBJECT_STORE = 80_000_000
-# What engines of one pod need of /dev/shm beside the store.
+# What engines of one pod need of /dev/shm beside the store, besides buckets.
 RESERVED_SHARED_MEMORY = 128 * 2**20
-# A response's bytes for each token: an id and a log-probability of 4 bytes each, and its text.
-BYTES_PER_TOKEN = 16
+# One part in so many of the /dev/shm of a rollout pod is for buckets on the way to engines' workers, beside the store.
+HANDOVER_SHARE = 3
+# Buckets of weights in a store at one time (`rollout.weight_rounds`), and the room of one more: Ray writes to disk at 80 %.
+STORED_BUCKETS = 4
+# Buckets beside the store, at least, as files for engines' workers.
+HANDED_OVER_BUCKETS = 2
 
 
-def object_store_size(shared_memory: int) -> int:
+def object_store_size(shared_memory: int, *, engines: bool = False) -> int:
     """Returns the size of Ray's object store in bytes, given `shared_memory` bytes of /dev/shm.
 
-    That is all but what is reserved for engines, and at least Ray's minimum, even if /dev/shm is smaller. So a pod's template sizes the
-    store, through which weights travel, by the size of /dev/shm.
+    That is all but what is reserved beside it, more where `engines` run, and at least Ray's minimum, even if /dev/shm is smaller. So a
+    pod's template sizes the store, through which weights travel, by the size of /dev/shm.
     """
-    return max(shared_memory - RESERVED_SHARED_MEMORY, MINIMAL_OBJECT_STORE)
+    reserved = max(RESERVED_SHARED_MEMORY, shared_memory // HANDOVER_SHARE if engines else 0)
+    return max(shared_memory - reserved, MINIMAL_OBJECT_STORE)
 
 
-def object_store_need(publication: int, batch_tokens: int) -> int:
-    """Returns the bytes that a job needs in the object store of its fullest node, that of trainer rank 0.
+def object_store_need(bucket: int, responses: int) -> int:
+    """Returns the bytes that a job needs in the object store of a node that has all of its roles.
 
-    Two publications of `publication` bytes each (the model's parameters times the bytes of `spec.model.dtype`): a new one is put
-    beside the last one, which is kept for engines that start late until it is replaced. Beside them the responses of one step, at
-    most `batch_tokens` tokens, on their way to the trainer, and Ray's minimum for everything small.
+    `bucket` is the size of its largest bucket of weights. Beside buckets there are the `responses` of one step on their way to the
+    trainer, and Ray's minimum for everything small.
     """
-    return 2 * publication + batch_tokens * BYTES_PER_TOKEN + MINIMAL_OBJECT_STORE
+    return STORED_BUCKETS * bucket + responses + MINIMAL_OBJECT_STORE

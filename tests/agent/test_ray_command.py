@@ -31,7 +31,14 @@ def test_the_store_takes_what_engines_leave(shared_memory: int, store: int) -> N
     assert object_store_size(shared_memory) == store
 
 
-def test_the_store_of_the_fullest_node_holds_the_new_weights_beside_the_last() -> None:
-    publication, tokens = 15 * 10**9, 64 * 16 * 8192
-    assert object_store_need(publication, tokens) - 2 * publication >= 8 * tokens
+def test_a_rollout_pod_has_room_for_two_buckets_where_its_store_has_room_for_four() -> None:
+    bucket = 2**29
+    shared_memory = 6 * bucket
+    assert object_store_size(shared_memory, engines=True) == 4 * bucket
+    assert object_store_size(256 * 2**20, engines=True) == 128 * 2**20
+
+
+def test_the_store_of_the_fullest_node_holds_buckets_and_responses() -> None:
+    bucket, responses = 2**29, 64 * 16 * 8192
+    assert 0.8 * (object_store_need(bucket, responses) - responses) >= 3 * bucket, "Ray writes to disk at 80 %"
     assert object_store_need(0, 0) == object_store_size(0), "Ray refuses less"

@@ -11,7 +11,9 @@ from longboat_crds.checkpoint import TrainingInput
 from longboat_runtime.checkpoint.digests import differences, read, spec_differences, with_weights
 
 MODEL, DATA = TrainingInput.MODEL, TrainingInput.DATA
-items = st.dictionaries(st.sampled_from(["a", "b", "weights in Float32 (by tensor)", "the evaluation"]), st.text(max_size=3))
+items = st.dictionaries(
+    st.sampled_from(["a", "b", "weights in Float32 (by tensor)", "the evaluation"]), st.text(max_size=3)
+)
 digests = st.dictionaries(st.sampled_from(TrainingInput), items)
 
 

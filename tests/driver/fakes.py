@@ -415,6 +415,9 @@ class FakeTrainer:
         self.holds = True
         return WeightPublication(version, Packed((), self.weights), (), ())
 
+    async def published(self) -> str:
+        return self.weights
+
     async def checksum(self) -> str:
         return self.weights
 

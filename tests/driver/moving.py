@@ -114,7 +114,7 @@ class MovingEngine:
         self._work = asyncio.Event()
         self.gone = False
         self._fits = self._size == 1 or self._chance.random() < 0.9
-        for call in ("start", "submit", "abort", "update_weights", "take_load", "shutdown"):
+        for call in ("start", "submit", "abort", "update_weights", "conclude_weights", "take_load", "shutdown"):
             setattr(self, call, Method(self, getattr(self, f"_{call}")))
         self.finished = self
 
@@ -167,7 +167,10 @@ class MovingEngine:
                 self._end(sample, FinishReason.ABORT)
         self._work.set()
 
-    async def _update_weights(self, publication: WeightPublication, _: float | None) -> float:
+    async def _conclude_weights(self, *_: object) -> bool:
+        return False
+
+    async def _update_weights(self, _: int, publication: WeightPublication, __: float | None) -> float:
         self.version = publication.version
         return 1e-6
 

@@ -5,11 +5,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
-from longboat_runtime.local.ray import object_store, published_bytes
+from longboat_runtime.local.ray import bucket_bytes, object_store
 from tests.support.tiny_model import build_tiny_model
 
 GIB = 2**30
@@ -50,31 +49,27 @@ def large(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_publication_has_the_models_parameters_in_the_jobs_number_format(tmp_path: Path, large: Path) -> None:
-    tiny = build_tiny_model(tmp_path / "tiny")
-    with safe_open(tiny / "model.safetensors", framework="numpy") as tensors:
-        parameters = sum(tensors.get_tensor(name).size for name in tensors.keys())  # noqa: SIM118 - no dict
-    assert published_bytes(tiny, DType.FLOAT32) == 4 * parameters
-    assert published_bytes(tiny, DType.BFLOAT16) == 2 * parameters
-    assert published_bytes(large, DType.BFLOAT16) == 14 * 10**9
+def test_buckets_hold_the_models_parameters_in_the_jobs_number_format(tmp_path: Path, large: Path) -> None:
+    assert bucket_bytes(build_tiny_model(tmp_path / "tiny"), DType.FLOAT32, 1) == 2**20, "the least"
+    assert bucket_bytes(large, DType.BFLOAT16, 1) == 8 * 10**9, "a large tensor has its own"
 
 
-def test_the_store_holds_two_publications_and_the_responses_of_a_step(large: Path) -> None:
+def test_the_store_holds_buckets_and_the_responses_of_a_step(large: Path) -> None:
     size, shortage = object_store(spec(large), free=64 * GIB)
     responses = 64 * 16 * 8192
-    assert 2 * 14 * 10**9 + 8 * responses <= size < 2 * 14 * 10**9 + GIB
+    assert 4 * 8 * 10**9 + 8 * responses <= size < 4 * 8 * 10**9 + GIB
     assert shortage is None
 
 
 def test_less_shared_memory_than_that_is_told_with_the_cure(large: Path) -> None:
-    size, shortage = object_store(spec(large), free=16 * GIB)
-    assert 15 * GIB < size < 16 * GIB
+    size, shortage = object_store(spec(large), free=36 * GIB)
+    assert 15 * GIB < size < 36 * GIB - 2 * 8 * 10**9
     assert shortage is not None
-    assert "16.0 GiB free" in shortage
-    assert "mount -o remount,size=27G /dev/shm" in shortage
+    assert "36.0 GiB free" in shortage
+    assert "mount -o remount,size=46G /dev/shm" in shortage
 
 
 def test_a_model_that_can_not_be_read_is_left_to_whoever_loads_it(tmp_path: Path) -> None:
     assert object_store(spec(tmp_path / "missing"), free=GIB)[1] is None
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
-    assert published_bytes(tmp_path, DType.FLOAT32) == 0
+    assert bucket_bytes(tmp_path, DType.FLOAT32, 1) == 0

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import ray
-import torch
-from structlog.testing import capture_logs
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
@@ -26,8 +24,8 @@ from longboat_runtime.samples import FinishedSample, FinishReason, LostSample, S
 from longboat_runtime.store.actor import SampleStoreActor, start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.publication import WeightPublication
-from longboat_runtime.weights.publish import publish
 from tests.rollout.reference import PROBE, ReferenceModel, request
+from tests.support.publications import stored
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
@@ -75,8 +73,8 @@ def spec(model: Path, dtype: str = "Float32", engines: int = ENGINES) -> RLJobSp
 
 def published(reference: ReferenceModel) -> WeightPublication:
     """As the trainer does it: through Ray's object store."""
-    reference.publication()
-    return publish(reference.model.named_parameters(), reference.version, PROBE, reference.logprobs(PROBE))
+    publication = reference.publication()
+    return replace(publication, payload=stored(publication.payload))
 
 
 @asynccontextmanager
@@ -244,6 +242,7 @@ async def test_an_engine_restarted_with_a_stale_copy_is_refused(fleet: RayRollou
         assert alone.calibrations["bfloat16/1"] < 0.05
         before = trainer.logprobs(PROBE)
         stale = trainer.stale_publication(step=0.005)
+        stale = replace(stale, payload=stored(stale.payload))
         difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
         assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
         alone._keeper.updates.publication = stale
@@ -273,14 +272,3 @@ async def test_aborted_samples_come_back_through_the_store(fleet: RayRolloutFlee
         FinishReason.LENGTH,
     }
     assert {sample.id for sample in await store.get(list(events))} == events.keys()
-
-
-def test_weights_that_the_object_store_can_not_hold_twice_are_told_with_the_cure(store: StoreClient) -> None:
-    with capture_logs() as logs:
-        publication = publish([("weight", torch.zeros(12_500_000))], 0, [1, 2], [-1.0])
-    assert publication.payload.nbytes == 50_000_000
-    (warning,) = logs
-    assert "enlarge /dev/shm" in warning["event"]
-    with capture_logs() as logs:
-        publish([("weight", torch.zeros(7_500_000))], 0, [1, 2], [-1.0])
-    assert logs == []

@@ -59,7 +59,16 @@ class Actor:
         self.calibrated: list[float | None] = []
         self.submitted: list[SampleRequest] = []
         self.got_samples = asyncio.Event()
-        for name in ("start", "submit", "abort", "finished", "update_weights", "shutdown"):
+        for name in (
+            "start",
+            "submit",
+            "abort",
+            "finished",
+            "update_weights",
+            "conclude_weights",
+            "give_up_weights",
+            "shutdown",
+        ):
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
     async def _start(self) -> None:
@@ -77,7 +86,13 @@ class Actor:
     async def _finished(self) -> list[FinishedSample]:
         raise await asyncio.shield(self.died)
 
-    async def _update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
+    async def _conclude_weights(self, number: int, checksum: str) -> bool:
+        return False
+
+    async def _give_up_weights(self, number: int, reason: str) -> None:
+        pass
+
+    async def _update_weights(self, number: int, publication: WeightPublication, calibrated: float | None) -> float:
         self.calibrated.append(calibrated)
         self.world.updates.append(self.config.name)
         return self.world.update(self, publication)
@@ -173,6 +188,9 @@ def of_two_devices(world: World) -> RayRolloutFleet:
 class Payload:
     nbytes = 1
     checksum = "sum"
+
+    def __len__(self) -> int:
+        return 0
 
 
 def publication(version: int) -> WeightPublication:

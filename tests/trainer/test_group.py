@@ -25,8 +25,9 @@ from longboat_runtime.trainer.actor import TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import ChunkRequest
-from longboat_runtime.weights.payload import fetched
+from longboat_runtime.weights.publication import PublicationGone
 from longboat_runtime.weights.publish import pack
+from longboat_runtime.weights.source import WeightSource
 from tests.support.checkpoints import bytes_read, described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
@@ -63,6 +64,12 @@ class HeldWriter(TrainerActor):
         return super().write(directory)
 
 
+async def whole(source: WeightSource) -> dict[str, torch.Tensor]:
+    """Fetches all buckets of a publication, as an engine does that comes late."""
+    contents = [await (await source.bucket(number)).fetch() for number in range(len(source))]
+    return {name: tensor for bucket in contents for name, tensor in bucket.tensors()}
+
+
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """Keeps ranks from writing into `directory` within the block."""
@@ -93,6 +100,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     with held(tmp_path):
         writing = asyncio.create_task(group.write(tmp_path / "trainer"))
         publication = await group.publish(1)
+        checksum = await group.published()
         another = asyncio.create_task(group.snapshot())
         await group.train(make_request(SAMPLES, step=2))
         assert not another.done(), "there is one copy, and it is being written"
@@ -100,14 +108,13 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     await another
     await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.publish(1)
-    assert again.payload.checksum == publication.payload.checksum
-    assert await group.checksum() == publication.payload.checksum
+    published = await whole(again.payload)
+    assert await group.published() == again.payload.checksum == checksum == pack(published.items()).checksum
     assert again.probe_logprobs == publication.probe_logprobs
+    assert await group.checksum() == checksum
 
     await group.export(tmp_path / "export", tmp_path / ".export.1.partial")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    published = {name: tensor for bucket in fetched(publication.payload) for name, tensor in bucket.tensors()}
-    assert pack(published.items()).checksum == publication.payload.checksum
     parameters = dict(exported.named_parameters())
     assert published.keys() == parameters.keys()
     assert all(torch.equal(parameters[name], published[name]) for name in published)
@@ -118,6 +125,21 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
         model
     ).decode([70, 71])
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in (tmp_path / "export").iterdir())
+
+
+async def test_a_late_engine_gets_the_published_version_while_the_trainer_trains(group: RayTrainerGroup) -> None:
+    """From what each sender keeps of its part; only the next publication replaces it."""
+    first = await group.publish(1)
+    checksum = await group.published()
+    senders = {bucket.sender for bucket in group._layout}
+    assert len(senders) == 1 + (len(group._layout) > 1)
+    await group.train(make_request(SAMPLES, step=2))
+    assert await group.holds_publication()
+    assert pack((await whole(first.payload)).items()).checksum == checksum
+    second = await group.publish(2)
+    with pytest.raises(PublicationGone, match="version 1 has been replaced by version 2"):
+        await whole(first.payload)
+    assert pack((await whole(second.payload)).items()).checksum == await group.published() != checksum
 
 
 async def test_the_driver_reads_nothing_of_what_ranks_write(group: RayTrainerGroup, tmp_path: Path) -> None:

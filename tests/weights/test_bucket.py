@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from longboat_runtime.weights import handover
+from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.payload import fetched
-from longboat_runtime.weights.publish import pack, publish
+from longboat_runtime.weights.publish import pack
 
 
 def named_tensors() -> list[tuple[str, torch.Tensor]]:
@@ -47,16 +48,33 @@ def test_one_changed_bit_changes_the_checksum() -> None:
     assert pack(changed).checksum != pack(named_tensors()).checksum
 
 
-def test_a_publication_needs_one_logprob_less_than_probe_tokens() -> None:
-    with pytest.raises(ValueError, match="3 probe tokens need 2 log-probs, not 3"):
-        publish(named_tensors(), 0, [1, 2, 3], [-1.0, -1.0, -1.0])
-
-
-def test_handed_over_files_hold_the_bytes_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_are_written_into_one_file_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
+    packed = pack(named_tensors(), 600)
+    assert len({len(bucket.data) for bucket in packed.contents}) > 1
+    with handover.HandoverFile() as file:
+        paths = set()
+        for bucket in packed.contents:
+            paths.add(path := file.write(bucket))
+            assert Path(path).read_bytes()[: len(bucket.data)] == bucket.data.tobytes()
+        (inode,) = {path.stat().st_ino for path in tmp_path.iterdir()}
+        assert len(paths) == 1
+        assert inode
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_shared_memory_is_an_error_that_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     (bucket,) = pack(named_tensors()).contents
-    with handover.handed_over(bucket) as path:
-        assert Path(path).read_bytes() == bucket.data.tobytes()
+    with (
+        handover.HandoverFile() as file,
+        pytest.raises(FetchFailed, match="enlarge it, the volume `shm` of rollout pods"),
+    ):
+        file.write(bucket)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec, UserIds
+from longboat_crds.shared_memory import default_shared_memory
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, Object
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.driver import RAY_HEAD
@@ -77,7 +78,7 @@ def build_pod(
 def _merged(
     job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str, pool: str = ""
 ) -> dict[str, Any]:
-    made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime, pool))
+    made = merge(_common(token, default_shared_memory(role, spec)), ROLES[role].pod_spec(job, spec, runtime, pool))
     if runtime.user_ids is UserIds.PLATFORM:
         made = _with_platform_ids(made)
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
@@ -157,7 +158,7 @@ def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | 
         return None  # making the pods reports what is wrong with it
 
 
-def _common(token: str) -> dict[str, Any]:
+def _common(token: str, shared_memory: str) -> dict[str, Any]:
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -170,7 +171,7 @@ def _common(token: str) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": ray_volumes(token),
+        "volumes": ray_volumes(token, shared_memory),
     }
 
 

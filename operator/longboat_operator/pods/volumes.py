@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-SHM_SIZE = "256Mi"
-
 
 def scratch(name: str) -> dict[str, Any]:
     """Builds a volume that is an empty directory and lives as long as the pod."""
@@ -19,7 +17,7 @@ def claim(name: str, claim_name: str, *, read_only: bool = False) -> dict[str, A
     return {"name": name, "persistentVolumeClaim": source | {"readOnly": True} if read_only else source}
 
 
-def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
+def ray_volumes(token_secret: str, shared_memory: str) -> list[dict[str, Any]]:
     """Lists the volumes that every Ray node needs.
 
     The object store's files are in `shm`, which counts towards the pod's memory.
@@ -27,7 +25,7 @@ def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
     return [
         scratch("tmp"),
         scratch("home"),
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
         {"name": "ray-token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
     ]
 

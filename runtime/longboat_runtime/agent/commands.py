@@ -63,7 +63,7 @@ def rollout(
     head: Head, devices: Devices = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
 ) -> None:
     """Joins a pod of engines to the job."""
-    _worker(Role.ROLLOUT, head, devices, _place(health_port, grace_seconds))
+    _worker(Role.ROLLOUT, head, devices, _place(health_port, grace_seconds, engines=True))
 
 
 @app.command("trainer")
@@ -96,8 +96,8 @@ def _worker(role: Role, head: str, number: int, place: roles.Place) -> None:
     raise typer.Exit(roles.run_agent(lambda: roles.worker(role, place, head, number)))
 
 
-def _place(health_port: int, grace: float) -> roles.Place:
-    """Returns the pod as the downward API tells it; outside a pod, this machine."""
+def _place(health_port: int, grace: float, *, engines: bool = False) -> roles.Place:
+    """Returns the pod as the downward API tells it; outside a pod, this machine. `engines` says whether any run there."""
     from longboat_runtime.agent import roles
     from longboat_runtime.object_store import object_store_size
 
@@ -108,5 +108,5 @@ def _place(health_port: int, grace: float) -> roles.Place:
         pod=os.environ.get("POD_NAME", name),
         health_port=health_port,
         grace=grace,
-        object_store=object_store_size(shared_memory.f_blocks * shared_memory.f_frsize),
+        object_store=object_store_size(shared_memory.f_blocks * shared_memory.f_frsize, engines=engines),
     )

@@ -348,19 +348,30 @@ class Steps:
         wait: there rounds overlap steps anyway, and nothing races.
         """
         await self._sync_log()
-        with self._stages.running(Stage.PUBLISH):
-            publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
+        report, checksum = await self._with_retry(version, partial(self._hand_out, version))
         if not knows_weights(self._digests, self._spec.model.dtype):
-            self._digests = with_weights(self._digests, publication.payload.checksum, self._spec.model.dtype)
-        await self._observers.before_publication(version)
-        with self._stages.running(Stage.PUBLISH):
-            report = await self._components.fleet.publish(publication)
+            self._digests = with_weights(self._digests, checksum, self._spec.model.dtype)
         self._add_publication(report)
         if overlaps := self._spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC:
             self._inbox.put_nowait(events.Published(version))
         await self._observers.before_round(version)
         if not overlaps:
             self._inbox.put_nowait(events.Published(version))
+
+    async def _hand_out(self, version: int) -> tuple[PublicationReport, str]:
+        """Publishes the weights: engines get them while the trainer gathers them. Returns the report, and the weights' checksum.
+
+        Raises TrainerLost if the trainer can't gather all; what engines have got by then serves nobody.
+        """
+        await self._observers.before_publication(version)
+        with self._stages.running(Stage.PUBLISH):
+            publication = await self._components.trainer.publish(version)
+            handing_out = asyncio.create_task(self._components.fleet.publish(publication))
+            try:
+                checksum = await self._components.trainer.published()
+                return await handing_out, checksum
+            finally:
+                handing_out.cancel()
 
     def publish_again(self) -> None:
         """Publishes the weights that should serve once more, since the data of their publication can't be fetched.
@@ -381,9 +392,7 @@ class Steps:
     async def _publish_again(self, version: int) -> None:
         if version == self._run_state.view.step:
             log.warning("no engine can fetch the weights; they are published again", step=version)
-            with self._stages.running(Stage.PUBLISH):
-                publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
-                await self._components.fleet.publish(publication)
+            await self._with_retry(version, partial(self._hand_out, version))
         self._republishing = False
 
     async def _sync_log(self) -> None:

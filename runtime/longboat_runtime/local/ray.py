@@ -14,11 +14,18 @@ import structlog
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
+from longboat_crds.shared_memory import response_bytes
 from longboat_runtime.agent.ray_command import WORKERS
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.driver.main import RAY_NAMESPACE
 from longboat_runtime.model_config import tensor_shapes
-from longboat_runtime.object_store import RESERVED_SHARED_MEMORY, object_store_need, object_store_size
+from longboat_runtime.object_store import (
+    HANDED_OVER_BUCKETS,
+    RESERVED_SHARED_MEMORY,
+    object_store_need,
+    object_store_size,
+)
+from longboat_runtime.weights.layout import largest_bucket, sender_ranks
 
 log = structlog.get_logger()
 
@@ -34,25 +41,26 @@ def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | N
     The store gets what the job needs, at most `object_store_size` of the `free` bytes of /dev/shm (by default those free now).
     """
     free = shutil.disk_usage(_SHARED_MEMORY).free if free is None else free
-    batch = spec.rounds.prompts_per_round * spec.algorithm.group_size * spec.rollout.sampling.max_tokens
-    need = object_store_need(published_bytes(Path(spec.model.path), spec.model.dtype), batch)
-    size = min(need, object_store_size(free))
+    bucket = bucket_bytes(Path(spec.model.path), spec.model.dtype, len(sender_ranks(spec.trainer.replicas)))
+    need = object_store_need(bucket, response_bytes(spec))
+    files = max(HANDED_OVER_BUCKETS, spec.rollout.engines_per_pod * spec.rollout.replicas) * bucket
+    size = min(need, max(object_store_size(free) - files, object_store_size(0)))
     if size == need:
         return size, None
-    wanted = math.ceil((need + RESERVED_SHARED_MEMORY) / 2**30)
+    wanted = math.ceil((need + files + RESERVED_SHARED_MEMORY) / 2**30)
     return size, (
-        f"{_SHARED_MEMORY} has {free / 2**30:.1f} GiB free. Two publications of this model's weights need {wanted} GiB there; what doesn't "
-        f"fit goes through the disk, and every step waits for that. Enlarge it: `mount -o remount,size={wanted}G {_SHARED_MEMORY}` as "
-        f"root, or `docker run --shm-size={wanted}g`."
+        f"{_SHARED_MEMORY} has {free / 2**30:.1f} GiB free. The weights of this model, which are published in pieces, and the responses of a "
+        f"step need {wanted} GiB there; what doesn't fit goes through the disk, and every step waits for that. Enlarge it: "
+        f"`mount -o remount,size={wanted}G {_SHARED_MEMORY}` as root, or `docker run --shm-size={wanted}g`."
     )
 
 
-def published_bytes(model: Path, dtype: DType) -> int:
-    """Returns the bytes of a publication of a Hugging Face directory's weights in `dtype`, from the headers of its safetensors files.
+def bucket_bytes(model: Path, dtype: DType, senders: int) -> int:
+    """Returns the bytes of the largest bucket of a publication of a Hugging Face directory's weights in `dtype`.
 
-    0 if they can't be read: whoever loads the model says what is wrong with it.
+    From the headers of its safetensors files. 0 if they can't be read: whoever loads the model says what is wrong with it.
     """
-    return sum(map(math.prod, tensor_shapes(model).values())) * _BYTES[dtype]
+    return largest_bucket(tensor_shapes(model), _BYTES[dtype], senders)
 
 
 def start_ray(resources: Mapping[str, float], object_store: int) -> None:

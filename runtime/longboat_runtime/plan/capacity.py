@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from longboat_crds.base import Role
+from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
+from longboat_crds.shared_memory import default_shared_memory
 
 # The roles whose pods are Ray nodes, by the container that holds the node, and the list that it is in.
 CONTAINERS = {
@@ -16,8 +19,6 @@ CONTAINERS = {
     "trainer": ("containers", "trainer"),
     "reward": ("containers", "reward"),
 }
-# What the operator gives each role's /dev/shm where the template has no volume `shm`.
-DEFAULT_SHARED_MEMORY = "256Mi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +35,24 @@ class Capacity:
     engine_device: int | None = None
 
 
-def from_runtime(runtime: RLRuntimeSpec, device: int | None) -> Capacity:
-    """Returns what the pods of a runtime template have."""
+def from_runtime(runtime: RLRuntimeSpec, spec: RLJobSpec, device: int | None) -> Capacity:
+    """Returns what the pods of a job have that are made from a runtime template."""
     shared, memory = {}, {}
     for role, (containers, name) in CONTAINERS.items():
-        specs = [template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))]
-        shared[role] = in_bytes(_shared_memory(specs))
-        limits = [item for spec in specs for item in _named(spec.get(containers), name)]
+        pods = [template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))]
+        shared[role] = in_bytes(_shared_memory(pods) or default_shared_memory(Role(role), spec))
+        limits = [item for pod in pods for item in _named(pod.get(containers), name)]
         for limit in (_at(item, "resources", "limits", "memory") for item in limits):
             if limit is not None:
                 memory[role] = in_bytes(str(limit))
     return Capacity(device, shared, memory, device)
 
 
-def _shared_memory(specs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the size limit of the volume `shm` by the last of `specs` that has one."""
-    size = DEFAULT_SHARED_MEMORY
-    for spec in specs:
-        for volume in _named(spec.get("volumes"), "shm"):
+def _shared_memory(pods: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the size limit of the volume `shm` by the last of the specs of `pods` that has one; empty if none has."""
+    size = ""
+    for pod in pods:
+        for volume in _named(pod.get("volumes"), "shm"):
             size = str(_at(volume, "emptyDir", "sizeLimit") or size)
     return size
 

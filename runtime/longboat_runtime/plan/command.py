@@ -29,7 +29,7 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
         directory = documents.model_directory(job, file, model)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"path": str(directory)})})
         config = language_model(checked_model(directory))
-        capacity = from_runtime(template.spec, memory) if template else Capacity(memory, engine_device=memory)
+        capacity = from_runtime(template.spec, spec, memory) if template else Capacity(memory, engine_device=memory)
         case = Case(spec, config, config.get("max_position_embeddings"), capacity)
         with warnings.catch_warnings():
             # Of torch's compiler, about the code of models.

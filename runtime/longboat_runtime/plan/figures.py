@@ -26,7 +26,8 @@ class Figures:
 
     On its device `weights`, those of the KL `reference`, optimizer `states`, and memory by phase: `load`, `accumulate` (bins, forward
     and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints, and what is `pinned` for
-    activations. All ranks together publish `published`, whose `largest` tensor has so many bytes; `vectors` are on all ranks of an
+    activations. All ranks together publish `published`; the tensors of it that are gathered together have at most
+    `largest`; `vectors` are on all ranks of an
     engine, `key_values` make keys and values. In one bin this rank receives `gathered` and sends `scattered`. So many `operators` were
     traced, and no tensor with memory was larger than `real`.
     """

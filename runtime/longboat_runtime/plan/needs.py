@@ -10,11 +10,17 @@ from typing import Any
 from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
-from longboat_runtime.object_store import BYTES_PER_TOKEN, MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY
+from longboat_crds.shared_memory import response_bytes
+from longboat_runtime.object_store import (
+    HANDED_OVER_BUCKETS,
+    MINIMAL_OBJECT_STORE,
+    RESERVED_SHARED_MEMORY,
+    STORED_BUCKETS,
+)
 from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.figures import Figures
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
-from longboat_runtime.weights.bucket import BUCKET_BYTES
+from longboat_runtime.weights.layout import bucket_limit, sender_ranks
 
 MIB, GIB = 2**20, 2**30
 # Assumed, until it is measured: what a device uses beyond what torch's allocator hands out. That is CUDA's context, NCCL's buffers,
@@ -132,25 +138,29 @@ def kv_need(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest
     )
 
 
-def batch_bytes(spec: RLJobSpec) -> int:
-    """Returns the bytes of the responses of one step, on their way to the trainer."""
-    samples = spec.rounds.prompts_per_round * spec.algorithm.group_size
-    return samples * spec.rollout.sampling.max_tokens * BYTES_PER_TOKEN
+def senders(spec: RLJobSpec) -> list[int]:
+    """Returns the ranks that send publications: one in each trainer pod, which keeps a copy of its part."""
+    return sender_ranks(spec.trainer.replicas)
+
+
+def bucket_bytes(spec: RLJobSpec, figures: Figures) -> int:
+    """Returns the bytes of the largest bucket of a publication."""
+    return max(bucket_limit(figures.published, len(senders(spec))), figures.largest)
 
 
 def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
     """Returns the /dev/shm of each pod of a role: its Ray object store, and what engines need beside it.
 
-    The stores of trainers and engines hold two publications, the new one beside the last; those of trainers and the driver a step's
-    responses. An engine of several devices also gets each bucket as a file.
+    The stores of trainers and engines hold buckets of a publication on their way, those of trainers and the driver a step's responses.
+    Engines also get each bucket as a file.
     """
     parts = {"Ray's least": MINIMAL_OBJECT_STORE, "beside the store": RESERVED_SHARED_MEMORY}
     if role in ("rollout", "trainer"):
-        parts["two publications"] = 2 * figures.published
+        parts["weights on their way"] = STORED_BUCKETS * bucket_bytes(spec, figures)
     if role in ("driver", "trainer"):
-        parts["responses of a step"] = batch_bytes(spec)
-    if role == "rollout" and spec.rollout.tensor_parallel > 1:
-        parts["buckets as files"] = spec.rollout.engines_per_pod * max(BUCKET_BYTES, figures.largest)
+        parts["responses of a step"] = response_bytes(spec)
+    if role == "rollout":
+        parts["weights as files"] = max(HANDED_OVER_BUCKETS, spec.rollout.engines_per_pod) * bucket_bytes(spec, figures)
     return Need(Resource.SHARED_MEMORY, role, sum(parts.values()), capacity.shared_memory.get(role), parts)
 
 
@@ -161,7 +171,7 @@ def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) 
         parts["processes (assumed)"] = HOST_OVERHEAD
         parts["snapshot"] = figures.snapshot
         parts["pinned activations"] = figures.pinned
-        parts["a bucket"] = max(BUCKET_BYTES, figures.largest)
+        parts["published weights"] = figures.published // len(senders(spec)) + bucket_bytes(spec, figures)
         if spec.checkpoint.export or spec.checkpoint.export_every_steps:
             parts["export"] = figures.published
     else:

@@ -21,10 +21,12 @@ from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.layers import Shortened, shortened
 from longboat_runtime.plan.ledger import Ledger
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.trainer.full_weights import units
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
+from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
 # Bins of a rank in a minibatch: the second meets the gradients of the first.
 BINS = 2
@@ -138,6 +140,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             moved = (ledger.gathered - gathered, ledger.scattered - scattered)
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
+            together = units(rank.model, TORCH_DTYPES[spec.model.dtype])
             ledger.settle()
             phases["publish"] = Phase(before, ledger.peak, ledger.allocated)
             before = ledger.restart()
@@ -154,7 +157,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
         snapshot=snapshot,
         pinned=pinned,
         published=sum(size for _, size in tensors.values()),
-        largest=max(size for _, size in tensors.values()),
+        largest=max(sum(kind.nbytes for kind in unit.kinds) for unit in together),
         vectors=sum(size for dimensions, size in tensors.values() if dimensions < 2),
         key_values=sum(
             size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -12,6 +13,9 @@ from longboat_runtime.rollout.protocol import Engine
 from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.incoming import Incoming
+from longboat_runtime.weights.payload import StoredBucket
 from longboat_runtime.weights.publication import WeightPublication
 
 # How long `finished` waits before it returns nothing, so that it doesn't wait for ever when its caller is gone.
@@ -30,6 +34,8 @@ class EngineActor:
         self._store = store
         self._unstored: list[GeneratedSample] = []
         self._engine: Engine | None = None
+        # The newest update: its number, and the buckets that come for it.
+        self._update = (0, Incoming(0))
 
     async def start(self) -> None:
         """Starts the engine (seconds to minutes). Raises SpecProblem for what a person has to change."""
@@ -74,9 +80,38 @@ class EngineActor:
         stored, self._unstored = self._unstored, []
         return [sample.summary for sample in stored]
 
-    async def update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
-        """Returns the parity; raises UpdateFailed."""
-        return await asyncio.to_thread(self._started.update_weights, publication, calibrated)
+    async def update_weights(self, number: int, publication: WeightPublication, calibrated: float | None) -> float:
+        """Returns the parity; raises UpdateFailed. Buckets come by `take_weights` of the same number; `publication` says how many."""
+        incoming = self._incoming(number, publication.payload)
+        try:
+            arriving = replace(publication, payload=incoming)
+            return await asyncio.to_thread(self._started.update_weights, arriving, calibrated)
+        finally:
+            incoming.close()
+
+    async def take_weights(self, number: int, index: int, bucket: StoredBucket) -> None:
+        """Fetches a bucket; returns once the engine has loaded it. Raises FetchFailed if it never will."""
+        incoming = self._incoming(number)
+        await incoming.load(index, await bucket.fetch())
+
+    async def conclude_weights(self, number: int, checksum: str) -> bool:
+        """Says what the checksum of all buckets is; returns, with the update's end, whether all are wanted once more."""
+        return await self._incoming(number).conclude(checksum)
+
+    async def give_up_weights(self, number: int, reason: str) -> None:
+        """Ends an update for which no more buckets come."""
+        self._incoming(number).fail(reason)
+
+    def _incoming(self, number: int, buckets: int = 0) -> Incoming:
+        """Returns the buckets of an update. Calls about it may arrive in any order. Raises FetchFailed if a newer one has begun."""
+        newest, incoming = self._update
+        if number < newest:
+            raise FetchFailed("a newer update has begun")
+        if number > newest:
+            incoming.fail("a newer update has begun")
+            self._update = (number, Incoming(buckets))
+        self._update[1].count = buckets or self._update[1].count
+        return self._update[1]
 
     async def take_load(self) -> Load:
         return self._started.take_load()

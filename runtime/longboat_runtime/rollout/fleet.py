@@ -174,7 +174,7 @@ class RayRolloutFleet:
         members = self._keeper.members.started
         self._publishing = True
         try:
-            await asyncio.gather(*(self._keeper.updates.update(member, publication) for member in members))
+            await self._keeper.updates.update_all(members, publication)
         finally:
             self._publishing = False
             self._dispatch()
@@ -236,9 +236,9 @@ class RayRolloutFleet:
             self._router.add(member.name)
             self._dispatch()
 
-    def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
+    def stopped(self, member: Member, lost: Sequence[SampleId] | None, reason: str) -> None:
         self._router.drain(member.name)
-        self._lose(member.name, lost, reason)
+        self._lose(member.name, self._router.running(member.name) if lost is None else lost, reason)
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
         self._lose(member.name, self._router.running(member.name), reason, engine_died=died)

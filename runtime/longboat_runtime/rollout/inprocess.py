@@ -25,7 +25,7 @@ from longboat_runtime.rollout.requests import (
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
-from longboat_runtime.weights.handover import handed_over
+from longboat_runtime.weights.handover import HandoverFile
 from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -179,12 +179,12 @@ class InProcessEngine(BaseEngine):
         contents = fetched(publication.payload)
         call("start_weight_update")
         try:
-            for bucket in contents:
-                if self._config.tensor_parallel == 1:
-                    call("update_weights", args=({"entries": bucket.entries, "data": bucket.data},))
-                else:
-                    with handed_over(bucket) as path:
-                        call("update_weights", args=({"entries": bucket.entries, "path": path},))
+            with HandoverFile() as file:
+                for bucket in contents:
+                    at_hand = self._config.tensor_parallel == 1
+                    where = {"data": bucket.data} if at_hand else {"path": file.write(bucket)}
+                    call("update_weights", args=({"entries": bucket.entries, **where},))
+                    del bucket, where  # the next one may need their memory
         except FetchFailed:
             call("abandon_weight_update")
             raise
@@ -198,10 +198,9 @@ class InProcessEngine(BaseEngine):
             return failed
         compare = partial(self._vllm.collective_rpc, "weight_differences")
         differences: list[tuple[str, float]] = []
-        with suppress(FetchFailed):
+        with suppress(FetchFailed), HandoverFile() as file:
             for number, bucket in enumerate(fetched(publication.payload)):
-                with handed_over(bucket) as path:
-                    of_workers = compare(args=({"entries": bucket.entries, "path": path}, number == 0))
+                of_workers = compare(args=({"entries": bucket.entries, "path": file.write(bucket)}, number == 0))
                 differences += itertools.chain.from_iterable(of_workers)
         return failed.naming(differences, self._config.dtype)
 

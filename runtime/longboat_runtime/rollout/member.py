@@ -202,8 +202,11 @@ class Listener(Drains, Protocol):
     def opened(self, member: Member) -> None:
         """Tells the listener that the engine serves what it has loaded."""
 
-    def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
-        """Tells the listener that the engine serves nothing, for now or for good; `lost` are the samples that it thereby lost."""
+    def stopped(self, member: Member, lost: Sequence[SampleId] | None, reason: str) -> None:
+        """Tells the listener that the engine serves nothing, for now or for good.
+
+        `lost` are the samples that it thereby lost; None if all that ran in it are.
+        """
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
         """Tells the listener that the engine is gone, with all that ran in it; `died`: by itself, in a pod that stays."""

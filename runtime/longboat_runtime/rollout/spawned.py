@@ -23,7 +23,7 @@ from longboat_runtime.rollout.requests import (
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
-from longboat_runtime.weights.handover import handed_over
+from longboat_runtime.weights.handover import HandoverFile
 from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -163,7 +163,8 @@ class SpawnedEngine(BaseEngine):
             self._outbox.hold()
             try:
                 self._check_probe(publication)
-                check_receipts(await self._load(publication), publication.payload.checksum)
+                receipts = await self._load(publication)
+                check_receipts(receipts, await asyncio.to_thread(lambda: publication.payload.checksum))
                 # Running samples continue, with keys and values of the new weights.
                 self._counters.interrupted(self._decoding)
                 await self._vllm.reset_prefix_cache(reset_running_requests=True)
@@ -183,12 +184,13 @@ class SpawnedEngine(BaseEngine):
     async def _load(self, publication: WeightPublication) -> list[dict[str, Any]]:
         """Has all workers load the publication; returns their receipts."""
         call = self._vllm.collective_rpc
-        contents = fetched(publication.payload)
+        contents = await asyncio.to_thread(fetched, publication.payload)
         await call("start_weight_update")
         try:
-            for bucket in contents:
-                with handed_over(bucket) as path:
-                    await call("update_weights", args=({"entries": bucket.entries, "path": path},))
+            with HandoverFile() as file:
+                while (bucket := await asyncio.to_thread(next, contents, None)) is not None:
+                    await call("update_weights", args=({"entries": bucket.entries, "path": file.write(bucket)},))
+                    del bucket  # the next one may need its memory
         except FetchFailed:
             await call("abandon_weight_update")
             raise
@@ -201,12 +203,14 @@ class SpawnedEngine(BaseEngine):
         if not isinstance(failed, ParityExceeded):
             return failed
         differences: list[tuple[str, float]] = []
-        with suppress(FetchFailed):
-            for number, bucket in enumerate(fetched(publication.payload)):
-                with handed_over(bucket) as path:
-                    update = {"entries": bucket.entries, "path": path}
-                    of_workers = await self._vllm.collective_rpc("weight_differences", args=(update, number == 0))
+        with suppress(FetchFailed), HandoverFile() as file:
+            contents = await asyncio.to_thread(fetched, publication.payload)
+            first = True
+            while (bucket := await asyncio.to_thread(next, contents, None)) is not None:
+                update = {"entries": bucket.entries, "path": file.write(bucket)}
+                of_workers = await self._vllm.collective_rpc("weight_differences", args=(update, first))
                 differences += itertools.chain.from_iterable(of_workers)
+                first = False
         return failed.naming(differences, self._config.dtype)
 
     async def _probe(self, ids: Sequence[int]) -> list[float]:

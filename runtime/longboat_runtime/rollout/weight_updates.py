@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ray.exceptions import RayError
 
@@ -12,8 +12,11 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead
+from longboat_runtime.rollout.handing_over import TooSlow, hand_over
 from longboat_runtime.rollout.member import Listener, Member, Members, MemberState
 from longboat_runtime.rollout.ray_cluster import RayCluster, death_cause
+from longboat_runtime.rollout.weight_rounds import LateRounds, WeightRound
+from longboat_runtime.samples import SampleId
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -71,31 +74,53 @@ class WeightUpdates:
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}
         self.fetches = 0
+        self._late = LateRounds()
         self._members, self._listener, self._cluster, self._tasks = members, listener, cluster, tasks
 
-    async def update(self, member: Member, publication: WeightPublication) -> None:
-        """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of."""
+    async def update_all(self, members: Sequence[Member], publication: WeightPublication) -> None:
+        """Has all these engines load the publication together, as `update` does with one.
+
+        One that is still busy with an earlier publication gets this one by itself: the others don't wait for it.
+        """
+        free = {member.name for member in members if not member.turn.locked()}
+        round_ = WeightRound(publication.payload, free)
+        await asyncio.gather(
+            *(self.update(member, publication, round_ if member.name in free else None) for member in members)
+        )
+
+    async def update(self, member: Member, publication: WeightPublication, round_: WeightRound | None = None) -> None:
+        """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of.
+
+        It does so in the round, if one is given, or by itself: from what the trainer's senders keep, whatever they do meanwhile.
+        """
         async with member.turn:
             if member.tried is not publication:
                 member.tried = publication
-                await self._load(member, publication)
+                await self._load(member, publication, round_)
+            elif round_ is not None:
+                await round_.leave(member.name)
 
-    async def _load(self, member: Member, publication: WeightPublication) -> None:
+    async def _load(self, member: Member, publication: WeightPublication, round_: WeightRound | None) -> None:
         calibrated = self.calibrations.get(member.calibration)
         while True:
+            round_ = round_ or await self._late.join(member.name, publication.payload)
             try:
-                member.parity = await member.actor.update_weights.remote(publication, calibrated)
+                member.parity = await hand_over(member, publication, calibrated, round_)
             except FetchFailed as failed:
+                round_, slow = None, isinstance(failed, TooSlow)
                 self.fetches += 1
-                self._stop_serving(member, MemberState.STARTED, failed)
+                self._stop_serving(member, MemberState.STARTED, failed, lost=None if slow else failed.lost)
+                if slow and member.fetches and not member.slot.on_trial:
+                    self._tasks.spawn(self._restart(member, 0.0))
+                    return
                 if member.slot.on_trial:
                     member.slot.failed(failed.reason, unfit=False)
                 else:
                     self._tasks.spawn(self._fetch_again(member, publication))
                 return
             except PublicationRefused as refused:
-                member.refused = publication
-                self._stop_serving(member, MemberState.REFUSED, refused)
+                round_, member.refused = None, publication
+                self._stop_serving(member, MemberState.REFUSED, refused, lost=refused.lost)
                 if member.slot.on_trial:
                     member.slot.failed(refused.reason)
                     return
@@ -130,10 +155,12 @@ class WeightUpdates:
         self._listener.opened(member)
         self._tasks.tell()
 
-    def _stop_serving(self, member: Member, state: MemberState, failed: UpdateFailed) -> None:
+    def _stop_serving(
+        self, member: Member, state: MemberState, failed: UpdateFailed, lost: Sequence[SampleId] | None
+    ) -> None:
         log.error("%s", failed.reason)
         member.state, member.problem, member.loaded = state, failed.reason, None
-        self._listener.stopped(member, failed.lost, failed.reason)
+        self._listener.stopped(member, lost, failed.reason)
         self._tasks.tell()
 
     async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
@@ -145,9 +172,9 @@ class WeightUpdates:
             await self.update(member, publication)
 
     async def _restart(self, member: Member, wait: float) -> None:
-        """Ends an engine that refused, unless it has left that state after `wait` seconds; its slot starts another."""
+        """Ends an engine that refused, or was too slow twice, unless it serves after `wait` seconds; its slot starts another."""
         await asyncio.sleep(wait)
         async with member.turn:
-            if member.state is MemberState.REFUSED:
+            if member.state in (MemberState.REFUSED, MemberState.STARTED):
                 log.warning("engine %s is restarted", member.name)
                 await member.end(self._cluster)

@@ -17,7 +17,7 @@ from longboat_runtime.samples import GeneratedSample, Response, SampleId
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
-from longboat_runtime.weights.publication import WeightPublication
+from longboat_runtime.weights.layout import BucketLayout, sender_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Checkpoints and samples are written beside the steps that follow; `stacks` answers while another call hangs.
-CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
+# Checkpoints and samples are written, and weights handed out, beside the steps that follow; `stacks` answers while another call hangs.
+CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1, "buckets": 4}
 
 
 class TrainerActor:
@@ -59,12 +59,15 @@ class TrainerActor:
             import torch.distributed as dist
             from transformers import AutoModelForCausalLM  # noqa: F401 - what loads the model imports it
 
+            from longboat_runtime.trainer.publishing import RankPublisher
             from longboat_runtime.trainer.rank import TrainerRank
 
         self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
         # Collectives of `write` must not mix with those of a step.
         self._writers = dist.new_group(backend="gloo")
-        return self._trainer.load(fits=fits)
+        info = self._trainer.load(fits=fits)
+        self._publisher = RankPublisher(self._trainer, sender_ranks(self._world_size))
+        return info
 
     def accumulate(self, request: ChunkRequest) -> float:
         """Accumulates the gradient of a chunk. Raises NotStreamed, and what `train` raises."""
@@ -74,18 +77,34 @@ class TrainerActor:
         """Makes one step. Raises SpecProblem, NotStreamed, KeyError for samples that the store doesn't hold, or StoreUnreachable."""
         return self._trainer.train(request, self._fetch)
 
-    def publish(self, version: int, probe_ids: Sequence[int]) -> WeightPublication | None:
-        """Gathers the weights with all ranks; rank 0 returns the publication, the others None."""
-        from longboat_runtime.weights.publish import publish
+    def layout(self) -> tuple[BucketLayout, ...]:
+        """Returns the buckets of every publication."""
+        return self._publisher.layout
 
+    def begin_publication(self, version: int, probe_ids: Sequence[int]) -> list[float]:
+        """Announces a version, which `gather_publication` gathers; returns the log-probs of the probe, all but the first token's."""
         probe = self._trainer.probe(probe_ids)
-        return self._gathered(lambda weights: publish(weights, version, probe_ids, probe))
+        self._publisher.begin(version)
+        return probe
 
-    def checksum(self) -> str | None:
-        """Gathers the weights with all ranks; rank 0 returns their checksum, the others None."""
-        from longboat_runtime.weights.publish import summed
+    def gather_publication(self) -> dict[int, list[bytes]]:
+        """Gathers the weights with all ranks, each bucket at its sender; returns the digests of the tensors of this rank's buckets."""
+        return self._publisher.gather()
 
-        return self._gathered(summed)
+    @ray.method(concurrency_group="buckets")
+    def bucket(self, version: int, number: int) -> tuple[list[bytes], list[ray.ObjectRef]]:
+        """Puts a bucket into Ray's object store, once it has been gathered. Only on its sender. Raises PublicationGone.
+
+        Returns the digests of its tensors, and the object, which exists as long as someone has its reference.
+        """
+        assert self._publisher.sender is not None, "ask the bucket's sender"
+        with self._publisher.sender.reading(version, number) as (bucket, digests):
+            return digests, [ray.put(bucket.data)]
+
+    def checksum(self) -> dict[int, list[bytes]]:
+        """Gathers the weights with all ranks, for nobody; returns the digests of the tensors of this rank's buckets, by number."""
+        self._publisher.begin(None)
+        return self._publisher.gather()
 
     def snapshot(self) -> None:
         """Copies the state into host memory, for `write`. Not while that is under way: there is only one copy."""

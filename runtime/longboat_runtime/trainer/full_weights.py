@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from longboat_runtime.weights.layout import TensorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Weights of the model that become tensors of its files together: mostly one, but a layer's experts are several in the files.
+
+    `names` are the model's; `kinds` describe what they become, with floats in the number format that is published.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[TensorKind, ...]
+    converted: bool
 
 
 @torch.no_grad()
@@ -19,14 +35,110 @@ def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    weights = {name: value for name, value in model.state_dict().items() if name not in tied}
+    weights = published_weights(model)
     for stored, names, converted in _stored_as(model, weights):
         gathered = {name: _gather(weights[name], dtype) for name in names}
         if converted:
             yield from revert_weight_conversion(model, gathered).items()
         else:
             yield stored, gathered[names[0]]
+
+
+def published_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the model's weights and persistent buffers by their names, tied ones once; of sharded ones, the shards."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
+
+
+def units(model: nn.Module, dtype: torch.dtype) -> list[Unit]:
+    """Returns what `full_weights` yields, in its order, by what is gathered together. Moves nothing, and is the same on all ranks."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weights = published_weights(model)
+    found = []
+    for stored, names, converted in _stored_as(model, weights):
+        empty = {
+            name: torch.empty(weights[name].shape, dtype=_rounded(weights[name], dtype), device="meta")
+            for name in names
+        }
+        tensors = revert_weight_conversion(model, empty) if converted else {stored: empty[names[0]]}
+        kinds = (
+            TensorKind(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
+            for name, tensor in tensors.items()
+        )
+        found.append(Unit(tuple(names), tuple(kinds), converted))
+    return found
+
+
+@torch.no_grad()
+def gather_unit(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    unit: Unit,
+    dtype: torch.dtype,
+    receiver: int,
+    places: Sequence[Tensor] | None,
+) -> None:
+    """Gathers a unit of `published_weights` at rank `receiver` alone, into its `places`, one for each of `unit.kinds`.
+
+    A collective of the ranks that have shards for the receiver; others do nothing. Where places are on another device, the tensors are
+    gathered on the weights' device first.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if not unit.converted:
+        place = None if places is None else places[0]
+        _gather_at(weights[unit.names[0]], dtype, receiver, place)
+        return
+    gathered = {name: _gather_at(weights[name], dtype, receiver, None) for name in unit.names}
+    if places is not None:
+        whole = {name: value for name, value in gathered.items() if value is not None}
+        for place, tensor in zip(places, revert_weight_conversion(model, whole).values(), strict=True):
+            place.copy_(tensor)
+
+
+def _gather_at(value: Tensor, dtype: torch.dtype, receiver: int, place: Tensor | None) -> Tensor | None:
+    """Returns the whole value at the receiver, which is `place` if that is given; None at other ranks.
+
+    Shards are rounded first and arrive where they belong, so the receiver gets the bytes of the others' shards and needs no others.
+    """
+    rank = dist.get_rank()
+    shard_of = (
+        next((dim for dim, p in enumerate(value.placements) if p.is_shard(0)), None)
+        if isinstance(value, DTensor)
+        else None
+    )
+    part = value.to_local() if isinstance(value, DTensor) else value
+    if shard_of is None:
+        if rank != receiver:
+            return None
+        return part.to(_rounded(part, dtype)) if place is None else place.copy_(part)
+    group = value.device_mesh.get_group(shard_of)
+    ranks = dist.get_process_group_ranks(group)
+    if receiver not in ranks:
+        return None
+    part = part.to(_rounded(part, dtype)).contiguous()
+    if rank != receiver:
+        if part.numel():
+            _exchange([dist.P2POp(dist.isend, part, receiver, group)])
+        return None
+    near = place is not None and place.device == part.device
+    whole = place if near else torch.empty(value.shape, dtype=part.dtype, device=part.device)
+    rows = -(-value.shape[0] // len(ranks))
+    receives = []
+    for number, peer in enumerate(ranks):
+        target = whole[number * rows : (number + 1) * rows]
+        if peer == rank:
+            target.copy_(part)
+        elif target.numel():
+            receives.append(dist.P2POp(dist.irecv, target, peer, group))
+    _exchange(receives)
+    return whole if place is None or near else place.copy_(whole)
+
+
+def _exchange(operations: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
 
 
 def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
@@ -51,5 +163,10 @@ def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, li
 
 
 def _gather(value: Tensor, dtype: torch.dtype) -> Tensor:
-    rounded = value.to(dtype) if value.is_floating_point() else value
+    rounded = value.to(_rounded(value, dtype))
     return rounded.full_tensor() if isinstance(rounded, DTensor) else rounded
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Returns the number format that a value is published in."""
+    return dtype if value.is_floating_point() else value.dtype

@@ -22,7 +22,10 @@ from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
+from longboat_runtime.weights.checksum import checksum_of
+from longboat_runtime.weights.layout import BucketLayout, sender_ranks
 from longboat_runtime.weights.publication import WeightPublication
+from longboat_runtime.weights.source import TrainerSource
 
 log = structlog.get_logger()
 
@@ -49,7 +52,9 @@ class RayTrainerGroup:
         self._actors: list[Any] = []
         self._info: ModelInfo | None = None
         self._writing: asyncio.Task[list[Any]] | None = None
-        self._publisher: Any = None
+        self._layout: tuple[BucketLayout, ...] = ()
+        self._publishers: list[Any] = []
+        self._gathering: asyncio.Task[list[Any]] | None = None
 
     async def load(self) -> ModelInfo:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
@@ -65,6 +70,7 @@ class RayTrainerGroup:
         self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
         [address] = await self._gather([self._actors[0].address.remote()])
         self._info, *_ = await self._call("load", address, fits)
+        [self._layout] = await self._gather([self._actors[0].layout.remote()])
         if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info
@@ -82,21 +88,34 @@ class RayTrainerGroup:
     async def publish(self, version: int) -> WeightPublication:
         """See protocol.TrainerGroup."""
         assert self._info is not None, "load the model first"
-        publications: list[WeightPublication] = await self._call("publish", version, probe_ids(self._info))
-        self._publisher = self._actors[0]
-        return publications[0]
+        await self._gathered()
+        ids = probe_ids(self._info)
+        probe, *_ = await self._call("begin_publication", version, ids)
+        self._publishers = [self._actors[rank] for rank in sender_ranks(len(self._actors))]
+        self._gathering = asyncio.create_task(self._call("gather_publication"))
+        return WeightPublication(version, TrainerSource(version, self._layout, self._publishers), ids, tuple(probe))
+
+    async def published(self) -> str:
+        """See protocol.TrainerGroup."""
+        assert self._gathering is not None, "publish first"
+        return _checksum(await asyncio.shield(self._gathering))
+
+    async def _gathered(self) -> None:
+        """Waits for the gather that is under way, whatever its outcome."""
+        if self._gathering is not None:
+            await asyncio.wait([self._gathering])
 
     async def checksum(self) -> str:
         """See protocol.TrainerGroup."""
-        checksums: list[str] = await self._call("checksum")
-        return checksums[0]
+        await self._gathered()
+        return _checksum(await self._call("checksum"))
 
     async def holds_publication(self) -> bool:
-        """See protocol.TrainerGroup. Its data lives as long as the process of the rank that put it into Ray's object store."""
-        if self._publisher is None or not self._actors or self._publisher is not self._actors[0]:
+        """See protocol.TrainerGroup. Each sender has a part of it, as long as its process lives."""
+        if not self._publishers or not self._actors or self._publishers[0] is not self._actors[0]:
             return False
         try:
-            await self._publisher.alive.remote()
+            await asyncio.gather(*(publisher.alive.remote() for publisher in self._publishers))
         except RayActorError:
             return False
         return True
@@ -186,6 +205,12 @@ def probe_ids(info: ModelInfo) -> tuple[int, ...]:
     """Returns tokens spread over the vocabulary, the same for every publication. Pure."""
     count = min(PROBE_TOKENS, info.max_length)
     return tuple((position * 7919 + 1) % info.vocabulary for position in range(count))
+
+
+def _checksum(of_ranks: Sequence[Mapping[int, list[bytes]]]) -> str:
+    """Returns the checksum of a publication from the digests of each rank's buckets."""
+    digests = {number: digests for of_rank in of_ranks for number, digests in of_rank.items()}
+    return checksum_of(digest for number in sorted(digests) for digest in digests[number])
 
 
 async def _result(answer: Any) -> Any:

@@ -124,10 +124,14 @@ class TrainerGroup(Protocol):
         (WeightsNotFinite) if the weights are no longer finite.
         """
 
-    async def publish(self, version: int) -> WeightPublication: ...
+    async def publish(self, version: int) -> WeightPublication:
+        """Begins a publication, which replaces the last one. Its buckets follow while engines already fetch the first."""
+
+    async def published(self) -> str:
+        """Waits until the last publication is complete, and returns its checksum. Raises TrainerLost if it never will be."""
 
     async def checksum(self) -> str:
-        """Computes the checksum that a publication of the weights would have. Reads no files, and keeps nothing."""
+        """Computes the checksum that a publication of the weights would have. Reads no files. Replaces the last publication."""
 
     async def holds_publication(self) -> bool:
         """Returns whether the last publication can still be fetched. Answers while a step is computed."""

@@ -97,6 +97,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         bucket = update_info.bucket()
         self._digests += bucket.digests()
         self._loaded |= self.model.load_weights(bucket.tensors())
+        _detach(self.model, bucket.data)
 
     def finish_weight_update(self) -> None:
         self._partial = _partly_loaded(self.model)
@@ -206,6 +207,20 @@ def _lacking(module: torch.nn.Module) -> str:
     # Some models have the parts as one tensor, or several of them as one.
     whole = None in got or any(isinstance(part, tuple) for part in got)
     return "" if whole or not lacking else f"without part {', '.join(lacking)}"
+
+
+def _detach(model: torch.nn.Module, data: ByteArray) -> None:
+    """Copies those tensors in `data` that layers keep until they have received all of their weights: `data` is about to be used again."""
+    first = data.ctypes.data
+    for layer in model.modules():
+        for _, arguments in get_layerwise_info(layer).loaded_weights:
+            for name, value in arguments.arguments.items():
+                if (
+                    isinstance(value, torch.Tensor)
+                    and first <= value.data_ptr() < first + data.nbytes
+                    and not value.is_meta
+                ):
+                    arguments.arguments[name] = value.clone()
 
 
 class WeightReceipts:

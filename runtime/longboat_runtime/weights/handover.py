@@ -1,15 +1,13 @@
-"""A bucket as a file, for workers that are processes of their own: in shared memory, if there is room."""
+"""Buckets as a file in shared memory, for workers that are processes of their own."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from longboat_runtime.weights.gate import FetchFailed
 
 if TYPE_CHECKING:
     from longboat_runtime.weights.bucket import Bucket
@@ -20,16 +18,39 @@ PREFIX = "longboat-weights-"
 _numbers = itertools.count()
 
 
-@contextmanager
-def handed_over(bucket: Bucket) -> Iterator[str]:
-    """Yields the path of a file with the bucket's bytes; it is removed on leaving (maps that workers still hold stay valid)."""
-    path = _directory(len(bucket.data)) / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
-    try:
-        with path.open("xb") as file:
-            file.write(bucket.data.data)
-        yield str(path)
-    finally:
-        path.unlink(missing_ok=True)
+class HandoverFile:
+    """A file in shared memory that buckets are written into, one after another, until it is left.
+
+    A bucket must have been loaded before the next is written: the same pages are used again.
+    """
+
+    def __init__(self) -> None:
+        self._path = SHARED_MEMORY / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def write(self, bucket: Bucket) -> str:
+        """Writes a bucket's bytes and returns the file's path. Raises FetchFailed if /dev/shm has no room for them."""
+        size = len(bucket.data)
+        try:
+            with self._path.open("r+b" if self._size else "xb") as file:
+                if size > self._size:
+                    os.posix_fallocate(
+                        file.fileno(), 0, size
+                    )  # a write into a hole that can't be filled would kill the process
+                    self._size = size
+                file.write(bucket.data.data)
+        except OSError as error:
+            raise FetchFailed(
+                f"{SHARED_MEMORY} has no room to hand a bucket of {size} bytes to an engine's workers ({error.strerror}); enlarge it, the "
+                "volume `shm` of rollout pods in the runtime template"
+            ) from error
+        return str(self._path)
 
 
 def sweep() -> list[Path]:
@@ -38,18 +59,9 @@ def sweep() -> list[Path]:
     A file with this process's own number is of one before: numbers recur when a container restarts, and shared memory stays.
     """
     own, remaining = str(os.getpid()), []
-    for path in itertools.chain(*(directory.glob(f"{PREFIX}*") for directory in _directories())):
+    for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
         process = path.name.removeprefix(PREFIX).split("-")[0]
         if process == own or not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
             remaining.append(path)
     return remaining
-
-
-def _directories() -> tuple[Path, Path]:
-    return SHARED_MEMORY, Path(tempfile.gettempdir())
-
-
-def _directory(nbytes: int) -> Path:
-    shared, temporary = _directories()
-    return shared if shutil.disk_usage(shared).free > nbytes else temporary

@@ -1,10 +1,10 @@
-"""Defines `WeightPublication.payload`: a way for an engine's process to get the buckets, one after another."""
+"""Defines `WeightPublication.payload` in an engine's process: a way to get the buckets, one after another."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -26,9 +26,6 @@ class WeightPayload(Protocol):
     """Buckets of all tensors in the trainer's order."""
 
     @property
-    def nbytes(self) -> int: ...
-
-    @property
     def checksum(self) -> str:
         """The checksum of all tensors, once the last bucket has been fetched."""
 
@@ -36,7 +33,7 @@ class WeightPayload(Protocol):
         """Returns the number of buckets, at least one."""
 
     def bucket(self, index: int) -> Bucket:
-        """Fetches one; it may be released before the next is requested."""
+        """Fetches one; those before it may be released, or overwritten, from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,50 +56,37 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class StoredBucket:
-    """A bucket whose bytes are in Ray's object store."""
+    """A bucket whose bytes are in Ray's object store, which moves them once to every node and shares them with all engines there."""
 
     entries: tuple[TensorEntry, ...]
     data: ray.ObjectRef
 
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Buckets in Ray's object store, which moves each once to every node and shares it with all engines there without a copy.
-
-    They live as long as the process that put them (a trainer rank) lives and anyone holds this payload.
-    """
-
-    contents: tuple[StoredBucket, ...]
-    nbytes: int
-    checksum: str
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    def bucket(self, index: int) -> Bucket:
-        import ray
-
-        stored = self.contents[index]
-        return Bucket(stored.entries, ray.get(stored.data))
+    async def fetch(self) -> Bucket:
+        """Fetches the bytes to this node. Raises FetchFailed after FETCH_TRIES tries."""
+        for number in itertools.count(1):
+            try:
+                return Bucket(self.entries, await self.data)
+            except Exception as error:
+                if number == FETCH_TRIES:
+                    raise FetchFailed(f"a bucket can't be fetched: {error}") from error
+                log.warning("a bucket can't be fetched: %s; trying again", error)
+                await asyncio.sleep(FETCH_SECONDS * 2 ** (number - 1))
+        raise AssertionError
 
 
 def fetched(payload: WeightPayload) -> Iterator[Bucket]:
     """Returns the buckets. The first is fetched at once, so that lost weights are noticed before anything is changed.
 
-    The others are fetched as they are taken. Raises FetchFailed, at once or then, if `FETCH_TRIES` tries for a bucket fail.
+    The others are fetched as they are taken. Raises FetchFailed, at once or then, if one can't be fetched.
     """
     first = _fetch(payload, 0)
     return itertools.chain([first], (_fetch(payload, index) for index in range(1, len(payload))))
 
 
 def _fetch(payload: WeightPayload, index: int) -> Bucket:
-    for number in itertools.count(1):
-        try:
-            return payload.bucket(index)
-        except Exception as error:
-            what = f"bucket {index + 1} of {len(payload)} can't be fetched: {error}"
-            if number == FETCH_TRIES:
-                raise FetchFailed(what) from error
-            log.warning("%s; trying again", what)
-            time.sleep(FETCH_SECONDS * 2 ** (number - 1))
-    raise AssertionError
+    try:
+        return payload.bucket(index)
+    except FetchFailed:
+        raise
+    except Exception as error:
+        raise FetchFailed(f"bucket {index + 1} of {len(payload)} can't be fetched: {error}") from error

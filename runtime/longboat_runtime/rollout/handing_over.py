@@ -1,0 +1,100 @@
+"""Gives one engine a publication: its actor updates while the driver hands it the buckets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import suppress
+from dataclasses import replace
+
+from ray.exceptions import RayError
+
+from longboat_runtime.rollout.engine import EngineDead
+from longboat_runtime.rollout.member import Member
+from longboat_runtime.rollout.weight_rounds import WeightRound
+from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.payload import StoredBucket
+from longboat_runtime.weights.publication import PublicationGone, WeightPublication
+
+# How long an engine may hold a bucket, in seconds: one that takes longer is left behind, since all others wait for it.
+BUCKET_SECONDS = 60.0
+# How long it may take from its last bucket to its verdict.
+VERDICT_SECONDS = 600.0
+
+# What keeps a bucket from an engine, by way of the trainer's senders or its own actor.
+NOT_FETCHED = (RayError, EngineDead, FetchFailed, PublicationGone)
+
+_numbers = itertools.count(1)
+_telling: set[asyncio.Future[None]] = set()
+
+
+class TooSlow(FetchFailed):
+    """An engine has held a bucket for too long. What it does now isn't known; what ran in it is lost."""
+
+
+async def hand_over(
+    member: Member, publication: WeightPublication, calibrated: float | None, round_: WeightRound
+) -> float:
+    """Has an engine load the publication in a round, and returns its parity.
+
+    Raises UpdateFailed (FetchFailed if a bucket can't be had, TooSlow), and what the engine dies of.
+    """
+    number = next(_numbers)
+    announced = replace(publication, payload=len(publication.payload))
+    updating = asyncio.ensure_future(member.actor.update_weights.remote(number, announced, calibrated))
+    feeding = asyncio.create_task(_feed(member, number, publication, round_))
+    try:
+        await asyncio.wait([updating, feeding], return_when=asyncio.FIRST_COMPLETED)
+        if feeding.done() and (failure := feeding.exception()) is not None:
+            if isinstance(failure, TooSlow) or not isinstance(failure, NOT_FETCHED):
+                raise failure
+            await round_.leave(member.name)
+            _give_up(member, number, f"a bucket can't be fetched: {failure}")
+        async with asyncio.timeout(VERDICT_SECONDS):
+            return float(await asyncio.shield(updating))
+    except TimeoutError:
+        seconds = f"{VERDICT_SECONDS:.0f} s"
+        raise TooSlow(f"engine {member.name} has no verdict on version {publication.version} after {seconds}") from None
+    finally:
+        if not updating.done():
+            updating.cancel()
+            _give_up(member, number, "the engine was too slow, or another publication has come")
+        feeding.cancel()
+        await round_.leave(member.name)
+
+
+async def _feed(member: Member, number: int, publication: WeightPublication, round_: WeightRound) -> None:
+    """Hands the engine all buckets, and once more if it asks for them."""
+    while True:
+        try:
+            async with asyncio.TaskGroup() as taking:
+                for index in range(len(publication.payload)):
+                    bucket = await round_.bucket(index)
+                    taking.create_task(_take(member, number, index, bucket, round_))
+                    del bucket
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        if not await member.actor.conclude_weights.remote(number, publication.payload.checksum):
+            return
+        round_ = WeightRound(publication.payload, [member.name])
+
+
+async def _take(member: Member, number: int, index: int, bucket: StoredBucket, round_: WeightRound) -> None:
+    try:
+        async with asyncio.timeout(BUCKET_SECONDS):
+            await member.actor.take_weights.remote(number, index, bucket)
+    except TimeoutError:
+        raise TooSlow(f"engine {member.name} has held a bucket for {BUCKET_SECONDS:.0f} s") from None
+    await round_.loaded(member.name, index)
+
+
+def _give_up(member: Member, number: int, reason: str) -> None:
+    """Tells an engine that no more buckets come; nobody waits for its answer."""
+
+    async def tell() -> None:
+        with suppress(RayError, EngineDead):
+            await member.actor.give_up_weights.remote(number, reason)
+
+    task = asyncio.ensure_future(tell())
+    _telling.add(task)
+    task.add_done_callback(_telling.discard)

@@ -1,0 +1,96 @@
+"""Hands the buckets of a publication to several engines together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from longboat_runtime.weights.payload import StoredBucket
+from longboat_runtime.weights.source import WeightSource
+
+# The most buckets that are in Ray's object store at one time: one that is loaded, one that travels, one that is put.
+IN_FLIGHT = 3
+
+
+def releasable(loaded: Iterable[int], buckets: int) -> range:
+    """Returns the numbers of the buckets that may be in the object store, given how many each receiver has loaded (pure).
+
+    The rule: a bucket is put once all receivers have loaded all but IN_FLIGHT - 1 of those before it, and is dropped as soon as all have
+    loaded it. Without receivers nothing is put.
+    """
+    slowest = min(loaded, default=buckets)
+    return range(slowest, min(slowest + IN_FLIGHT, buckets))
+
+
+class WeightRound:
+    """One pass of `receivers`, by name, over a publication's buckets, each of which is put once for all of them.
+
+    A receiver takes buckets in order. One that has left holds nothing up.
+    """
+
+    def __init__(self, source: WeightSource, receivers: Iterable[str] = ()) -> None:
+        self.source = source
+        self._loaded = dict.fromkeys(receivers, 0)
+        self._put: dict[int, asyncio.Task[StoredBucket]] = {}
+        self._changed = asyncio.Condition()
+
+    def join(self, receiver: str) -> None:
+        """Adds a receiver, before any has taken a bucket."""
+        self._loaded[receiver] = 0
+
+    async def ended(self) -> None:
+        """Waits until all receivers have left."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._loaded)
+
+    async def bucket(self, number: int) -> StoredBucket:
+        """Waits until a bucket may be put, and returns it. Raises what the source raises."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: number in self._releasable)
+        if number not in self._put:
+            self._put[number] = asyncio.ensure_future(self.source.bucket(number))
+        return await asyncio.shield(self._put[number])
+
+    async def loaded(self, receiver: str, number: int) -> None:
+        """Notes that a receiver has loaded a bucket and those before it."""
+        async with self._changed:
+            self._loaded[receiver] = max(self._loaded[receiver], number + 1)
+            self._drop()
+
+    async def leave(self, receiver: str) -> None:
+        """Notes that a receiver takes no more buckets."""
+        async with self._changed:
+            self._loaded.pop(receiver, None)
+            self._drop()
+
+    @property
+    def _releasable(self) -> range:
+        return releasable(self._loaded.values(), len(self.source))
+
+    def _drop(self) -> None:
+        remaining = self._releasable
+        for number in [number for number in self._put if number not in remaining]:
+            self._put.pop(number).cancel()
+        self._changed.notify_all()
+
+
+class LateRounds:
+    """Rounds for engines that come after a publication: those that come while one is under way get the next one together."""
+
+    def __init__(self) -> None:
+        self._next: tuple[WeightRound, asyncio.Task[None]] | None = None
+
+    async def join(self, receiver: str, source: WeightSource) -> WeightRound:
+        """Returns the round of this source that the receiver is in, once it begins. The receiver has to leave it."""
+        if self._next is None or self._next[1].done() or self._next[0].source is not source:
+            before = self._next[0] if self._next is not None and self._next[0].source is source else None
+            round_ = WeightRound(source)
+            self._next = (round_, asyncio.create_task(before.ended() if before is not None else asyncio.sleep(0)))
+        round_, beginning = self._next
+        round_.join(receiver)
+        try:
+            await asyncio.shield(beginning)
+        except BaseException:
+            await round_.leave(receiver)
+            raise
+        return round_

@@ -1,0 +1,48 @@
+"""A rank's part in publications: it takes part in every gather, and sends buckets if it is the sender of its pod."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from longboat_runtime.trainer.full_weights import gather_unit, published_weights, units
+from longboat_runtime.trainer.sharding import TORCH_DTYPES
+from longboat_runtime.weights.layout import BucketLayout, lay_out
+from longboat_runtime.weights.sender import WeightSender
+
+if TYPE_CHECKING:
+    from longboat_runtime.trainer.rank import TrainerRank
+
+
+class RankPublisher:
+    """Gathers buckets at their senders, one after another. All ranks make the same calls, in the same order."""
+
+    def __init__(self, trainer: TrainerRank, senders: Sequence[int]) -> None:
+        """Allocates a sender's copy of its part, so that a host that has too little memory fails before the first step."""
+        self._trainer, self._senders = trainer, senders
+        self._dtype = TORCH_DTYPES[trainer.spec.model.dtype]
+        self._units = units(trainer.model, self._dtype)
+        self.layout: tuple[BucketLayout, ...] = lay_out([unit.kinds for unit in self._units], len(senders))
+        self.sender: WeightSender | None = None
+        if trainer.rank in senders:
+            self.sender = WeightSender(self.layout, senders.index(trainer.rank), trainer.platform.pinned)
+
+    def begin(self, version: int | None) -> None:
+        """Announces a version: `gather` follows. Earlier ones can no longer be fetched."""
+        if self.sender is not None:
+            self.sender.begin(version)
+
+    def gather(self) -> dict[int, list[bytes]]:
+        """Gathers all buckets. Senders hand each out as soon as they have it. Returns the digests of this rank's, by number."""
+        weights = published_weights(self._trainer.model)
+        for number, bucket in enumerate(self.layout):
+            receiver = self._senders[bucket.sender]
+            own = self.sender is not None and receiver == self._trainer.rank
+            with self.sender.filling(number) if own and self.sender else nullcontext() as places:
+                first = 0
+                for unit in (self._units[index] for index in bucket.units):
+                    its_places = None if places is None else places[first : first + len(unit.kinds)]
+                    gather_unit(self._trainer.model, weights, unit, self._dtype, receiver, its_places)
+                    first += len(unit.kinds)
+        return {} if self.sender is None else self.sender.digests

@@ -1,0 +1,104 @@
+"""Buckets on their way into an engine: the driver hands them to its actor, and the engine's thread takes them, one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.gate import FetchFailed
+
+
+class Incoming:
+    """The `WeightPayload` of one update. `load`, `conclude` and `fail` are called on the actor's loop, the others in the engine's thread.
+
+    An engine may take all buckets once more, from the first, after it has seen the checksum: to find out what differs.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self.count = buckets
+        self._changed = threading.Condition()
+        self._waiting: dict[int, tuple[Bucket, Future[None]]] = {}
+        self._taken: Future[None] | None = None
+        self._checksum: str | None = None
+        self._concluded: Future[bool] | None = None
+        self._failure: FetchFailed | None = None
+
+    # On the actor's loop
+
+    async def load(self, number: int, bucket: Bucket) -> None:
+        """Offers a bucket; returns once the engine has loaded it, and no longer needs its bytes. Raises FetchFailed if it never will."""
+        loaded: Future[None] = Future()
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._waiting[number] = (bucket, loaded)
+            self._changed.notify_all()
+        del bucket
+        await asyncio.wrap_future(loaded)
+
+    async def conclude(self, checksum: str) -> bool:
+        """Says what the checksum of all buckets is. Returns once the update has ended, or whether all buckets are wanted once more."""
+        concluded: Future[bool] = Future()
+        with self._changed:
+            if self._failure is not None:
+                return False
+            self._checksum, self._concluded = checksum, concluded
+            self._changed.notify_all()
+        return await asyncio.wrap_future(concluded)
+
+    def fail(self, reason: str) -> None:
+        """Ends the update, unless it has ended: no more buckets come."""
+        self._end(FetchFailed(reason))
+
+    # In the engine's thread
+
+    @property
+    def checksum(self) -> str:
+        with self._changed:
+            self._release()
+            self._changed.wait_for(lambda: self._checksum is not None or self._failure is not None)
+            if self._checksum is None:
+                assert self._failure is not None
+                raise self._failure
+            return self._checksum
+
+    def __len__(self) -> int:
+        return self.count
+
+    def bucket(self, index: int) -> Bucket:
+        """Waits for a bucket. Raises FetchFailed if it won't come."""
+        with self._changed:
+            self._release()
+            if index == 0 and self._concluded is not None:
+                self._concluded.set_result(True)
+                self._concluded = None
+            self._changed.wait_for(lambda: index in self._waiting or self._failure is not None)
+            if index not in self._waiting:
+                assert self._failure is not None
+                raise self._failure
+            bucket, self._taken = self._waiting.pop(index)
+            return bucket
+
+    def close(self) -> None:
+        """Lets go of everything: the update has ended."""
+        self._end(FetchFailed("the update has ended"))
+
+    def _release(self) -> None:
+        if self._taken is not None:
+            self._taken.set_result(None)
+            self._taken = None
+
+    def _end(self, failure: FetchFailed) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            unneeded = [loaded for _, loaded in self._waiting.values()]
+            self._waiting.clear()
+            for loaded in unneeded:
+                loaded.set_exception(self._failure)
+            self._release()
+            if self._concluded is not None:
+                self._concluded.set_result(False)
+                self._concluded = None
+            self._changed.notify_all()

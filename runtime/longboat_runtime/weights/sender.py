@@ -1,0 +1,91 @@
+"""A trainer rank's part of the published weights, in host memory: filled by each publication, and handed out from there.
+
+So buckets travel while others are still gathered, and engines that come later get exactly the published version while the rank trains.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.layout import BucketLayout
+from longboat_runtime.weights.publication import PublicationGone
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightSender:
+    """Holds the buckets of `layout` that sender number `index` has, in memory that `allocate` makes once; every version is written there.
+
+    One thread fills; others read. A bucket that is being read isn't overwritten.
+    """
+
+    def __init__(self, layout: Sequence[BucketLayout], index: int, allocate: Callable[[int], torch.Tensor]) -> None:
+        self._layout = layout
+        self._memory = {
+            number: allocate(bucket.nbytes) for number, bucket in enumerate(layout) if bucket.sender == index
+        }
+        self._changed = threading.Condition()
+        self._version: int | None = None
+        # Buckets of the version that are there, with the digests of their tensors.
+        self._digests: dict[int, list[bytes]] = {}
+        self._readers = dict.fromkeys(self._memory, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of host memory."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    @property
+    def digests(self) -> dict[int, list[bytes]]:
+        """The digests of the tensors of each bucket that is there, by number."""
+        return dict(self._digests)
+
+    def begin(self, version: int | None) -> None:
+        """Gives up what is there: buckets of `version` follow; without one, nobody gets them."""
+        with self._changed:
+            self._version, self._digests = version, {}
+            self._changed.notify_all()
+
+    @contextmanager
+    def filling(self, number: int) -> Iterator[list[torch.Tensor]]:
+        """Yields the places of a bucket's tensors, to be filled in the block. Waits for readers of what was there."""
+        import torch
+
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers[number])
+        memory = self._memory[number]
+        yield [
+            memory[entry.offset : entry.offset + entry.nbytes].view(getattr(torch, entry.dtype)).reshape(entry.shape)
+            for entry in self._layout[number].entries
+        ]
+        digests = self._bucket(number).digests()
+        with self._changed:
+            self._digests[number] = digests
+            self._changed.notify_all()
+
+    @contextmanager
+    def reading(self, version: int, number: int) -> Iterator[tuple[Bucket, list[bytes]]]:
+        """Yields a bucket, to be read in the block, with the digests of its tensors. Waits until it has been gathered.
+
+        Raises PublicationGone if `version` isn't, or is no longer, the one that is there or is being gathered.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version or number in self._digests)
+            if self._version != version:
+                raise PublicationGone(f"version {version} has been replaced by version {self._version}")
+            self._readers[number] += 1
+            digests = self._digests[number]
+        try:
+            yield self._bucket(number), digests
+        finally:
+            with self._changed:
+                self._readers[number] -= 1
+                self._changed.notify_all()
+
+    def _bucket(self, number: int) -> Bucket:
+        return Bucket(self._layout[number].entries, self._memory[number].numpy())

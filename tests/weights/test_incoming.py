@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.incoming import Incoming
+from longboat_runtime.weights.payload import Packed, fetched
+from longboat_runtime.weights.publish import pack
+
+
+def three_buckets() -> Packed:
+    return pack([(name, torch.ones(100)) for name in "abc"], bucket_bytes=400)
+
+
+async def test_a_bucket_is_loaded_before_the_last_one_comes() -> None:
+    """The engine's thread takes them in order, whatever order they come in; each is let go as soon as the next is taken."""
+    packed, incoming, order = three_buckets(), Incoming(3), []
+
+    def engine() -> str:
+        for number, bucket in enumerate(fetched(incoming)):
+            assert bucket is packed.bucket(number)
+            order.append(f"loads {number}")
+        return incoming.checksum
+
+    working = asyncio.create_task(asyncio.to_thread(engine))
+
+    async def offer(number: int) -> None:
+        await incoming.load(number, packed.bucket(number))
+        order.append(f"let go {number}")
+
+    second = asyncio.create_task(offer(1))
+    await offer_first(incoming, packed.bucket(0), order)
+    third = asyncio.create_task(offer(2))
+    await asyncio.gather(second, third, incoming_end(incoming, packed.checksum, working))
+    assert order.index("let go 0") < order.index("loads 2")
+    assert await working == packed.checksum
+
+
+async def offer_first(incoming: Incoming, bucket: Bucket, order: list[str]) -> None:
+    await incoming.load(0, bucket)
+    order.append("let go 0")
+
+
+async def incoming_end(incoming: Incoming, checksum: str, working: asyncio.Task[str]) -> None:
+    concluding = asyncio.create_task(incoming.conclude(checksum))
+    await working
+    incoming.close()
+    assert not await concluding
+
+
+async def test_all_buckets_can_be_taken_once_more() -> None:
+    packed, incoming = three_buckets(), Incoming(3)
+
+    def engine() -> list[int]:
+        names = [len(bucket.entries) for bucket in fetched(incoming)]
+        assert incoming.checksum == packed.checksum
+        return names + [len(bucket.entries) for bucket in fetched(incoming)]
+
+    working = asyncio.create_task(asyncio.to_thread(engine))
+    for again in (True, False):
+        await_all = [incoming.load(number, packed.bucket(number)) for number in range(3)]
+        loading = asyncio.gather(*await_all)
+        concluding = asyncio.create_task(incoming.conclude(packed.checksum))
+        if not again:
+            assert await working == [1] * 6
+            incoming.close()
+        await loading
+        assert await concluding is again
+
+
+async def test_an_update_that_gets_no_more_buckets_fails_and_so_do_those_who_offer_them() -> None:
+    packed, incoming = three_buckets(), Incoming(3)
+    working = asyncio.create_task(asyncio.to_thread(lambda: [*fetched(incoming)]))
+    waiting = asyncio.create_task(incoming.load(2, packed.bucket(2)))
+    await asyncio.sleep(0)
+    incoming.fail("the trainer is gone")
+    with pytest.raises(FetchFailed, match="the trainer is gone"):
+        await working
+    with pytest.raises(FetchFailed, match="the trainer is gone"):
+        await waiting
+    with pytest.raises(FetchFailed):
+        await incoming.load(1, packed.bucket(1))
+    assert not await incoming.conclude(packed.checksum)
