@@ -38,7 +38,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of vLLM's `EngineArgs`.
 
-    Log-probs are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
+    No file of weights is read: an engine serves nothing before its first publication, which brings all of them or is refused. Log-probs
+    are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
     rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is the next
     step scheduled while one is computed: both need the same CPU (measured: a decode step takes a fifth longer). An eager engine there
@@ -51,6 +52,7 @@ def engine_arguments(
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": config.tensor_parallel,
         "enforce_eager": config.enforce_eager,
+        "load_format": "dummy",
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "weight_transfer_config": {"backend": weights.BACKEND},

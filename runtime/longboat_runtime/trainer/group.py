@@ -102,7 +102,7 @@ class RayTrainerGroup:
 
     async def _gathered(self) -> None:
         """Waits for the gather that is under way, whatever its outcome."""
-        if self._gathering is not None:
+        if self._gathering is not None and not self._gathering.done():
             await asyncio.wait([self._gathering])
 
     async def checksum(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,16 @@ class HostedEngine:
         self._call("replace", config)
         self._has(config)
 
+    def probe(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs of the tokens, all but the first. In-process engines only."""
+        logprobs: list[float] = self._call("probe", ids)
+        return logprobs
+
+    def replace_reading_files(self, config: EngineConfig) -> None:
+        """Like `replace`, but the engine starts with the weights in the files of its model."""
+        self._call("replace_reading_files", config)
+        self._has(config)
+
     def pack_experts_no_more(self) -> None:
         """As if what keeps the packed weights of experts up to date were missing. Of an engine in its own process."""
         self._call("pack_experts_no_more")
@@ -119,6 +130,16 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool, output: 
             engine = _start_again(*arguments)
             connection.send(None)
             continue
+        if method == "replace_reading_files":
+            engine.shutdown()
+            factory.engine_arguments = partial(_reading_files, factory.engine_arguments)  # type: ignore[assignment]
+            engine = _start_again(*arguments)
+            factory.engine_arguments = factory.engine_arguments.args[0]  # type: ignore[attr-defined]
+            connection.send(None)
+            continue
+        if method == "probe":
+            connection.send(engine._commands.call(partial(engine._probe, *arguments), Exception))  # type: ignore[attr-defined]
+            continue
         if method == "kv_tokens":
             cache = engine._vllm.vllm_config.cache_config  # type: ignore[attr-defined]
             connection.send(cache.num_gpu_blocks * cache.block_size)
@@ -133,6 +154,10 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool, output: 
             connection.send(getattr(engine, method)(*arguments))
         except Exception as error:  # noqa: BLE001 - the test gets it
             connection.send(error)
+
+
+def _reading_files(arguments_of: Callable[..., dict[str, Any]], *config: Any, **options: Any) -> dict[str, Any]:
+    return arguments_of(*config, **options) | {"load_format": "auto"}
 
 
 def _start_again(config: EngineConfig) -> Engine:

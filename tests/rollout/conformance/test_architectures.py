@@ -65,3 +65,23 @@ def test_trainer_and_engine_agree_after_every_publication(
         after = dict(rank.weights())
     assert before.keys() == after.keys()
     assert not all(torch.equal(before[name], after[name]) for name in before), "something was learned"
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen2_moe", *(pytest.param(name, marks=pytest.mark.extended) for name in FAMILIES)],
+)
+def test_the_first_publication_makes_an_engine_equal_to_one_that_read_the_files(
+    in_process: HostedEngine, architecture: str, tmp_path: Path
+) -> None:
+    """It starts with weights that mean nothing."""
+    model = save_random_model(AutoModelForCausalLM.from_config, tiny_config(architecture), tmp_path / "model")
+    in_process.replace_reading_files(config(architecture, model))
+    from_files = in_process.probe(PROBE)
+    in_process.replace(config(architecture, model))
+    meaningless = in_process.probe(PROBE)
+    with only_rank(make_spec(model)) as rank:
+        in_process.update_weights(publication(rank, 0))
+    published = in_process.probe(PROBE)
+    assert max(abs(a - b) for a, b in zip(published, from_files, strict=True)) < 1e-6
+    assert max(abs(a - b) for a, b in zip(meaningless, from_files, strict=True)) > 1e-3
