@@ -109,6 +109,17 @@ class ParallelismSpec(ApiModel):
     )
 
 
+class PublicationMode(StrEnum):
+    """Says how the weights of each step get from the trainer to engines."""
+
+    AUTO = "Auto"
+    """Direct where trainer and engines have GPUs and the same versions of torch and NCCL, else Host."""
+    DIRECT = "Direct"
+    """Broadcasts from trainer pods to rollout pods, by NCCL, on CPUs by gloo; Host where versions differ."""
+    HOST = "Host"
+    """Through the host's memory: Ray's object store, in /dev/shm."""
+
+
 class RolloutSpec(ApiModel):
     """Rollout pods and the vLLM engines in them. A pod has enginesPerPod x tensorParallel devices."""
 
@@ -178,6 +189,12 @@ class RolloutSpec(ApiModel):
     )
     enforce_eager: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         default=False, description="Skip compilation and graph capture: starts sooner, decodes slower on GPUs."
+    )
+
+    publication: Annotated[PublicationMode, Changeable.WHILE_SUSPENDED] = Field(
+        default=PublicationMode.AUTO,
+        description="How weights get from the trainer to engines. Engines that come after a publication always get them by Host.",
+        json_schema_extra={READER_DEFAULT: True},
     )
 
     @property

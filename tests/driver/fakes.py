@@ -72,6 +72,7 @@ from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainRepo
 from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
 from tests.support.checkpoints import described
+from tests.support.publications import stored
 
 
 class Crash(Exception):
@@ -413,7 +414,7 @@ class FakeTrainer:
 
     async def publish(self, version: int) -> WeightPublication:
         self.holds = True
-        return WeightPublication(version, Packed((), self.weights), (), ())
+        return WeightPublication(version, stored(Packed((), self.weights)), (), ())
 
     async def published(self) -> str:
         return self.weights

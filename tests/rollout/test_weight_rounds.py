@@ -42,7 +42,7 @@ class Source:
 
 async def receive(round_: WeightRound, name: str, stops: asyncio.Event | None = None) -> None:
     for number in range(6):
-        await round_.bucket(number)
+        await round_.bucket(name, number)
         if stops is not None:
             await stops.wait()
         await round_.loaded(name, number)
@@ -78,7 +78,7 @@ async def test_a_bucket_that_can_not_be_had_fails_for_all() -> None:
     round_ = WeightRound(Broken(), "ab")
     for _ in "ab":
         with pytest.raises(OSError, match="gone"):
-            await round_.bucket(0)
+            await round_.bucket("a", 0)
 
 
 async def test_engines_that_come_during_a_late_round_get_the_next_one_together() -> None:

@@ -16,6 +16,8 @@ class PackedSource:
     packed: Packed
     checksum: str
 
+    trainer: tuple[str, ...] = ()
+
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes

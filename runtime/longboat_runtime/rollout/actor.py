@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -15,7 +16,7 @@ from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.incoming import Incoming
-from longboat_runtime.weights.payload import StoredBucket
+from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.publication import WeightPublication
 
 # How long `finished` waits before it returns nothing, so that it doesn't wait for ever when its caller is gone.
@@ -89,7 +90,7 @@ class EngineActor:
         finally:
             incoming.close()
 
-    async def take_weights(self, number: int, index: int, bucket: StoredBucket) -> None:
+    async def take_weights(self, number: int, index: int, bucket: StoredBucket | SentBucket) -> None:
         """Fetches a bucket; returns once the engine has loaded it. Raises FetchFailed if it never will."""
         incoming = self._incoming(number)
         await incoming.load(index, await bucket.fetch())
@@ -112,6 +113,10 @@ class EngineActor:
             self._update = (number, Incoming(buckets))
         self._update[1].count = buckets or self._update[1].count
         return self._update[1]
+
+    async def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """See protocol.Engine."""
+        return await asyncio.to_thread(self._started.call_workers, method, *arguments)
 
     async def take_load(self) -> Load:
         return self._started.take_load()

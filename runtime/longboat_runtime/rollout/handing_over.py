@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from ray.exceptions import RayError
 
+from longboat_runtime.rollout.direct import WORKER_SECONDS
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.member import Member
 from longboat_runtime.rollout.weight_rounds import WeightRound
 from longboat_runtime.weights.gate import FetchFailed
-from longboat_runtime.weights.payload import StoredBucket
+from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.publication import PublicationGone, WeightPublication
 
 # How long an engine may hold a bucket, in seconds: one that takes longer is left behind, since all others wait for it.
@@ -69,22 +70,26 @@ async def _feed(member: Member, number: int, publication: WeightPublication, rou
         try:
             async with asyncio.TaskGroup() as taking:
                 for index in range(len(publication.payload)):
-                    bucket = await round_.bucket(index)
+                    bucket = await round_.bucket(member.name, index)
                     taking.create_task(_take(member, number, index, bucket, round_))
                     del bucket
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        if not await member.actor.conclude_weights.remote(number, publication.payload.checksum):
+        if not await member.actor.conclude_weights.remote(number, await round_.checksum()):
             return
         round_ = WeightRound(publication.payload, [member.name])
 
 
-async def _take(member: Member, number: int, index: int, bucket: StoredBucket, round_: WeightRound) -> None:
+async def _take(
+    member: Member, number: int, index: int, bucket: StoredBucket | SentBucket, round_: WeightRound
+) -> None:
+    # What is broadcast has deadlines of its own, at its ends.
+    seconds = BUCKET_SECONDS if isinstance(bucket, StoredBucket) else BUCKET_SECONDS + WORKER_SECONDS
     try:
-        async with asyncio.timeout(BUCKET_SECONDS):
+        async with asyncio.timeout(seconds):
             await member.actor.take_weights.remote(number, index, bucket)
     except TimeoutError:
-        raise TooSlow(f"engine {member.name} has held a bucket for {BUCKET_SECONDS:.0f} s") from None
+        raise TooSlow(f"engine {member.name} has held a bucket for {seconds:.0f} s") from None
     await round_.loaded(member.name, index)
 
 

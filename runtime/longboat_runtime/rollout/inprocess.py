@@ -24,9 +24,10 @@ from longboat_runtime.rollout.requests import (
 )
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.tracebacks import cause_in
-from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
+from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts, check_received
 from longboat_runtime.weights.handover import HandoverFile
-from longboat_runtime.weights.payload import fetched
+from longboat_runtime.weights.payload import SentBucket, fetched
 from longboat_runtime.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class InProcessEngine(BaseEngine):
         Any other error ends the engine.
         """
         return self._commands.call(partial(self._update_weights, publication, calibrated), UpdateFailed)
+
+    def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        return list(self._commands.call(partial(self._vllm.collective_rpc, method, args=arguments), Exception))
 
     def shutdown(self) -> None:
         """Ends vLLM and the thread; samples that run are forgotten."""
@@ -181,10 +185,13 @@ class InProcessEngine(BaseEngine):
         try:
             with HandoverFile() as file:
                 for bucket in contents:
-                    at_hand = self._config.tensor_parallel == 1
-                    where = {"data": bucket.data} if at_hand else {"path": file.write(bucket)}
-                    call("update_weights", args=({"entries": bucket.entries, **where},))
-                    del bucket, where  # the next one may need their memory
+                    if isinstance(bucket, SentBucket):
+                        check_received(call("receive_weights", args=(bucket.entries, bucket.nbytes, bucket.sender)))
+                    elif self._config.tensor_parallel == 1:
+                        call("update_weights", args=({"entries": bucket.entries, "data": bucket.data},))
+                    else:
+                        call("update_weights", args=({"entries": bucket.entries, "path": file.write(bucket)},))
+                    del bucket  # the next one may need its memory
         except FetchFailed:
             call("abandon_weight_update")
             raise
@@ -200,6 +207,7 @@ class InProcessEngine(BaseEngine):
         differences: list[tuple[str, float]] = []
         with suppress(FetchFailed), HandoverFile() as file:
             for number, bucket in enumerate(fetched(publication.payload)):
+                assert isinstance(bucket, Bucket), "what is taken once more comes through the host's memory"
                 of_workers = compare(args=({"entries": bucket.entries, "path": file.write(bucket)}, number == 0))
                 differences += itertools.chain.from_iterable(of_workers)
         return failed.naming(differences, self._config.dtype)

@@ -39,7 +39,7 @@ class EngineKeeper:
     ) -> None:
         self.members = Members()
         self.pods = Pods(cluster, self.members, listener, tasks)
-        self.updates = WeightUpdates(self.members, listener, cluster, tasks)
+        self.updates = WeightUpdates(self.members, listener, cluster, tasks, spec.rollout.publication)
         self.tensor_parallel = spec.rollout.tensor_parallel
         self.deaths = 0
         self.last_death = ""
@@ -224,6 +224,7 @@ class EngineKeeper:
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
         self._cluster.kill(member.actor)
+        self.updates.left(member)
         if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
         died = not final and not member.ended and await self.pods.stays(member.slot.node)

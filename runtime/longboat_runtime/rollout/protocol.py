@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.samples import FleetReport, GeneratedSample, SampleId, SampleRequest
@@ -85,6 +85,12 @@ class Engine(Protocol):
 
         Raises and stops serving if the weights differ or can't be fetched. `calibrated` is the parity that engines like this are calibrated
         by (`weights.gate`); None if they aren't yet.
+        """
+
+    def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls a method of `weights.backend.WeightReceipts` on all of vLLM's workers; returns their answers, rank 0 first.
+
+        Raises RuntimeError if a worker can't do it.
         """
 
     def take_load(self) -> Load:

@@ -22,9 +22,10 @@ from longboat_runtime.rollout.requests import (
 )
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.tracebacks import cause_in
-from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
+from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts, check_received
 from longboat_runtime.weights.handover import HandoverFile
-from longboat_runtime.weights.payload import fetched
+from longboat_runtime.weights.payload import SentBucket, fetched
 from longboat_runtime.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class SpawnedEngine(BaseEngine):
         """
         self._check_alive()
         return self._call(self._guard(self._update_weights(publication, calibrated)))
+
+    def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        self._check_alive()
+        answers: list[Any] = self._call(self._vllm.collective_rpc(method, args=arguments))
+        return answers
 
     def shutdown(self) -> None:
         """Ends vLLM and the thread; samples that run are forgotten."""
@@ -189,7 +195,11 @@ class SpawnedEngine(BaseEngine):
         try:
             with HandoverFile() as file:
                 while (bucket := await asyncio.to_thread(next, contents, None)) is not None:
-                    await call("update_weights", args=({"entries": bucket.entries, "path": file.write(bucket)},))
+                    if isinstance(bucket, SentBucket):
+                        arguments = (bucket.entries, bucket.nbytes, bucket.sender)
+                        check_received(await call("receive_weights", args=arguments))
+                    else:
+                        await call("update_weights", args=({"entries": bucket.entries, "path": file.write(bucket)},))
                     del bucket  # the next one may need its memory
         except FetchFailed:
             await call("abandon_weight_update")
@@ -207,6 +217,7 @@ class SpawnedEngine(BaseEngine):
             contents = await asyncio.to_thread(fetched, publication.payload)
             first = True
             while (bucket := await asyncio.to_thread(next, contents, None)) is not None:
+                assert isinstance(bucket, Bucket), "what is taken once more comes through the host's memory"
                 update = {"entries": bucket.entries, "path": file.write(bucket)}
                 of_workers = await self._vllm.collective_rpc("weight_differences", args=(update, first))
                 differences += itertools.chain.from_iterable(of_workers)

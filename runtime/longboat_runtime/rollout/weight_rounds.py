@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from longboat_runtime.weights.payload import StoredBucket
+from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.source import WeightSource
 
 # The most buckets that are in Ray's object store at one time: one that is loaded, one that travels, one that is put.
 IN_FLIGHT = 3
 
 
-def releasable(loaded: Iterable[int], buckets: int) -> range:
-    """Returns the numbers of the buckets that may be in the object store, given how many each receiver has loaded (pure).
+def releasable(loaded: Iterable[int], buckets: int, in_flight: int = IN_FLIGHT) -> range:
+    """Returns the numbers of the buckets that may be on their way, given how many each receiver has loaded (pure).
 
-    The rule: a bucket is put once all receivers have loaded all but IN_FLIGHT - 1 of those before it, and is dropped as soon as all have
-    loaded it. Without receivers nothing is put.
+    The rule: a bucket is put once all receivers have loaded all but `in_flight` - 1 of those before it, and is dropped as soon as all
+    have loaded it. Without receivers nothing is put.
     """
     slowest = min(loaded, default=buckets)
-    return range(slowest, min(slowest + IN_FLIGHT, buckets))
+    return range(slowest, min(slowest + in_flight, buckets))
 
 
 class WeightRound:
@@ -27,6 +27,8 @@ class WeightRound:
 
     A receiver takes buckets in order. One that has left holds nothing up.
     """
+
+    in_flight = IN_FLIGHT
 
     def __init__(self, source: WeightSource, receivers: Iterable[str] = ()) -> None:
         self.source = source
@@ -43,13 +45,17 @@ class WeightRound:
         async with self._changed:
             await self._changed.wait_for(lambda: not self._loaded)
 
-    async def bucket(self, number: int) -> StoredBucket:
+    async def bucket(self, receiver: str, number: int) -> StoredBucket | SentBucket:
         """Waits until a bucket may be put, and returns it. Raises what the source raises."""
         async with self._changed:
             await self._changed.wait_for(lambda: number in self._releasable)
         if number not in self._put:
             self._put[number] = asyncio.ensure_future(self.source.bucket(number))
         return await asyncio.shield(self._put[number])
+
+    async def checksum(self) -> str:
+        """Returns the checksum of all tensors, once the receiver has loaded all buckets."""
+        return self.source.checksum
 
     async def loaded(self, receiver: str, number: int) -> None:
         """Notes that a receiver has loaded a bucket and those before it."""
@@ -65,7 +71,7 @@ class WeightRound:
 
     @property
     def _releasable(self) -> range:
-        return releasable(self._loaded.values(), len(self.source))
+        return releasable(self._loaded.values(), len(self.source), self.in_flight)
 
     def _drop(self) -> None:
         remaining = self._releasable

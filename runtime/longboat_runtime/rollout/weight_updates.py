@@ -10,7 +10,9 @@ from ray.exceptions import RayError
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_crds.rollout import PublicationMode
 from longboat_runtime.rollout.background import BackgroundTasks
+from longboat_runtime.rollout.direct import DirectRound, PodGroups
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.handing_over import TooSlow, hand_over
 from longboat_runtime.rollout.member import Listener, Member, Members, MemberState
@@ -63,6 +65,18 @@ def refused_everywhere(version: int, reasons: Mapping[str, str]) -> SpecProblem:
     return SpecProblem(Reason.ENGINE_REFUSED, None, message)
 
 
+def _broadcast_to(members: Sequence[Member], free: Sequence[Member]) -> dict[str, list[Member]]:
+    """Returns the engines, by pod, of the pods that take part in a broadcast with all of their engines (pure).
+
+    Those have to be free, and must not have failed to fetch weights since they last served.
+    """
+    pods: dict[str, list[Member]] = {}
+    for member in members:
+        pods.setdefault(member.slot.node.pod, []).append(member)
+    able = {member.name for member in free if not member.fetches}
+    return {pod: engines for pod, engines in pods.items() if able.issuperset(engine.name for engine in engines)}
+
+
 class WeightUpdates:
     """Has engines load the newest `publication` and serve it, and applies remedies to those that don't.
 
@@ -70,11 +84,14 @@ class WeightUpdates:
     data could not be fetched.
     """
 
-    def __init__(self, members: Members, listener: Listener, cluster: RayCluster, tasks: BackgroundTasks) -> None:
+    def __init__(
+        self, members: Members, listener: Listener, cluster: RayCluster, tasks: BackgroundTasks, mode: PublicationMode
+    ) -> None:
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}
         self.fetches = 0
         self._late = LateRounds()
+        self._groups = PodGroups(mode)
         self._members, self._listener, self._cluster, self._tasks = members, listener, cluster, tasks
 
     async def update_all(self, members: Sequence[Member], publication: WeightPublication) -> None:
@@ -82,11 +99,23 @@ class WeightUpdates:
 
         One that is still busy with an earlier publication gets this one by itself: the others don't wait for it.
         """
-        free = {member.name for member in members if not member.turn.locked()}
-        round_ = WeightRound(publication.payload, free)
-        await asyncio.gather(
-            *(self.update(member, publication, round_ if member.name in free else None) for member in members)
-        )
+        free = [member for member in members if not member.turn.locked()]
+        groups = await self._groups.join(_broadcast_to(members, free), publication.payload)
+        direct = {member.name for group in groups.values() for member in group.members}
+        rounds: dict[str, WeightRound] = {}
+        if direct:
+            rounds |= dict.fromkeys(direct, DirectRound(publication.payload, groups.values()))
+        stored = [member.name for member in free if member.name not in direct]
+        rounds |= dict.fromkeys(stored, WeightRound(publication.payload, stored))
+        await asyncio.gather(*(self.update(member, publication, rounds.get(member.name)) for member in members))
+        for group in {group.key: group for group in groups.values()}.values():
+            if any(member.loaded is not publication for member in group.members):
+                self.left(group.members[0])
+
+    def left(self, member: Member) -> None:
+        """Ends the groups that the engine is in: it has ended, or can't be broadcast to."""
+        if (group := self._groups.left(member)) is not None:
+            self._tasks.spawn(group.leave())
 
     async def update(self, member: Member, publication: WeightPublication, round_: WeightRound | None = None) -> None:
         """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of.
@@ -107,9 +136,12 @@ class WeightUpdates:
             try:
                 member.parity = await hand_over(member, publication, calibrated, round_)
             except FetchFailed as failed:
-                round_, slow = None, isinstance(failed, TooSlow)
+                direct, slow = isinstance(round_, DirectRound), isinstance(failed, TooSlow)
+                round_ = None
                 self.fetches += 1
                 self._stop_serving(member, MemberState.STARTED, failed, lost=None if slow else failed.lost)
+                if direct and not slow:
+                    continue  # now from the host's memory
                 if slow and member.fetches and not member.slot.on_trial:
                     self._tasks.spawn(self._restart(member, 0.0))
                     return

@@ -61,11 +61,13 @@ class TrainerActor:
 
             from longboat_runtime.trainer.publishing import RankPublisher
             from longboat_runtime.trainer.rank import TrainerRank
+            from longboat_runtime.weights.groups import SenderGroups
 
         self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
         # Collectives of `write` must not mix with those of a step.
         self._writers = dist.new_group(backend="gloo")
         info = self._trainer.load(fits=fits)
+        self._groups = SenderGroups()
         self._publisher = RankPublisher(self._trainer, sender_ranks(self._world_size))
         return info
 
@@ -100,6 +102,40 @@ class TrainerActor:
         assert self._publisher.sender is not None, "ask the bucket's sender"
         with self._publisher.sender.reading(version, number) as (bucket, digests):
             return digests, [ray.put(bucket.data)]
+
+    @ray.method(concurrency_group="buckets")
+    def send(self, version: int, number: int, keys: Sequence[str]) -> tuple[list[bytes], list[str]]:
+        """Broadcasts a bucket to these groups, once it has been gathered. Only on its sender. Raises PublicationGone.
+
+        Returns the digests of its tensors, and the keys of groups that were left behind.
+        """
+        import torch
+
+        assert self._publisher.sender is not None, "ask the bucket's sender"
+        with self._publisher.sender.reading(version, number) as (bucket, digests):
+            return digests, self._groups.broadcast(torch.from_numpy(bucket.data), keys)
+
+    @ray.method(concurrency_group="stacks")
+    def group_versions(self) -> dict[str, str]:
+        """See `weights.groups.versions`."""
+        from longboat_runtime.weights.groups import versions
+
+        return versions()
+
+    @ray.method(concurrency_group="buckets")
+    def open_group(self, key: str) -> str:
+        """See `SenderGroups.open`."""
+        return self._groups.open(key, ray.util.get_node_ip_address())
+
+    @ray.method(concurrency_group="buckets")
+    def join_group(self, key: str, address: str, size: int, seconds: float) -> None:
+        """See `SenderGroups.join`."""
+        self._groups.join(key, address, size, seconds)
+
+    @ray.method(concurrency_group="buckets")
+    def leave_group(self, key: str) -> None:
+        """See `SenderGroups.leave`."""
+        self._groups.leave(key)
 
     def checksum(self) -> dict[int, list[bytes]]:
         """Gathers the weights with all ranks, for nobody; returns the digests of the tensors of this rank's buckets, by number."""

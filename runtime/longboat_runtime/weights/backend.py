@@ -7,7 +7,7 @@ to the worker's device. Importing this module registers it; vLLM imports it in e
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tens
 from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
 from vllm.platforms import current_platform
 
-from longboat_runtime.weights import BACKEND
-from longboat_runtime.weights.bucket import Bucket, TensorEntry
+from longboat_runtime.weights import BACKEND, groups
+from longboat_runtime.weights.bucket import Bucket, TensorEntry, tensors_in
 from longboat_runtime.weights.checksum import ByteArray, checksum_of
 from longboat_runtime.weights.differences import WeightDifferences
 
@@ -44,16 +44,20 @@ class BucketInit(WeightTransferInitInfo):
 
 @dataclass
 class BucketUpdate(WeightTransferUpdateInfo):
-    """One bucket: its entries, and its bytes either at hand (only if the worker is in this process) or in a file."""
+    """One bucket: its entries, and its bytes at hand (only if the worker is in this process), in a file, or `received` by this worker."""
 
     entries: list[Any]
     data: ByteArray | None = None
     path: str | None = None
+    received: torch.Tensor | None = None
 
     def bucket(self) -> Bucket:
+        """Returns the bucket in the host's memory."""
         entries = tuple(
             TensorEntry(name, dtype, tuple(shape), offset, size) for name, dtype, shape, offset, size in self.entries
         )
+        if self.received is not None:
+            return Bucket(entries, self.received.cpu().numpy())
         if self.data is not None:
             return Bucket(entries, self.data)
         if self.path is None:
@@ -80,6 +84,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._partial: list[str] = []
         self._kernels: list[tuple[UnquantizedFusedMoEMethod, Any]] = []
         self._digests: list[bytes] = []
+        self.groups = groups.WorkerGroups(device)
 
     def init_transfer_engine(self, init_info: BucketInit) -> None:
         del init_info
@@ -96,8 +101,9 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
     def receive_weights(self, update_info: BucketUpdate) -> None:
         bucket = update_info.bucket()
         self._digests += bucket.digests()
-        self._loaded |= self.model.load_weights(bucket.tensors())
-        _detach(self.model, bucket.data)
+        flat = torch.from_numpy(bucket.data) if update_info.received is None else update_info.received
+        self._loaded |= self.model.load_weights(tensors_in(bucket.entries, flat))
+        _detach(self.model, flat)
 
     def finish_weight_update(self) -> None:
         self._partial = _partly_loaded(self.model)
@@ -209,17 +215,13 @@ def _lacking(module: torch.nn.Module) -> str:
     return "" if whole or not lacking else f"without part {', '.join(lacking)}"
 
 
-def _detach(model: torch.nn.Module, data: ByteArray) -> None:
-    """Copies those tensors in `data` that layers keep until they have received all of their weights: `data` is about to be used again."""
-    first = data.ctypes.data
+def _detach(model: torch.nn.Module, flat: torch.Tensor) -> None:
+    """Copies those tensors in `flat` that layers keep until they have received all of their weights: `flat` is about to be used again."""
+    inside = range(flat.data_ptr(), flat.data_ptr() + flat.nbytes)
     for layer in model.modules():
         for _, arguments in get_layerwise_info(layer).loaded_weights:
             for name, value in arguments.arguments.items():
-                if (
-                    isinstance(value, torch.Tensor)
-                    and first <= value.data_ptr() < first + data.nbytes
-                    and not value.is_meta
-                ):
+                if isinstance(value, torch.Tensor) and not value.is_meta and value.data_ptr() in inside:
                     arguments.arguments[name] = value.clone()
 
 
@@ -229,6 +231,7 @@ class WeightReceipts:
     weight_transfer_engine: BucketTransfer
     rank: int
     _weight_update_active: bool
+    update_weights: Callable[[dict[str, Any]], None]
 
     def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
         """Compares the weights of one bucket, the `first` or a later one: see `WeightDifferences.compare`. Empty if that fails."""
@@ -246,6 +249,34 @@ class WeightReceipts:
         """See `BucketTransfer.abandon`."""
         self.weight_transfer_engine.abandon()
         self._weight_update_active = False  # the worker's own flag: while it is set, no other update can begin
+
+    def weight_versions(self) -> dict[str, str]:
+        """See `groups.versions`."""
+        return groups.versions()
+
+    def join_weight_groups(self, addresses: dict[int, str], first: int, size: int, seconds: float) -> str | None:
+        """Joins the groups of all senders, in which this engine's workers have ranks from `first` on. Returns what went wrong, if anything.
+
+        See `WorkerGroups.join`.
+        """
+        try:
+            self.weight_transfer_engine.groups.join(addresses, first + self.rank, size, seconds)
+        except Exception as error:  # noqa: BLE001 - an error would be the worker's end
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def leave_weight_groups(self) -> None:
+        """See `WorkerGroups.leave`."""
+        self.weight_transfer_engine.groups.leave()
+
+    def receive_weights(self, entries: list[Any], nbytes: int, sender: int) -> str | None:
+        """Receives a bucket that is broadcast, and loads it. Returns what went wrong, if it isn't received."""
+        try:
+            received = self.weight_transfer_engine.groups.receive(sender, nbytes)
+        except Exception as error:  # noqa: BLE001 - see above
+            return f"{type(error).__name__}: {error}"
+        self.update_weights({"entries": entries, "received": received})
+        return None
 
     def weight_receipt(self) -> dict[str, Any]:
         return self.weight_transfer_engine.receipt()

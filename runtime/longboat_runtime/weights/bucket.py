@@ -45,9 +45,7 @@ class Bucket:
         """Yields name and tensor of each: a view of `data`, only to be read, and valid as long as that is."""
         import torch
 
-        for entry in self.entries:
-            flat = torch.from_numpy(self._bytes_of(entry))
-            yield entry.name, flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
+        return tensors_in(self.entries, torch.from_numpy(self.data))
 
     def digests(self) -> list[bytes]:
         """Computes the digests of the tensors, in order."""
@@ -55,6 +53,15 @@ class Bucket:
 
     def _bytes_of(self, entry: TensorEntry) -> ByteArray:
         return self.data[entry.offset : entry.offset + entry.nbytes]
+
+
+def tensors_in(entries: Iterable[TensorEntry], flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields name and tensor of each entry: a view of `flat`, the bytes of a bucket, on any device."""
+    import torch
+
+    for entry in entries:
+        own = flat[entry.offset : entry.offset + entry.nbytes]
+        yield entry.name, own.view(getattr(torch, entry.dtype)).reshape(entry.shape)
 
 
 def buckets(named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:

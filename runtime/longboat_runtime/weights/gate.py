@@ -66,6 +66,13 @@ class FetchFailed(UpdateFailed):
     """An engine could not fetch all of a publication's data. That says nothing about the engine: it may try again."""
 
 
+def check_received(errors: Sequence[str | None]) -> None:
+    """Raises FetchFailed if a worker has not received what was broadcast; `errors` say why, None for those that have."""
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise FetchFailed(f"worker {rank} has not received a bucket: {error}")
+
+
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
     """Raises PublicationRefused unless every worker's receipt has the published `checksum` and nothing is `missing`.
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 import torch
@@ -18,43 +18,54 @@ from torch import Tensor
 
 log = structlog.get_logger()
 
-# How long a broadcast, or the making of a group, may take. Then the pod is left behind.
-DEADLINE = timedelta(seconds=45)
-# The group's own time-out: NCCL's watchdog would end the trainer's process at it, so we are done with the group long before.
-GROUP_TIMEOUT = timedelta(seconds=600)
+# Both ends have deadlines of their own. The group's time-out is far longer: at it, NCCL's watchdog would end the trainer's process.
+GROUP_TIMEOUT = timedelta(minutes=10)
 
 
 def versions() -> dict[str, str]:
-    """Returns what both ends of a group must have alike."""
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none"
+    """Returns what both ends of a group must have alike: the version of torch, and that of NCCL, or that there are no GPUs."""
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "no GPU"
     return {"torch": torch.__version__, "NCCL": nccl}
 
 
-def join(address: str, rank: int, size: int) -> Any:
-    """Joins the group of `size` processes that meets at `address`, host:port. The sender has rank 0. Returns torch's group.
+class Group:
+    """A group of `size` processes that meet at `address`, host:port; rank 0 broadcasts. On CPUs a new one waits for all others.
 
-    On CPUs it waits for the others.
+    `seconds` is how long this end waits for the others, or in a broadcast.
     """
-    host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=DEADLINE)
-    if torch.cuda.is_available():
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = GROUP_TIMEOUT
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    return dist.ProcessGroupGloo(store, rank, size, GROUP_TIMEOUT)
 
+    # Groups that have been left in the middle of a broadcast. Torch would wait for it, and with it this whole process, if it freed one.
+    _busy: ClassVar[list[tuple[Any, Any]]] = []
 
-def start_broadcast(group: Any, tensor: Tensor) -> Any:
-    """Starts to broadcast the sender's tensor (shape [bytes]) and returns the work to wait for."""
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
-    return group.broadcast([tensor], options)
+    def __init__(self, address: str, rank: int, size: int, seconds: float) -> None:
+        self._deadline = timedelta(seconds=seconds)
+        host, _, port = address.rpartition(":")
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=self._deadline)
+        if torch.cuda.is_available():
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = GROUP_TIMEOUT
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(store, rank, size, GROUP_TIMEOUT)
+        self._work: Any = None
 
+    def start(self, tensor: Tensor) -> None:
+        """Starts to send rank 0's tensor (shape [bytes]), or to receive it."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._work = self._group.broadcast([tensor], options)
 
-def leave(group: Any) -> None:
-    """Ends a group, whatever it is doing."""
-    with suppress(Exception):
-        group.abort()
+    def wait(self) -> None:
+        """Waits until what was started is done. Raises at the deadline, and if another process is gone."""
+        self._work.wait(self._deadline)
+
+    def leave(self) -> None:
+        """Ends the group, whatever it is doing."""
+        Group._busy = [(group, work) for group, work in Group._busy if not work.is_completed()]
+        if self._work is not None and not self._work.is_completed():
+            Group._busy.append((self._group, self._work))
+        with suppress(Exception):
+            self._group.abort()
 
 
 class SenderGroups:
@@ -63,46 +74,45 @@ class SenderGroups:
     def __init__(self) -> None:
         self.handed = 0
         self._stores: dict[str, dist.TCPStore] = {}
-        self._groups: dict[str, Any] = {}
+        self._groups: dict[str, Group] = {}
         self._staging = _Staging()
 
     def open(self, key: str, host: str) -> str:
-        """Serves the store of a new group; returns its address."""
-        store = dist.TCPStore(host, 0, is_master=True, timeout=DEADLINE, wait_for_workers=False)
-        self._stores[key] = store
-        return f"{host}:{store.port}"
+        """Serves the store of a new group from this process; returns its address."""
+        self._stores[key] = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return f"{host}:{self._stores[key].port}"
 
-    def join(self, key: str, address: str, size: int) -> None:
-        """Joins the group whose store is served at `address`."""
-        self._groups[key] = join(address, 0, size)
+    def join(self, key: str, address: str, size: int, seconds: float) -> None:
+        """Joins a group; see `Group`."""
+        self._groups[key] = Group(address, 0, size, seconds)
 
     def leave(self, key: str) -> None:
         """Ends a group; does nothing if there is none."""
         if (group := self._groups.pop(key, None)) is not None:
-            leave(group)
+            group.leave()
         self._stores.pop(key, None)
 
     def broadcast(self, data: Tensor, keys: Sequence[str]) -> list[str]:
         """Sends bytes to these groups, to all at once. Returns the keys of those that failed or missed the deadline, which are ended."""
+        failed: dict[str, Exception] = {}
         with self._staging.on_device(data) as tensor:
-            works: dict[str, Any] = {}
-            failed = []
-            for key in keys:
-                try:
-                    works[key] = start_broadcast(self._groups[key], tensor)
-                    self.handed += tensor.nbytes
-                except Exception as error:  # noqa: BLE001 - torch raises what it likes
-                    failed.append(key)
-                    log.warning("a rollout pod is left behind", group=key, error=str(error))
-            for key, work in works.items():
-                try:
-                    work.wait(DEADLINE)
-                except Exception as error:  # noqa: BLE001
-                    failed.append(key)
-                    log.warning("a rollout pod is left behind", group=key, error=str(error))
-            for key in failed:
+            for do in (self._start, self._wait):
+                for key in [key for key in keys if key not in failed]:
+                    try:
+                        do(key, tensor)
+                    except Exception as error:  # noqa: BLE001 - torch raises what it likes
+                        failed[key] = error
+            for key, error in failed.items():
+                log.warning("a rollout pod is left behind", group=key, error=str(error))
                 self.leave(key)
-            return failed
+        return [*failed]
+
+    def _start(self, key: str, tensor: Tensor) -> None:
+        self._groups[key].start(tensor)
+        self.handed += tensor.nbytes
+
+    def _wait(self, key: str, _: Tensor) -> None:
+        self._groups[key].wait()
 
 
 class _Staging:
@@ -123,8 +133,7 @@ class _Staging:
         try:
             if buffer.numel() < data.numel():
                 buffer = torch.empty(data.numel(), dtype=torch.uint8, device="cuda")
-            buffer[: data.numel()].copy_(data, non_blocking=True)
-            yield buffer[: data.numel()]
+            yield buffer[: data.numel()].copy_(data, non_blocking=True)
         finally:
             with self._returned:
                 self._free.append(buffer)
@@ -136,29 +145,28 @@ class WorkerGroups:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._groups: dict[int, Any] = {}
+        self._groups: dict[int, Group] = {}
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def join(self, addresses: Mapping[int, str], rank: int, size: int) -> None:
-        """Joins the groups of all senders, by number, as `rank` of each."""
+    def join(self, addresses: Mapping[int, str], rank: int, size: int, seconds: float) -> None:
+        """Joins the groups of all senders, by number, as `rank` of each; see `Group`."""
         self.leave()
         for sender, address in sorted(addresses.items()):
-            self._groups[sender] = join(address, rank, size)
+            self._groups[sender] = Group(address, rank, size, seconds)
 
     def leave(self) -> None:
         """Ends all groups."""
         for group in self._groups.values():
-            leave(group)
+            group.leave()
         self._groups.clear()
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=self._device)
 
     def receive(self, sender: int, nbytes: int) -> Tensor:
         """Receives bytes from a sender, in memory of the worker's device that the next call overwrites. Raises if it gets none."""
         if self._buffer.numel() < nbytes:
             self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         received = self._buffer[:nbytes]
-        start_broadcast(self._groups[sender], received).wait(DEADLINE)
+        group = self._groups[sender]
+        group.start(received)
+        group.wait()
         return received
-
-    def release(self) -> None:
-        """Gives up the memory."""
-        self._buffer = self._buffer[:0].clone()

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from longboat_runtime.weights.bucket import Bucket
 from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.payload import SentBucket
 
 
 class Incoming:
@@ -19,7 +20,7 @@ class Incoming:
     def __init__(self, buckets: int) -> None:
         self.count = buckets
         self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[Bucket, Future[None]]] = {}
+        self._waiting: dict[int, tuple[Bucket | SentBucket, Future[None]]] = {}
         self._taken: Future[None] | None = None
         self._checksum: str | None = None
         self._concluded: Future[bool] | None = None
@@ -27,7 +28,7 @@ class Incoming:
 
     # On the actor's loop
 
-    async def load(self, number: int, bucket: Bucket) -> None:
+    async def load(self, number: int, bucket: Bucket | SentBucket) -> None:
         """Offers a bucket; returns once the engine has loaded it, and no longer needs its bytes. Raises FetchFailed if it never will."""
         loaded: Future[None] = Future()
         with self._changed:
@@ -67,7 +68,7 @@ class Incoming:
     def __len__(self) -> int:
         return self.count
 
-    def bucket(self, index: int) -> Bucket:
+    def bucket(self, index: int) -> Bucket | SentBucket:
         """Waits for a bucket. Raises FetchFailed if it won't come."""
         with self._changed:
             self._release()

@@ -32,7 +32,7 @@ class WeightPayload(Protocol):
     def __len__(self) -> int:
         """Returns the number of buckets, at least one."""
 
-    def bucket(self, index: int) -> Bucket:
+    def bucket(self, index: int) -> Bucket | SentBucket:
         """Fetches one; those before it may be released, or overwritten, from then on."""
 
 
@@ -74,7 +74,20 @@ class StoredBucket:
         raise AssertionError
 
 
-def fetched(payload: WeightPayload) -> Iterator[Bucket]:
+@dataclass(frozen=True, slots=True)
+class SentBucket:
+    """A bucket that sender number `sender` broadcasts to all workers of a pod's engines, which each receive it by themselves."""
+
+    entries: tuple[TensorEntry, ...]
+    nbytes: int
+    sender: int
+
+    async def fetch(self) -> SentBucket:
+        """Fetches nothing."""
+        return self
+
+
+def fetched(payload: WeightPayload) -> Iterator[Bucket | SentBucket]:
     """Returns the buckets. The first is fetched at once, so that lost weights are noticed before anything is changed.
 
     The others are fetched as they are taken. Raises FetchFailed, at once or then, if one can't be fetched.
@@ -83,7 +96,7 @@ def fetched(payload: WeightPayload) -> Iterator[Bucket]:
     return itertools.chain([first], (_fetch(payload, index) for index in range(1, len(payload))))
 
 
-def _fetch(payload: WeightPayload, index: int) -> Bucket:
+def _fetch(payload: WeightPayload, index: int) -> Bucket | SentBucket:
     try:
         return payload.bucket(index)
     except FetchFailed:

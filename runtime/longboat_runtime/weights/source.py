@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ray.exceptions import RayError, RayTaskError
 
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout
-from longboat_runtime.weights.payload import StoredBucket
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+from longboat_runtime.weights.payload import SentBucket, StoredBucket
 
 
 class WeightSource(Protocol):
@@ -32,11 +33,36 @@ class WeightSource(Protocol):
     def checksum(self) -> str:
         """The checksum of all tensors, once each bucket has been there."""
 
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        """Identifies the senders, which broadcast; empty if there are none."""
+
+    async def versions(self) -> list[Mapping[str, str]]:
+        """Returns `weights.groups.versions` of each sender."""
+
+    async def open_groups(self, key: str) -> dict[int, str]:
+        """Has each sender serve the store of a new group; returns their addresses by sender."""
+
+    async def join_groups(self, key: str, addresses: Mapping[int, str], size: int, seconds: float) -> None:
+        """Has each sender join its group, of `size` processes. Raises RuntimeError if the others don't come within `seconds`."""
+
+    async def leave_groups(self, key: str) -> None:
+        """Ends the groups; does nothing where there is none."""
+
+    def sent(self, number: int) -> SentBucket:
+        """Describes a bucket to those who receive it by `send`."""
+
+    async def send(self, number: int, keys: Sequence[str]) -> list[str]:
+        """Has a bucket broadcast to these groups, once it has been gathered; returns the keys of those that were left behind.
+
+        Raises as `bucket` does.
+        """
+
 
 class TrainerSource:
     """The `WeightSource` of a trainer whose `senders` are actors like `trainer.actor.TrainerActor`."""
 
-    def __init__(self, version: int, layout: Sequence[BucketLayout], senders: Sequence[ActorHandle]) -> None:
+    def __init__(self, version: int, layout: Sequence[BucketLayout], senders: Sequence[Any]) -> None:
         self._version, self._layout, self._senders = version, layout, senders
         self._digests: dict[int, list[bytes]] = {}
 
@@ -48,16 +74,51 @@ class TrainerSource:
         return len(self._layout)
 
     async def bucket(self, number: int) -> StoredBucket:
-        from ray.exceptions import RayTaskError
+        sender = self._senders[self._layout[number].sender]
+        self._digests[number], [data] = await _result(sender.bucket.remote(self._version, number))
+        return StoredBucket(self._layout[number].entries, data)
 
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        return tuple(sender._actor_id.hex() for sender in self._senders)
+
+    async def versions(self) -> list[Mapping[str, str]]:
+        return await self._all("group_versions")
+
+    async def open_groups(self, key: str) -> dict[int, str]:
+        return dict(enumerate(await self._all("open_group", key)))
+
+    async def join_groups(self, key: str, addresses: Mapping[int, str], size: int, seconds: float) -> None:
+        joining = [
+            _result(sender.join_group.remote(key, addresses[number], size, seconds))
+            for number, sender in enumerate(self._senders)
+        ]
+        await asyncio.gather(*joining)
+
+    async def leave_groups(self, key: str) -> None:
+        with suppress(RayError):
+            await self._all("leave_group", key)
+
+    def sent(self, number: int) -> SentBucket:
         bucket = self._layout[number]
-        sender: Any = self._senders[bucket.sender]
-        try:
-            self._digests[number], [data] = await sender.bucket.remote(self._version, number)
-        except RayTaskError as error:
-            raise error.cause from error
-        return StoredBucket(bucket.entries, data)
+        return SentBucket(bucket.entries, bucket.nbytes, bucket.sender)
+
+    async def send(self, number: int, keys: Sequence[str]) -> list[str]:
+        sender = self._senders[self._layout[number].sender]
+        self._digests[number], failed = await _result(sender.send.remote(self._version, number, keys))
+        return list(failed)
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return await asyncio.gather(*(_result(getattr(sender, method).remote(*arguments)) for sender in self._senders))
 
     @property
     def checksum(self) -> str:
         return checksum_of(digest for number in range(len(self)) for digest in self._digests[number])
+
+
+async def _result(answer: Any) -> Any:
+    """Returns what an actor returned, or raises what it raised, without Ray's wrapping."""
+    try:
+        return await answer
+    except RayTaskError as error:
+        raise error.cause from error

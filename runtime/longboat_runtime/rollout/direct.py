@@ -1,0 +1,203 @@
+"""Publication by broadcasts from the trainer's senders to the workers of engines, a group for each rollout pod and sender."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+
+from longboat_crds.rollout import PublicationMode
+from longboat_runtime.rollout.engine import EngineDead
+from longboat_runtime.rollout.member import Member
+from longboat_runtime.rollout.weight_rounds import WeightRound
+from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.payload import SentBucket
+from longboat_runtime.weights.source import WeightSource
+
+log = logging.getLogger(__name__)
+
+# The most buckets on their way at one time: senders have two buffers.
+IN_FLIGHT = 2
+# How long a sender waits for a pod in a broadcast, and both ends for each other in the making of a group, in seconds.
+SENDER_SECONDS = 45.0
+# How long a worker waits for a bucket: its sender may first have to leave another pod behind.
+WORKER_SECONDS = 2.5 * SENDER_SECONDS
+
+_numbers = itertools.count(1)
+
+
+def direct_problem(
+    mode: PublicationMode, senders: Sequence[Mapping[str, str]], workers: Sequence[Mapping[str, str]]
+) -> str | None:
+    """Returns why senders and workers of these versions (`weights.groups.versions`) have no group; None if they may have one (pure).
+
+    The rule: all versions are equal. By gloo, where there are no GPUs, only if the spec asks for Direct: Ray's object store shares each
+    bucket on a node.
+    """
+    if mode is PublicationMode.HOST:
+        return "rollout.publication is Host"
+    if not senders or not workers:
+        return "nobody broadcasts here"
+    expected = senders[0]
+    for end in (*senders, *workers):
+        for name, version in expected.items():
+            if end.get(name) != version:
+                return f"{name} is {version} in the trainer and {end.get(name)} in engines: use one image for both"
+    if mode is PublicationMode.AUTO and expected.get("NCCL") == "no GPU":
+        return "there are no GPUs"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """The groups of a rollout pod, one with each sender, all of `key`. They hold for exactly these engines and this trainer."""
+
+    key: str
+    members: tuple[Member, ...]
+    source: WeightSource
+
+    def serves(self, members: Sequence[Member], source: WeightSource) -> bool:
+        """Whether the groups are those of these engines and the source's senders."""
+        return self.members == tuple(members) and self.source.trainer == source.trainer
+
+    async def leave(self) -> None:
+        """Ends the groups on both sides, where there still is one."""
+        leaving = [self.source.leave_groups(self.key)]
+        leaving += [member.actor.call_workers.remote("leave_weight_groups") for member in self.members]
+        await asyncio.gather(*leaving, return_exceptions=True)
+
+
+class PodGroups:
+    """The groups of all rollout pods: made when a pod's engines first take part in a publication, ended when one of them ends."""
+
+    def __init__(self, mode: PublicationMode) -> None:
+        self._mode = mode
+        self._groups: dict[str, PodGroup] = {}
+        self._refused: dict[str, str] = {}
+
+    async def join(self, pods: Mapping[str, Sequence[Member]], source: WeightSource) -> dict[str, PodGroup]:
+        """Returns the groups of those of the pods that can have some; the engines of the others get buckets from the host's memory."""
+        if self._mode is PublicationMode.HOST or not source.trainer:
+            return {}
+        joined = await asyncio.gather(*(self._joined(pod, members, source) for pod, members in pods.items()))
+        return {pod: group for pod, group in zip(pods, joined, strict=True) if group is not None}
+
+    def left(self, member: Member) -> PodGroup | None:
+        """Gives up the groups that an engine is in, and returns them, to be ended."""
+        pod = member.slot.node.pod
+        group = self._groups.get(pod)
+        if group is None or member not in group.members:
+            return None
+        return self._groups.pop(pod)
+
+    async def _joined(self, pod: str, members: Sequence[Member], source: WeightSource) -> PodGroup | None:
+        group = self._groups.get(pod)
+        if group is not None and group.serves(members, source):
+            return group
+        if group is not None:
+            del self._groups[pod]
+            await group.leave()
+        made = PodGroup(f"{pod}/{next(_numbers)}", tuple(members), source)
+        try:
+            async with asyncio.timeout(SENDER_SECONDS):
+                if self._unsuitable(pod, await self._versions(made)):
+                    return None
+                await self._make(made)
+        except (TimeoutError, RayError, EngineDead, RuntimeError) as error:
+            log.warning(
+                "pod %s gets weights from the host's memory: its group can't be made: %s", pod, error or "no answer"
+            )
+            await made.source.leave_groups(made.key)
+            return None
+        self._groups[pod] = made
+        return made
+
+    async def _versions(self, group: PodGroup) -> str | None:
+        senders, *workers = await asyncio.gather(
+            group.source.versions(), *(member.actor.call_workers.remote("weight_versions") for member in group.members)
+        )
+        return direct_problem(self._mode, senders, [*itertools.chain.from_iterable(workers)])
+
+    def _unsuitable(self, pod: str, problem: str | None) -> bool:
+        if problem is not None and self._mode is PublicationMode.DIRECT and self._refused.get(pod) != problem:
+            self._refused[pod] = problem
+            log.warning("pod %s gets weights from the host's memory: %s", pod, problem)
+        return problem is not None
+
+    async def _make(self, group: PodGroup) -> None:
+        """Has senders and workers meet. Raises RuntimeError if one of them can't."""
+        size = 1 + sum(member.config.tensor_parallel for member in group.members)
+        addresses = await group.source.open_groups(group.key)
+        joining, first = [group.source.join_groups(group.key, addresses, size, SENDER_SECONDS)], 1
+        for member in group.members:
+            arguments = (addresses, first, size, WORKER_SECONDS)
+            joining.append(_joined_workers(member, arguments))
+            first += member.config.tensor_parallel
+        await asyncio.gather(*joining)
+
+
+async def _joined_workers(member: Member, arguments: tuple[object, ...]) -> None:
+    errors = await member.actor.call_workers.remote("join_weight_groups", *arguments)
+    if problem := "; ".join(error for error in errors if error):
+        raise RuntimeError(problem)
+
+
+class DirectRound(WeightRound):
+    """A round of the engines of pods that have groups: each bucket is broadcast once to each pod.
+
+    A pod of which an engine leaves early, or that its sender leaves behind, gets no more: all of its engines have to fetch the weights
+    in another way.
+    """
+
+    in_flight = IN_FLIGHT
+
+    def __init__(self, source: WeightSource, groups: Iterable[PodGroup]) -> None:
+        self._groups = {group.key: group for group in groups}
+        self._key_of = {member.name: key for key, group in self._groups.items() for member in group.members}
+        super().__init__(source, self._key_of)
+        self._sent: dict[int, asyncio.Task[None]] = {}
+        self.failed: dict[str, str] = {}
+
+    async def bucket(self, receiver: str, number: int) -> SentBucket:
+        """Waits until a bucket may be sent, and has it sent; returns what the receiver needs to know to receive it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: number in self._releasable or self._problem_of(receiver))
+        if problem := self._problem_of(receiver):
+            raise FetchFailed(problem)
+        if number not in self._sent:
+            self._sent[number] = asyncio.create_task(self._send(number))
+        return self.source.sent(number)
+
+    async def checksum(self) -> str:
+        await asyncio.gather(*self._sent.values())
+        return self.source.checksum
+
+    async def leave(self, receiver: str) -> None:
+        if self._loaded.get(receiver, len(self.source)) < len(self.source):
+            await self._fail([self._key_of[receiver]], f"engine {receiver} of its pod has left the broadcast")
+        await super().leave(receiver)
+
+    async def _send(self, number: int) -> None:
+        keys = [key for key in self._groups if key not in self.failed]
+        try:
+            failed = await self.source.send(number, keys)
+        except Exception as error:  # noqa: BLE001 - receivers get it
+            await self._fail(keys, f"a bucket can't be sent: {error}")
+        else:
+            await self._fail(failed, "its pod was left behind in a broadcast")
+
+    async def _fail(self, keys: Iterable[str], problem: str) -> None:
+        async with self._changed:
+            for key in keys:
+                self.failed.setdefault(key, problem)
+            self._changed.notify_all()
+
+    def _problem_of(self, receiver: str) -> str | None:
+        return self.failed.get(self._key_of[receiver])
+
+    def _drop(self) -> None:
+        self._changed.notify_all()
