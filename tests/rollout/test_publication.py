@@ -86,7 +86,7 @@ def make_job(model: Path, publication: str) -> RLJobSpec:
                 "maxSequences": 8,
                 "enforceEager": True,
             },
-            "trainer": {"replicas": 2, "maxTokensPerBin": 64, "optimizer": {"learningRate": 1e-3}},
+            "trainer": {"replicas": 2, "maxTokensPerBin": 512, "optimizer": {"learningRate": 1e-3}},
             "rewards": [{"name": "r", "kind": "ReasoningGym"}],
         }
     )
@@ -101,6 +101,7 @@ async def job(
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         patch.setattr("longboat_runtime.trainer.group.TrainerActor", WatchedTrainer)
         trainer = RayTrainerGroup(spec, store)
+        await store.put(SAMPLES)
         async with opened(spec, store) as fleet:
             await trainer.load()
             await fleet.wait_started(ENGINES)
