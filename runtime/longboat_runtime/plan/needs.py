@@ -11,6 +11,7 @@ from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
 from longboat_crds.shared_memory import response_bytes
+from longboat_runtime.checkpoint.export import FILE_BYTES
 from longboat_runtime.object_store import (
     HANDED_OVER_BUCKETS,
     MINIMAL_OBJECT_STORE,
@@ -45,7 +46,7 @@ class Resource(StrEnum):
 class Need:
     """The bytes (of a bin, tokens) that are `needed` of a resource of each of a role's pods, made of `parts`, and that are `available`.
 
-    `available` is None where nobody says; then nothing is too small.
+    `available` is None where nobody says; then nothing is too small. So many bytes of what is needed are `assumed`, not computed.
     """
 
     resource: Resource
@@ -53,11 +54,17 @@ class Need:
     needed: int
     available: int | None
     parts: Mapping[str, int] = field(default_factory=dict)
+    assumed: int = 0
 
     @property
     def fits(self) -> bool:
         """Returns whether what is given suffices, as far as that is known."""
         return self.available is None or self.needed <= self.available
+
+    @property
+    def exceeds(self) -> bool:
+        """Returns whether what is given doesn't suffice, whatever the assumed numbers really are."""
+        return self.available is not None and self.needed - self.assumed > self.available
 
 
 def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, capacity: Capacity) -> list[Need]:
@@ -68,7 +75,7 @@ def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: 
         kv_need(spec, model, figures, longest, capacity),
         *(shared_memory_need(spec, figures, role, capacity) for role in ("driver", "rollout", "trainer", "reward")),
         *(host_need(spec, figures, role, capacity) for role in ("rollout", "trainer")),
-        claim_need(spec, figures),
+        claim_need(spec, figures, capacity),
     ]
 
 
@@ -95,7 +102,7 @@ def device_need(figures: Figures, capacity: Capacity) -> Need:
     }
     if peak > accumulated.peak:
         parts["other phases"] = peak - accumulated.peak
-    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts))
+    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts), DEVICE_OVERHEAD)
 
 
 def engine_weights(figures: Figures, model: Mapping[str, Any], tensor_parallel: int) -> int:
@@ -166,20 +173,22 @@ def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, capacity: C
 
 def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
     """Returns the memory of the container of a role, /dev/shm included: what is written there counts."""
-    parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed}
+    processes = 1 if role == "trainer" else spec.rollout.devices_per_pod
+    assumed = HOST_OVERHEAD * processes
+    parts = {
+        Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed,
+        "processes (assumed)": assumed,
+    }
     if role == "trainer":
-        parts["processes (assumed)"] = HOST_OVERHEAD
         parts["snapshot"] = figures.snapshot
         parts["pinned activations"] = figures.pinned
         parts["published weights"] = figures.published // len(senders(spec)) + bucket_bytes(spec, figures)
         if spec.checkpoint.export or spec.checkpoint.export_every_steps:
-            parts["export"] = figures.published
-    else:
-        parts["processes (assumed)"] = HOST_OVERHEAD * spec.rollout.devices_per_pod
-    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), capacity.memory.get(role), _present(parts))
+            parts["export"] = min(figures.published, FILE_BYTES + 2 * figures.largest)
+    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), capacity.memory.get(role), _present(parts), assumed)
 
 
-def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
+def claim_need(spec: RLJobSpec, figures: Figures, capacity: Capacity) -> Need:
     """Returns the size of the checkpoint claim: what is kept, and one more of each kind, which is written before the oldest goes."""
     checkpoint = spec.checkpoint
     parts = {f"{checkpoint.keep + 1} checkpoints": (checkpoint.keep + 1) * checkpoint_bytes(figures)}
@@ -188,8 +197,7 @@ def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
         parts[f"{count} exports"] = count * figures.published
     if checkpoint.export:
         parts["the last export"] = figures.published
-    size = None if checkpoint.claim_name else in_bytes(checkpoint.volume.size)
-    return Need(Resource.CLAIM, "trainer", sum(parts.values()), size, parts)
+    return Need(Resource.CLAIM, "trainer", sum(parts.values()), capacity.claim, parts)
 
 
 def checkpoint_bytes(figures: Figures) -> int:

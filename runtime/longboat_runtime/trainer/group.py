@@ -15,6 +15,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
+from longboat_runtime.ray_nodes import have_gpus, offering, on_first
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
@@ -34,8 +35,6 @@ RESOURCE = "longboat-trainer"
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
 HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, FilesDamaged, NotStreamed)
-# How often Ray is asked for the trainer's nodes, in seconds.
-NODES_SECONDS = 0.5
 # Tokens of the probe by which engines are compared with the trainer.
 PROBE_TOKENS = 32
 
@@ -61,13 +60,16 @@ class RayTrainerGroup:
         self._end()
         fits = self._plan is None or await self._plan.fits()
         count = self._spec.trainer.replicas
-        options = {
-            "num_cpus": 0,
-            "num_gpus": await _gpus_of_a_rank(count),
-            "resources": {RESOURCE: 1},
-        }
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor).options(**options)
-        self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
+        nodes = await offering(RESOURCE, count)
+        # An actor that asks for no GPU sees none.
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
+        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
+        # The first rank is where the job's memory was planned.
+        first = options | {"scheduling_strategy": on_first(nodes)}
+        self._actors = [
+            actor.options(**(options if rank else first)).remote(self._spec, rank, count, self._store)
+            for rank in range(count)
+        ]
         [address] = await self._gather([self._actors[0].address.remote()])
         self._info, *_ = await self._call("load", address, fits)
         [self._layout] = await self._gather([self._actors[0].layout.remote()])
@@ -219,12 +221,3 @@ async def _result(answer: Any) -> Any:
         return await answer
     except RayTaskError as error:
         raise error.cause from error
-
-
-async def _gpus_of_a_rank(ranks: int) -> int:
-    """Waits for the trainer's nodes; returns 1 if any has GPUs, since an actor that asks for none sees none, else 0."""
-    while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
-        if sum(node[RESOURCE] for node in nodes) >= ranks:
-            return int(any(node.get("GPU") for node in nodes))
-        await asyncio.sleep(NODES_SECONDS)
