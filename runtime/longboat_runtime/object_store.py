@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # Ray refuses less than about 75 MB.
 MINIMAL_OBJECT_STORE = 80_000_000
 # What engines of one pod need of /dev/shm beside the store, besides buckets.
@@ -22,6 +24,20 @@ def object_store_size(shared_memory: int, *, engines: bool = False) -> int:
     """
     reserved = max(RESERVED_SHARED_MEMORY, shared_memory // HANDOVER_SHARE if engines else 0)
     return max(shared_memory - reserved, MINIMAL_OBJECT_STORE)
+
+
+def store_shortage(stores: Mapping[str, float], bucket: int) -> str | None:
+    """Returns the warning if a node's store (bytes by the node's name) can't hold what travels of a publication; None if all can."""
+    needed = STORED_BUCKETS * bucket
+    short = {name: store for name, store in stores.items() if store < needed}
+    if not short:
+        return None
+    name = min(short, key=lambda name: short[name])
+    return (
+        f"{len(short)} Ray nodes, among them {name}, have less than the {needed} bytes of object store that buckets of {bucket} bytes need, "
+        f"{short[name]:.0f}, so weights may go through the disk: enlarge /dev/shm, the volume `shm` of trainer and rollout pods in the "
+        "runtime template"
+    )
 
 
 def object_store_need(bucket: int, responses: int) -> int:

@@ -1,7 +1,7 @@
 import pytest
 
 from longboat_runtime.agent.ray_command import RayNode, head_command, worker_command
-from longboat_runtime.object_store import object_store_need, object_store_size
+from longboat_runtime.object_store import object_store_need, object_store_size, store_shortage
 
 NODE = RayNode(
     "10.0.0.7", {"longboat-rollout": 2}, {"longboat.dev/role": "rollout", "longboat.dev/pod": "x-rollout-0-a0"}
@@ -42,3 +42,11 @@ def test_the_store_of_the_fullest_node_holds_buckets_and_responses() -> None:
     bucket, responses = 2**29, 64 * 16 * 8192
     assert 0.8 * (object_store_need(bucket, responses) - responses) >= 3 * bucket, "Ray writes to disk at 80 %"
     assert object_store_need(0, 0) == object_store_size(0), "Ray refuses less"
+
+
+def test_a_store_that_is_too_small_for_buckets_is_named_with_the_cure() -> None:
+    assert store_shortage({"trainer-0": 2**31, "rollout-0": 2**31}, 2**29) is None
+    warning = store_shortage({"trainer-0": 2**31, "rollout-0": 2**31 - 1, "rollout-1": 2**30}, 2**29)
+    assert warning is not None
+    assert "2 Ray nodes, among them rollout-1" in warning
+    assert "enlarge /dev/shm" in warning

@@ -404,7 +404,7 @@ class Steps:
     def _add_publication(self, report: PublicationReport) -> None:
         self._engines = len(report.serving)
         metrics = {"bytes": report.bytes, "seconds": report.seconds, "parity_max": report.parity}
-        counts = {"engines": len(report.serving), "refused": len(report.refused)}
+        counts = {"engines": len(report.serving), "refused": len(report.refused), "direct": report.direct}
         self._reports.add(report.version, {f"sync/{n}": float(v) for n, v in {**metrics, **counts}.items()})
 
     async def save(self, boundary: StepBoundary, *, needed: bool) -> None:

@@ -86,7 +86,7 @@ class PodGroups:
         joined = await asyncio.gather(*(self._joined(pod, members, source) for pod, members in pods.items()))
         return {pod: group for pod, group in zip(pods, joined, strict=True) if group is not None}
 
-    def left(self, member: Member) -> PodGroup | None:
+    def discard(self, member: Member) -> PodGroup | None:
         """Gives up the groups that an engine is in, and returns them, to be ended."""
         pod = member.slot.node.pod
         group = self._groups.get(pod)

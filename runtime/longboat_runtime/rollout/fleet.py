@@ -188,6 +188,7 @@ class RayRolloutFleet:
             parity=max((member.parity for member in serving), default=0.0),
             serving=tuple(sorted(member.name for member in serving)),
             refused={member.name: member.problem for member in refused},
+            direct=sum(member.direct for member in serving),
         )
 
     async def changed(self, previous: FleetState) -> FleetState:

@@ -224,7 +224,7 @@ class EngineKeeper:
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
         self._cluster.kill(member.actor)
-        self.updates.left(member)
+        self.updates.end_groups(member)
         if member.tried is not None:  # else no sample has ever run in it
             await self._store.refuse(member.name)
         died = not final and not member.ended and await self.pods.stays(member.slot.node)

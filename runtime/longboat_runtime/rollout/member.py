@@ -99,7 +99,7 @@ class Member:
 
     `problem` says why it doesn't serve, `refused` is the last publication that didn't pass its gate. `fetches` counts updates whose data
     could not be fetched since it last began to serve. `ended` says that its end is no death: it came on purpose, or on trial.
-    `calls` orders the calls that begin and abort samples.
+    `direct` says whether `loaded` came by broadcasts. `calls` orders the calls that begin and abort samples.
     """
 
     config: EngineConfig
@@ -109,6 +109,7 @@ class Member:
     tried: WeightPublication | None = None
     loaded: WeightPublication | None = None
     refused: WeightPublication | None = None
+    direct: bool = False
     parity: float = 0.0
     problem: str = ""
     ended: bool = False

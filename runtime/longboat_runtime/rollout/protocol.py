@@ -17,7 +17,10 @@ from longboat_runtime.weights.publication import WeightPublication
 
 @dataclass(frozen=True, slots=True)
 class PublicationReport:
-    """Reports one publication. `parity` is the largest |engine - trainer| log-prob on the probe over serving engines."""
+    """Reports one publication. `parity` is the largest |engine - trainer| log-prob on the probe over serving engines.
+
+    `direct` of these got it by broadcasts, the others through the host's memory.
+    """
 
     version: int
     seconds: float
@@ -25,6 +28,7 @@ class PublicationReport:
     parity: float
     serving: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    direct: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,11 +110,11 @@ class WeightUpdates:
         await asyncio.gather(*(self.update(member, publication, rounds.get(member.name)) for member in members))
         for group in {group.key: group for group in groups.values()}.values():
             if any(member.loaded is not publication for member in group.members):
-                self.left(group.members[0])
+                self.end_groups(group.members[0])
 
-    def left(self, member: Member) -> None:
+    def end_groups(self, member: Member) -> None:
         """Ends the groups that the engine is in: it has ended, or can't be broadcast to."""
-        if (group := self._groups.left(member)) is not None:
+        if (group := self._groups.discard(member)) is not None:
             self._tasks.spawn(group.leave())
 
     async def update(self, member: Member, publication: WeightPublication, round_: WeightRound | None = None) -> None:
@@ -170,7 +170,7 @@ class WeightUpdates:
                 log.warning("engine %s died while it was given weights: %s", member.name, death_cause(error))
                 return
             else:
-                member.loaded = publication
+                member.loaded, member.direct = publication, isinstance(round_, DirectRound)
                 self._serve(member, first=calibrated is None)
                 return
 

@@ -55,7 +55,7 @@ def units(model: nn.Module, dtype: torch.dtype) -> list[Unit]:
     from transformers.core_model_loading import revert_weight_conversion
 
     weights = published_weights(model)
-    found = []
+    listed = []
     for stored, names, converted in _stored_as(model, weights):
         empty = {
             name: torch.empty(weights[name].shape, dtype=_rounded(weights[name], dtype), device="meta")
@@ -66,8 +66,8 @@ def units(model: nn.Module, dtype: torch.dtype) -> list[Unit]:
             TensorKind(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
             for name, tensor in tensors.items()
         )
-        found.append(Unit(tuple(names), tuple(kinds), converted))
-    return found
+        listed.append(Unit(tuple(names), tuple(kinds), converted))
+    return listed
 
 
 @torch.no_grad()

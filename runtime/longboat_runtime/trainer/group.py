@@ -11,10 +11,12 @@ import ray
 import structlog
 from ray.exceptions import RayActorError, RayTaskError
 
+from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
+from longboat_runtime.object_store import store_shortage
 from longboat_runtime.ray_nodes import have_gpus, offering, on_first
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
@@ -31,6 +33,8 @@ from longboat_runtime.weights.source import TrainerSource
 log = structlog.get_logger()
 
 RESOURCE = "longboat-trainer"
+# Resources of the Ray nodes whose object stores buckets of weights go through.
+BUCKET_NODES = {RESOURCE, f"longboat-{Role.ROLLOUT.value}"}
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
@@ -53,6 +57,7 @@ class RayTrainerGroup:
         self._writing: asyncio.Task[list[Any]] | None = None
         self._layout: tuple[BucketLayout, ...] = ()
         self._publishers: list[Any] = []
+        self._shortage: str | None = None
         self._gathering: asyncio.Task[list[Any]] | None = None
 
     async def load(self) -> ModelInfo:
@@ -91,11 +96,24 @@ class RayTrainerGroup:
         """See protocol.TrainerGroup."""
         assert self._info is not None, "load the model first"
         await self._gathered()
+        await self._check_stores()
         ids = probe_ids(self._info)
         probe, *_ = await self._call("begin_publication", version, ids)
         self._publishers = [self._actors[rank] for rank in sender_ranks(len(self._actors))]
         self._gathering = asyncio.create_task(self._call("gather_publication"))
         return WeightPublication(version, TrainerSource(version, self._layout, self._publishers), ids, tuple(probe))
+
+    async def _check_stores(self) -> None:
+        """Warns, once for the same nodes, if a node of the trainer or of engines has too small a store for buckets by Ray's object store."""
+        stores = {
+            str(node.get("NodeName") or node["NodeID"]): node["Resources"].get("object_store_memory", 0.0)
+            for node in await asyncio.to_thread(ray.nodes)
+            if node["Alive"] and node["Resources"].keys() & BUCKET_NODES
+        }
+        shortage = store_shortage(stores, max(bucket.nbytes for bucket in self._layout))
+        if shortage is not None and shortage != self._shortage:
+            log.warning(shortage)
+        self._shortage = shortage
 
     async def published(self) -> str:
         """See protocol.TrainerGroup."""
