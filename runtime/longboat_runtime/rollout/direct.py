@@ -194,6 +194,8 @@ class DirectRound(WeightRound):
         async with self._changed:
             for key in keys:
                 self.failed.setdefault(key, problem)
+            for receiver in [receiver for receiver in self._loaded if self._problem_of(receiver)]:
+                del self._loaded[receiver]  # it may not leave before its own deadline
             self._changed.notify_all()
 
     def _problem_of(self, receiver: str) -> str | None:

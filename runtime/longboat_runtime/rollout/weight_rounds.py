@@ -60,7 +60,8 @@ class WeightRound:
     async def loaded(self, receiver: str, number: int) -> None:
         """Notes that a receiver has loaded a bucket and those before it."""
         async with self._changed:
-            self._loaded[receiver] = max(self._loaded[receiver], number + 1)
+            if receiver in self._loaded:
+                self._loaded[receiver] = max(self._loaded[receiver], number + 1)
             self._drop()
 
     async def leave(self, receiver: str) -> None:

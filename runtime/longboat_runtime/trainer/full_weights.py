@@ -122,8 +122,8 @@ def _gather_at(value: Tensor, dtype: torch.dtype, receiver: int, place: Tensor |
         if part.numel():
             _exchange([dist.P2POp(dist.isend, part, receiver, group)])
         return None
-    near = place is not None and place.device == part.device
-    whole = place if near else torch.empty(value.shape, dtype=part.dtype, device=part.device)
+    near = place if place is not None and place.device == part.device else None
+    whole = torch.empty(value.shape, dtype=part.dtype, device=part.device) if near is None else near
     rows = -(-value.shape[0] // len(ranks))
     receives = []
     for number, peer in enumerate(ranks):
@@ -133,7 +133,7 @@ def _gather_at(value: Tensor, dtype: torch.dtype, receiver: int, place: Tensor |
         elif target.numel():
             receives.append(dist.P2POp(dist.irecv, target, peer, group))
     _exchange(receives)
-    return whole if place is None or near else place.copy_(whole)
+    return whole if place is None or near is not None else place.copy_(whole)
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:

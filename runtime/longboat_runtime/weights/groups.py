@@ -102,8 +102,8 @@ class SenderGroups:
                         do(key, tensor)
                     except Exception as error:  # noqa: BLE001 - torch raises what it likes
                         failed[key] = error
-            for key, error in failed.items():
-                log.warning("a rollout pod is left behind", group=key, error=str(error))
+            for key, cause in failed.items():
+                log.warning("a rollout pod is left behind", group=key, error=str(cause))
                 self.leave(key)
         return [*failed]
 

@@ -132,9 +132,10 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool, output: 
             continue
         if method == "replace_reading_files":
             engine.shutdown()
-            factory.engine_arguments = partial(_reading_files, factory.engine_arguments)  # type: ignore[assignment]
+            arguments_of = factory.engine_arguments  # type: ignore[attr-defined]
+            factory.engine_arguments = partial(_reading_files, arguments_of)  # type: ignore[attr-defined]
             engine = _start_again(*arguments)
-            factory.engine_arguments = factory.engine_arguments.args[0]  # type: ignore[attr-defined]
+            factory.engine_arguments = arguments_of  # type: ignore[attr-defined]
             connection.send(None)
             continue
         if method == "probe":

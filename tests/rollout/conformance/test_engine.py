@@ -384,7 +384,7 @@ class Unreachable:
 
     def __init__(self, payload: WeightPayload, gone: int) -> None:
         self.payload, self.gone = payload, gone
-        self.nbytes, self.checksum = payload.nbytes, payload.checksum
+        self.checksum = payload.checksum
 
     def __len__(self) -> int:
         return len(self.payload)

@@ -1,0 +1,100 @@
+"""Broadcasts between processes, by gloo: one sender, and pods of several workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from longboat_runtime.weights.groups import SenderGroups, WorkerGroups
+
+SECONDS = 5.0
+# The pods and their workers.
+PODS = {"a": 2, "b": 1}
+
+
+def work(connection: Connection, address: str, rank: int, size: int) -> None:
+    """Receives a bucket of so many bytes each time it is told to, and answers with them, or with what went wrong."""
+    groups = WorkerGroups(torch.device("cpu"))
+    groups.join({7: address}, rank, size, 4 * SECONDS)
+    connection.send("joined")
+    while (nbytes := connection.recv()) is not None:
+        try:
+            connection.send(groups.receive(7, nbytes).tolist())
+        except Exception as error:  # noqa: BLE001 - the test gets it
+            connection.send(str(error))
+    groups.leave()
+    connection.send("left")
+
+
+class Worker:
+    def __init__(self, address: str, rank: int, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, address, rank, size), daemon=True)
+        self.process.start()
+        theirs.close()
+
+
+@pytest.fixture
+def sender() -> SenderGroups:
+    return SenderGroups()
+
+
+@pytest.fixture
+def pods(sender: SenderGroups) -> Iterator[dict[str, list[Worker]]]:
+    made = {}
+    for key, count in PODS.items():
+        address = sender.open(key, "127.0.0.1")
+        made[key] = [Worker(address, 1 + number, 1 + count) for number in range(count)]
+        sender.join(key, address, 1 + count, 60.0)
+        for worker in made[key]:
+            assert worker.connection.recv() == "joined"
+    for group in sender._groups.values():
+        group._deadline = group._deadline.__class__(seconds=SECONDS)
+    yield made
+    for worker in (worker for workers in made.values() for worker in workers):
+        worker.process.kill()
+        worker.process.join()
+
+
+def receive(workers: list[Worker], nbytes: int) -> None:
+    for worker in workers:
+        worker.connection.send(nbytes)
+
+
+def test_a_bucket_is_handed_over_once_for_each_pod(sender: SenderGroups, pods: dict[str, list[Worker]]) -> None:
+    everyone = [worker for workers in pods.values() for worker in workers]
+    sizes = [10, 3, 20]
+    for number, size in enumerate(sizes):
+        receive(everyone, size)
+        assert sender.broadcast(torch.full((size,), number, dtype=torch.uint8), [*PODS]) == []
+        assert [worker.connection.recv() for worker in everyone] == [[number] * size] * 3
+    assert sender.handed == len(PODS) * sum(sizes)
+    receive(everyone, None)  # type: ignore[arg-type]
+    for key in PODS:
+        sender.leave(key)
+    assert {worker.connection.recv() for worker in everyone} == {"left"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_pod_that_does_not_take_part_is_left_behind(
+    sender: SenderGroups, pods: dict[str, list[Worker]], number: signal.Signals
+) -> None:
+    """The other pod gets everything."""
+    os.kill(pods["a"][1].process.pid or 0, number)
+    keys = [*PODS]
+    for value in range(3):
+        receive(pods["b"], 8)
+        if value == 0:
+            receive(pods["a"][:1], 8)
+        failed = sender.broadcast(torch.full((8,), value, dtype=torch.uint8), keys)
+        assert pods["b"][0].connection.recv() == [value] * 8
+        keys = [key for key in keys if key not in failed]
+    assert keys == ["b"]
+    sender.leave("a")
