@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ray.exceptions import RayError
 
-from longboat_runtime.rollout.direct import WORKER_SECONDS
+from longboat_runtime.rollout.direct import WORKER_SECONDS, DirectRound
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.member import Member
 from longboat_runtime.rollout.weight_rounds import WeightRound
@@ -46,16 +46,18 @@ async def hand_over(
     feeding = asyncio.create_task(_feed(member, number, publication, round_))
     try:
         await asyncio.wait([updating, feeding], return_when=asyncio.FIRST_COMPLETED)
+        seconds = VERDICT_SECONDS
         if feeding.done() and (failure := feeding.exception()) is not None:
             if isinstance(failure, TooSlow) or not isinstance(failure, NOT_FETCHED):
                 raise failure
             await round_.leave(member.name)
             _give_up(member, number, f"a bucket can't be fetched: {failure}")
-        async with asyncio.timeout(VERDICT_SECONDS):
+            seconds = _bucket_seconds(direct=isinstance(round_, DirectRound))
+        async with asyncio.timeout(seconds):
             return float(await asyncio.shield(updating))
     except TimeoutError:
-        seconds = f"{VERDICT_SECONDS:.0f} s"
-        raise TooSlow(f"engine {member.name} has no verdict on version {publication.version} after {seconds}") from None
+        reason = f"engine {member.name} has no verdict on version {publication.version} after {seconds:.0f} s"
+        raise TooSlow(reason) from None
     finally:
         if not updating.done():
             updating.cancel()
@@ -83,14 +85,18 @@ async def _feed(member: Member, number: int, publication: WeightPublication, rou
 async def _take(
     member: Member, number: int, index: int, bucket: StoredBucket | SentBucket, round_: WeightRound
 ) -> None:
-    # What is broadcast has deadlines of its own, at its ends.
-    seconds = BUCKET_SECONDS if isinstance(bucket, StoredBucket) else BUCKET_SECONDS + WORKER_SECONDS
+    seconds = _bucket_seconds(direct=isinstance(bucket, SentBucket))
     try:
         async with asyncio.timeout(seconds):
             await member.actor.take_weights.remote(number, index, bucket)
     except TimeoutError:
         raise TooSlow(f"engine {member.name} has held a bucket for {seconds:.0f} s") from None
     await round_.loaded(member.name, index)
+
+
+def _bucket_seconds(*, direct: bool) -> float:
+    """Returns how long an engine may hold a bucket; the workers of one that is broadcast first have a deadline of their own."""
+    return BUCKET_SECONDS + (WORKER_SECONDS if direct else 0.0)
 
 
 def _give_up(member: Member, number: int, reason: str) -> None:
