@@ -64,6 +64,7 @@ class Source:
         self.sends: list[tuple[int, tuple[str, ...]]] = []
         self.behind: dict[int, list[str]] = {}
         self.error: Exception | None = None
+        self.busy: set[int] = set()
 
     def __len__(self) -> int:
         return 6
@@ -85,6 +86,10 @@ class Source:
         return SentBucket((), 1, number % 2)
 
     async def send(self, number: int, keys: Sequence[str]) -> list[str]:
+        assert number % 2 not in self.busy, "a sender has one order"
+        self.busy.add(number % 2)
+        await asyncio.sleep(0)
+        self.busy.remove(number % 2)
         if self.error is not None:
             raise self.error
         self.sends.append((number, tuple(keys)))

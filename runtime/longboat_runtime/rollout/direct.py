@@ -20,7 +20,7 @@ from longboat_runtime.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
-# The most buckets on their way at one time: senders have two buffers.
+# The most buckets on their way at one time: one that is received and loaded, and the next one, that another sender sends meanwhile.
 IN_FLIGHT = 2
 # How long a sender waits for a pod in a broadcast, and both ends for each other in the making of a group, in seconds.
 SENDER_SECONDS = 45.0
@@ -160,6 +160,7 @@ class DirectRound(WeightRound):
         self._key_of = {member.name: key for key, group in self._groups.items() for member in group.members}
         super().__init__(source, self._key_of)
         self._sent: dict[int, asyncio.Task[None]] = {}
+        self._newest: dict[int, asyncio.Task[None]] = {}
         self.failed: dict[str, str] = {}
 
     async def bucket(self, receiver: str, number: int) -> SentBucket:
@@ -168,9 +169,11 @@ class DirectRound(WeightRound):
             await self._changed.wait_for(lambda: number in self._releasable or self._problem_of(receiver))
         if problem := self._problem_of(receiver):
             raise FetchFailed(problem)
+        bucket = self.source.sent(number)
         if number not in self._sent:
-            self._sent[number] = asyncio.create_task(self._send(number))
-        return self.source.sent(number)
+            self._sent[number] = asyncio.create_task(self._send(number, self._newest.get(bucket.sender)))
+            self._newest[bucket.sender] = self._sent[number]
+        return bucket
 
     async def checksum(self) -> str:
         await asyncio.gather(*self._sent.values())
@@ -181,7 +184,10 @@ class DirectRound(WeightRound):
             await self._fail([self._key_of[receiver]], f"engine {receiver} of its pod has left the broadcast")
         await super().leave(receiver)
 
-    async def _send(self, number: int) -> None:
+    async def _send(self, number: int, before: asyncio.Task[None] | None) -> None:
+        """Has a bucket sent once its sender has sent the one before: a group's broadcasts have to have the same order at both ends."""
+        if before is not None:
+            await before
         keys = [key for key in self._groups if key not in self.failed]
         try:
             failed = await self.source.send(number, keys)

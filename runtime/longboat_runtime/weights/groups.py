@@ -5,9 +5,8 @@ They are made by hand, each on a store of its own, apart from every other group 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -75,7 +74,7 @@ class SenderGroups:
         self.handed = 0
         self._stores: dict[str, dist.TCPStore] = {}
         self._groups: dict[str, Group] = {}
-        self._staging = _Staging()
+        self._staging = torch.empty(0, dtype=torch.uint8)
 
     def open(self, key: str, host: str) -> str:
         """Serves the store of a new group from this process; returns its address."""
@@ -93,19 +92,29 @@ class SenderGroups:
         self._stores.pop(key, None)
 
     def broadcast(self, data: Tensor, keys: Sequence[str]) -> list[str]:
-        """Sends bytes to these groups, to all at once. Returns the keys of those that failed or missed the deadline, which are ended."""
+        """Sends bytes to these groups, to all at once. Returns the keys of those that failed or missed the deadline, which are ended.
+
+        Not to be called again before it returns: groups have one order, and there is one buffer on a GPU through which memory is sent.
+        """
         failed: dict[str, Exception] = {}
-        with self._staging.on_device(data) as tensor:
-            for do in (self._start, self._wait):
-                for key in [key for key in keys if key not in failed]:
-                    try:
-                        do(key, tensor)
-                    except Exception as error:  # noqa: BLE001 - torch raises what it likes
-                        failed[key] = error
-            for key, cause in failed.items():
-                log.warning("a rollout pod is left behind", group=key, error=str(cause))
-                self.leave(key)
+        tensor = self._on_device(data)
+        for do in (self._start, self._wait):
+            for key in [key for key in keys if key not in failed]:
+                try:
+                    do(key, tensor)
+                except Exception as error:  # noqa: BLE001 - torch raises what it likes
+                    failed[key] = error
+        for key, cause in failed.items():
+            log.warning("a rollout pod is left behind", group=key, error=str(cause))
+            self.leave(key)
         return [*failed]
+
+    def _on_device(self, data: Tensor) -> Tensor:
+        if not torch.cuda.is_available():
+            return data
+        if self._staging.numel() < data.numel():
+            self._staging = torch.empty(data.numel(), dtype=torch.uint8, device="cuda")
+        return self._staging[: data.numel()].copy_(data, non_blocking=True)
 
     def _start(self, key: str, tensor: Tensor) -> None:
         self._groups[key].start(tensor)
@@ -113,31 +122,6 @@ class SenderGroups:
 
     def _wait(self, key: str, _: Tensor) -> None:
         self._groups[key].wait()
-
-
-class _Staging:
-    """Two buffers on the device, through which host memory is sent; none where that is sent by itself."""
-
-    def __init__(self) -> None:
-        self._free = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
-        self._returned = threading.Condition()
-
-    @contextmanager
-    def on_device(self, data: Tensor) -> Iterator[Tensor]:
-        if not torch.cuda.is_available():
-            yield data
-            return
-        with self._returned:
-            self._returned.wait_for(lambda: bool(self._free))
-            buffer = self._free.pop()
-        try:
-            if buffer.numel() < data.numel():
-                buffer = torch.empty(data.numel(), dtype=torch.uint8, device="cuda")
-            yield buffer[: data.numel()].copy_(data, non_blocking=True)
-        finally:
-            with self._returned:
-                self._free.append(buffer)
-                self._returned.notify()
 
 
 class WorkerGroups:
