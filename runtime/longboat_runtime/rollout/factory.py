@@ -83,7 +83,9 @@ def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[
         os.sched_setaffinity(0, share.cpus)
     variables = environment(config, share, in_process=local, accelerators=accelerators)
     if os.environ.get(MODEL_RUNNER, variables[MODEL_RUNNER]) != variables[MODEL_RUNNER]:
-        log.warning("%s=%s has no effect: engines run vLLM's first model runner", MODEL_RUNNER, os.environ[MODEL_RUNNER])
+        log.warning(
+            "%s=%s has no effect: engines run vLLM's first model runner", MODEL_RUNNER, os.environ[MODEL_RUNNER]
+        )
     os.environ.update(variables)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
