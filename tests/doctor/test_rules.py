@@ -155,6 +155,7 @@ def test_a_gpu_that_cannot_be_used_is_named_with_what_is_in_the_way() -> None:
     assert "Fabric Manager" in cure(Gpus((Gpu("H100", 1, (9, 0), "not started"),) * 2))
     assert "7.5 or more" in cure(Gpus((Gpu("V100", 1, (7, 0)),) * 2, torch_cuda=(13, 0)))
     assert "longboat-runtime-gpu" in cure(devices(2, engines_on_gpus=False), ROLLOUT)
+    assert "longboat-runtime-gpu" in cure(Gpus(files=2), TRAINER)
 
 
 def test_more_gpus_than_the_job_uses_are_worth_a_note() -> None:
@@ -307,6 +308,7 @@ def test_clocks(clock: Clock, verdict: Verdict) -> None:
 
 def test_only_a_driver_needs_the_api_server() -> None:
     assert judge_clock(Clock(problem="timed out", cluster=True), DRIVER).verdict is Verdict.WRONG
+    assert judge_clock(Clock(problem="timed out", stepped=3.0, cluster=True), DRIVER).verdict is Verdict.WRONG
 
 
 @pytest.mark.parametrize(

@@ -48,23 +48,23 @@ def least_skew(before: float, after: float, date: float) -> float:
 def judge_clock(clock: Clock, place: Place) -> Finding:
     """Judges the clock; only a driver has to reach the API server. Pure."""
     cure = f"let a time service (chrony, systemd-timesyncd) set the clock of {f'node {place.node}' if place.node else 'this machine'}"
+    unreached = f"the API server can't be reached: {clock.problem}"
+    if clock.cluster and clock.skew is None and place.container == "driver":
+        network = (
+            "see NetworkPolicies of the namespace (egress of driver pods to the API server), and the cluster's network"
+        )
+        return wrong(CLOCK, unreached, network)
+    skew = clock.skew or 0.0
+    if abs(skew) >= _NOTICED:
+        text = f"{abs(skew):.0f} s or more {'ahead of' if skew > 0 else 'behind'} the API server's"
+        return (wrong if abs(skew) >= _HARMFUL else note)(CLOCK, text, cure)
     if abs(clock.stepped) > _STEP:
         return note(CLOCK, f"it was set by {clock.stepped:+.1f} s within the last seconds", cure)
     if not clock.cluster:
         return skipped(CLOCK, "it runs evenly; there is no API server to compare it with")
     if clock.skew is None:
-        text = f"the API server can't be reached: {clock.problem}"
-        if place.container != "driver":
-            return skipped(CLOCK, f"it runs evenly; {text}, which only a driver needs")
-        return wrong(
-            CLOCK,
-            text,
-            "see NetworkPolicies of the namespace (egress of driver pods to the API server), and the cluster's network",
-        )
-    if abs(clock.skew) < _NOTICED:
-        return ok(CLOCK, "within 2 s of the API server's")
-    text = f"{abs(clock.skew):.0f} s or more {'ahead of' if clock.skew > 0 else 'behind'} the API server's"
-    return wrong(CLOCK, text, cure) if abs(clock.skew) >= _HARMFUL else note(CLOCK, text, cure)
+        return skipped(CLOCK, f"it runs evenly; {unreached}, which only a driver needs")
+    return ok(CLOCK, "within 2 s of the API server's")
 
 
 def own_clock() -> Clock:

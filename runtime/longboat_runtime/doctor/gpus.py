@@ -95,6 +95,10 @@ def judge_devices(gpus: Gpus, place: Place) -> Finding:
 
 def _without_devices(gpus: Gpus, place: Place) -> Finding:
     where = place.container or "this machine"
+    if gpus.files and not gpus.engines_on_gpus and gpus.problem is None:
+        text = f"{gpus.files} device files /dev/nvidia*, and this image is built for CPUs"
+        cure = "use the image longboat-runtime-gpu in the runtime template, or have the container ask for no GPU"
+        return (wrong if place.computes else note)(DEVICES, text, cure)
     if gpus.files or gpus.problem:
         files = f"{gpus.files} device files /dev/nvidia*, but " if gpus.files else ""
         cure = (
