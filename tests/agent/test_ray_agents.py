@@ -220,8 +220,8 @@ def test_a_rollout_pod_does_not_wait_for_a_head_that_is_gone(agents: dict[str, A
 
 
 def test_the_doctor_finds_the_head_and_whether_it_counts_the_pod(agents: dict[str, Agent], tmp_path: Path) -> None:
-    all_ready(agents)
     head = agents["rollout"]
+    until(agents, head.ready)
     assert head.head_by_the_doctor("pod-rollout").endswith("serves, and counts this pod's node")
     assert head.head_by_the_doctor("pod-elsewhere").endswith("serves, and this pod hasn't joined")
     (tmp_path / "token").write_text(secrets.token_hex(32))
