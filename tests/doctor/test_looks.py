@@ -14,6 +14,7 @@ import sysconfig
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def stand_in(*, error: int | None = None, fabric: int | None = 3, nvlinks: bool 
         if error is not None:
             raise NvmlError(error)
 
-    def fabric_info(handle: int, pointer: object) -> None:
+    def fabric_info(handle: int, pointer: Any) -> None:
         if fabric is None:
             raise NvmlError(3)
         pointer._obj.state = fabric
