@@ -34,8 +34,8 @@ pytestmark = [
 # How many one after the other the agents below are given.
 PORTS = 25
 
-# What the agents of a head, a rollout and a driver do; the driver's own program writes down when it was started, and waits.
-AGENT = """
+# What the agents of a head, a rollout and a driver do; the driver's own program notes that it has reached the API server, and waits.
+AGENT = '''
 import sys
 from dataclasses import replace
 from longboat_crds.base import Role
@@ -54,7 +54,13 @@ place = roles.Place(
     temp_dir=f"{directory}/ray",
     grace=1e6,  # a drain that waited as long would never end
 )
-program = f"import os, time; open('{directory}/started', 'a').write('x'); time.sleep(1e6)"
+program = f"""
+import time
+from longboat_runtime.contact import Contact
+Contact().note_answer()
+open('{directory}/started', 'a').write('x')
+time.sleep(1e6)
+"""
 
 def made():
     if role == "head":
@@ -68,7 +74,7 @@ def duty():
     return replace(made(), rules=replace(made().rules, quick=1e6, quick_failures=1000))
 
 sys.exit(roles.run_agent(duty))
-"""
+'''
 
 
 @dataclass
@@ -158,7 +164,8 @@ def agents() -> Iterator[dict[str, Agent]]:
     directory = Path(tempfile.mkdtemp(prefix="lb-"))
     token = directory / "token"
     token.write_text(secrets.token_hex(32))
-    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    # What a pod's containers tell each other is in its directory of temporary files.
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "TMPDIR": str(directory)}
     base = adjacent_ports(PORTS)
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.getuid() != 0:
