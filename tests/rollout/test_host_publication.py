@@ -142,7 +142,6 @@ async def test_buckets_travel_one_behind_another_in_little_shared_memory(cluster
         loading = asyncio.gather(*(hand_over(member, publication, None, round_) for member in members))
         while not loading.done():
             highest = max(highest, await asyncio.to_thread(shared_memory))
-            await asyncio.wait([loading], timeout=0.01)
         await loading
         await gathering
         assert source.events.index("loaded 0") < source.events.index(f"put {len(LAYOUT) - 1}")

@@ -36,7 +36,7 @@ def judge_shared_memory(memory: SharedMemory, place: Place) -> Finding:
         least = f"{-(-LEAST // 2**20)}Mi"
         cure = f"raise emptyDir.sizeLimit of the runtime template's volume shm, to what `longboat plan` says, {least} at least"
         return wrong(SHARED_MEMORY, f"{_DIRECTORY} has {size(memory.total)}, and a Ray node needs {size(LEAST)}", cure)
-    store = object_store_size(memory.total)
+    store = object_store_size(memory.total, engines=place.container == "rollout")
     text = f"{_DIRECTORY} has {size(memory.total)}, {size(store)} of it for Ray's store; {size(memory.free)} are free"
     if memory.limit is not None and memory.total > memory.limit:
         cure = "raise the container's memory limit above the volume's sizeLimit, or lower that"
