@@ -411,6 +411,7 @@ CHANGES: dict[str, Any] = {
     "rewards": [{"name": "other", "function": "rewards:other"}],
     "rollout.deviceMemory": "8Gi",
     "rollout.enforceEager": True,
+    "rollout.publication": "Host",
     "rollout.enginesPerPod": 2,
     "rollout.kvCache": "64Mi",
     "rollout.maxSequences": 8,
