@@ -119,9 +119,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.POD_TEMPLATE_INVALID: _configuration(
-        "The API server rejected a pod made from the runtime template, or no job can run with the template, as with hostNetwork; the "
-        "message names the field.",
-        "Correct the template; the job starts as soon as it is accepted.",
+        "The API server rejected a pod made from the runtime template, or the job can't run with the template, as with hostNetwork, or "
+        "if a trainer pod's limit of GPUs isn't trainer.devicesPerPod; the message names the field.",
+        "Correct the template or the job, which starts as soon as the template is accepted.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
@@ -169,7 +169,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Give a Hugging Face causal language model with config.json, safetensors and tokenizer, of an architecture that vLLM has.",
     ),
     Reason.PARALLELISM_INVALID: _configuration(
-        "The model can't be split over rollout.tensorParallel devices or trainer.replicas ranks.",
+        "The model can't be split over rollout.tensorParallel devices or the trainer's ranks.",
         "Choose a tensorParallel that divides the attention heads and divides the key heads, or is a multiple of them; check the devices "
         "of the runtime template's pods.",
     ),

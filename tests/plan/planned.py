@@ -116,7 +116,8 @@ def make_case(spec: RLJobSpec, name: str = "small", capacity: Capacity | None = 
 def rough_figures(spec: RLJobSpec) -> Figures:
     """Figures of the small model by rules of thumb, which depend on all settings that a plan may change."""
     trainer, parameters = spec.trainer, 170_000
-    weights, states = 4 * parameters // trainer.replicas, 8 * parameters // trainer.replicas
+    shards = trainer.ranks // trainer.replicate_degree
+    weights, states = 4 * parameters // shards, 8 * parameters // shards
     tokens = trainer.max_tokens_per_bin
     kept = 64 * 2 * tokens * (2 if trainer.gradient_checkpointing else 24)
     pinned = 64 * 2 * tokens * 2 if trainer.offload_activations else 0
@@ -128,7 +129,7 @@ def rough_figures(spec: RLJobSpec) -> Figures:
         "update": Phase(before, before + weights, before),
     }
     return Figures(
-        ranks=trainer.replicas,
+        ranks=trainer.ranks,
         parameters=parameters,
         weights=weights,
         reference=0,
@@ -142,6 +143,7 @@ def rough_figures(spec: RLJobSpec) -> Figures:
         key_values=2 * 2 * 2 * 64 * 32,
         gathered=weights,
         scattered=weights,
+        reduced=weights,
         operators=1,
         real=0,
     )

@@ -12,7 +12,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.fit import Case, Judgement, Tracer, judge, quantity
-from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource
+from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource, links
 from longboat_runtime.plan.trace import Traces
 from tests.plan.planned import GIB, MIB, make_case, make_spec, rough_figures, write_config
 
@@ -129,6 +129,74 @@ def test_layers_are_recomputed_where_a_bin_does_not_fit_otherwise(device: int, r
     assert judgement.problems == []
 
 
+def test_more_devices_of_a_pod_need_more_of_its_host() -> None:
+    one, eight = (
+        judged(make_spec(Path("/model"), trainer={"replicas": 8 // devices, "devicesPerPod": devices}), ROOMY)[1]
+        for devices in (1, 8)
+    )
+    [of_one], [of_eight] = (
+        [need for need in judgement.needs if (need.resource, need.role) == (Resource.HOST_MEMORY, "trainer")]
+        for judgement in (one, eight)
+    )
+    for part in ("processes (assumed)", "snapshot"):
+        assert of_eight.parts[part] == 8 * of_one.parts[part], part
+    for part in ("/dev/shm", "a bucket", "export"):
+        assert of_eight.parts[part] == of_one.parts[part], part
+    assert (of_one.fits, of_eight.fits) == (True, False)
+    for resource in (Resource.DEVICE, Resource.SHARED_MEMORY, Resource.CLAIM):
+        assert [need for need in one.needs if need.resource is resource] == [
+            need for need in eight.needs if need.resource is resource
+        ]
+
+
+def test_fewer_copies_of_the_model_are_cheaper_than_more_pods() -> None:
+    trainer = {"replicas": 4, "replicateDegree": 4, "maxTokensPerBin": 33}
+    spec = make_spec(Path("/model"), trainer=trainer | {"offloadActivations": True})
+    need = rough_figures(spec).peak
+    _, judgement = judged(spec, replace(ROOMY, device=DEVICE_OVERHEAD + need - 1))
+    [problem] = judgement.problems
+    assert problem.change == {"spec.trainer.replicateDegree": 2}
+
+
+def test_copies_take_memory_of_devices_and_none_of_the_claim() -> None:
+    one, four = (
+        judged(make_spec(Path("/model"), trainer={"replicas": 8, "replicateDegree": copies}), ROOMY)[1]
+        for copies in (1, 4)
+    )
+    assert four.figures.weights == 4 * one.figures.weights
+    assert four.needs[-1].resource is Resource.CLAIM
+    assert four.needs[-1].needed == pytest.approx(one.needs[-1].needed, rel=0.001)
+
+
+LINKS = {
+    # One pod, several pods, a copy in each pod, copies of several pods, and pods of one device.
+    (1, 8, 1): {"within a pod": 7 / 8},
+    (2, 8, 1): {"within a pod": 15 / 16, "between pods": 15 / 16},
+    (2, 8, 2): {"within a pod": 7 / 8, "between copies": 8 * 2 * (1 / 2) / 8},
+    (4, 8, 2): {"within a pod": 15 / 16, "between pods": 15 / 16, "between copies": 8 * 2 * (1 / 2) / 16},
+    (8, 1, 1): {"between pods": 7 / 8},
+    (8, 1, 8): {"between copies": 2 * (7 / 8)},
+    (1, 1, 1): {},
+}
+
+
+@pytest.mark.parametrize("shape", LINKS)
+def test_bytes_are_counted_by_link(shape: tuple[int, int, int]) -> None:
+    """Of a model with 10^9 bytes of weights and as many of gradients."""
+    pods, devices, copies = shape
+    trainer = {"replicas": pods, "devicesPerPod": devices, "replicateDegree": copies}
+    shards = pods * devices // copies
+    moved = 10**9 * (shards - 1) / shards
+    spec = make_spec(Path("/model"), trainer=trainer)
+    figures = replace(rough_figures(spec), gathered=moved, scattered=moved, reduced=10**9 / shards)
+    found = {}
+    for link, nbytes in links(spec, figures).items():
+        place = link.split(", ")[0]
+        if place.startswith(("within", "between")):
+            assert found.setdefault(place, nbytes) == nbytes, link
+    assert found == pytest.approx({place: 10**9 * share for place, share in LINKS[shape].items()})
+
+
 SPECS = st.fixed_dictionaries(
     {
         "model": st.fixed_dictionaries({}, optional={"maxLength": st.integers(256, 4000)}),
@@ -145,7 +213,9 @@ SPECS = st.fixed_dictionaries(
         ),
         "trainer": st.fixed_dictionaries(
             {
-                "replicas": st.integers(1, 16),
+                "replicas": st.integers(1, 4).map(lambda pods: 4 * pods),
+                "devicesPerPod": st.sampled_from([1, 8]),
+                "replicateDegree": st.sampled_from([1, 2, 4]),
                 "maxTokensPerBin": st.integers(16, 4000),
                 "gradientCheckpointing": st.sampled_from([True, False, None]),
                 "compile": st.just(False),

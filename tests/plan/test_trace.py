@@ -110,14 +110,16 @@ def test_two_short_models_say_what_the_whole_one_does(name: str, ranks: int, tmp
         {"algorithm": {"klCoefficient": 0.01, "entropyCoefficient": 0.01}},
         {"algorithm": {"name": "GSPO"}, "trainer": {"minibatches": 2}},
         {"trainer": {"compile": True, "replicas": 2}},
+        {"trainer": {"replicas": 2, "devicesPerPod": 2, "replicateDegree": 2}},
         {"model": {"dtype": "Float16"}},
         {"model": {"dtype": "Float32"}, "trainer": {"offloadActivations": True}},
     ],
 )
 def test_a_rank_is_traced_without_memory_for_values(sections: dict[str, dict[str, object]], tmp_path: Path) -> None:
     figures = trace(make_spec(write_config(tmp_path, "small"), **sections))
-    ranks = sections.get("trainer", {}).get("replicas", 1)
-    assert figures.weights * ranks == pytest.approx(4 * figures.parameters, rel=0.05)
+    trainer = sections.get("trainer", {})
+    shards = trainer.get("replicas", 1) * trainer.get("devicesPerPod", 1) // trainer.get("replicateDegree", 1)
+    assert figures.weights * shards == pytest.approx(4 * figures.parameters, rel=0.05)
     # The optimizer's count of steps takes a block for each weight.
     assert figures.states == pytest.approx(2 * figures.weights, rel=0.2)
     assert figures.snapshot == pytest.approx(3 * figures.weights, rel=0.1)

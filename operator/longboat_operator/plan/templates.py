@@ -20,7 +20,7 @@ from longboat_crds.tolerance import read_known
 from longboat_operator.model import Object
 from longboat_operator.pods.container import RAY_PORT
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.pod import driver_account_name, graders_memory, on_host_network
+from longboat_operator.pods.pod import driver_account_name, graders_memory, on_host_network, trainer_gpus
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView, first_problem
@@ -159,6 +159,13 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
         message = (
             f"{name}: spec.driverServiceAccount: configures the account that the operator creates, but the template's driver pods have "
             f"serviceAccountName {account}: leave one of the two out"
+        )
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
+    devices, gpus = view.spec.trainer.devices_per_pod, trainer_gpus(runtime)
+    if gpus is not None and gpus[1] != devices:
+        message = (
+            f"spec.trainer.devicesPerPod: is {devices}, but {name} gives trainer pods {gpus[1]} (spec.{gpus[0]}), and each device has one "
+            f"rank: set devicesPerPod to {gpus[1]}, or the limit to {devices}"
         )
         return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
     return None

@@ -34,8 +34,8 @@ from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rollout.ray_cluster import RESOURCE as ROLLOUT_RESOURCE
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
-from longboat_runtime.trainer.group import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.placement import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.protocol import TrainerGroup
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from longboat_runtime.plan.ledger import HOST, Ledger
 from longboat_runtime.trainer.attention import flash_attends, register
 from longboat_runtime.trainer.copies import HostCopies
+from longboat_runtime.trainer.process_group import mesh
 
 # GPUs whose largest heads attention by one kernel takes, such as H100 and H200.
 CAPABILITY = (9, 0)
@@ -34,13 +35,13 @@ class FakeMachine:
         self._attention, self._fused, self._ledger = attention, fused, ledger
         self.reads: list[int] = []
 
-    def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
+    def join(self, address: str, rank: int, world_size: int, copies: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Makes the group, of which nothing is sent to; before fake tensors, since a mesh holds the numbers of its ranks."""
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-        mesh = init_device_mesh("cpu", (world_size,))
-        return mesh, mesh
+        ranks = mesh("cpu", world_size, copies)
+        return ranks, ranks
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -27,7 +27,8 @@ class Figures:
     On its device `weights`, those of the KL `reference`, optimizer `states`, and memory by phase: `load`, `accumulate` (bins, forward
     and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints, and what is `pinned` for
     activations. All ranks together publish `published`, whose `largest` tensor has so many bytes; `vectors` are on all ranks of an
-    engine, `key_values` make keys and values. In one bin this rank receives `gathered` and sends `scattered`. So many `operators` were
+    engine, `key_values` make keys and values. In one bin this rank receives `gathered` and sends `scattered`, and its shard of the
+    gradient, `reduced`, is summed over the copies of the model. So many `operators` were
     traced, and no tensor with memory was larger than `real`.
     """
 
@@ -45,6 +46,7 @@ class Figures:
     key_values: int
     gathered: float
     scattered: float
+    reduced: float
     operators: int
     real: int
 
@@ -80,6 +82,7 @@ class Figures:
                 "key_values",
                 "gathered",
                 "scattered",
+                "reduced",
             )
         }
         return Figures(

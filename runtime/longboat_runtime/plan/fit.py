@@ -14,14 +14,13 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import MAX_DEVICES_PER_POD
+from longboat_crds.trainer import MAX_RANKS
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.capacity import CONTAINERS, Capacity
 from longboat_runtime.plan.figures import Figures
 from longboat_runtime.plan.needs import GIB, MIB, Need, Resource
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes, parallelism_problem
 
-# The most ranks that are tried; `trainer.replicas` allows no more.
-MOST_RANKS = 4096
 # Prefixes of fields: those of the job, and those of the runtime template.
 SPEC, ROLES = "spec.", "runtime spec.roles."
 
@@ -181,8 +180,8 @@ def _device(case: Case, tracer: Tracer) -> DoesNotFit | None:
 def _device_changes(case: Case) -> Iterator[list[Change]]:
     """Yields changes of the trainer, the cheapest first, in lists of one kind in which each takes less memory than the one before it.
 
-    Recomputation costs a third of a step, smaller bins some speed, offloading the host's memory, and more ranks devices. Each comes with
-    those before it.
+    Recomputation costs a third of a step, smaller bins some speed, offloading the host's memory, fewer copies of the model more bytes
+    between pods, and more pods devices. Each comes with those before it.
     """
     trainer, path = case.spec.trainer, "spec.trainer."
     cheap: dict[str, Any] = {}
@@ -199,11 +198,14 @@ def _device_changes(case: Case) -> Iterator[list[Change]]:
         cheap[f"{path}offloadActivations"] = True
         yield [dict(cheap)]
         yield [cheap | smaller for smaller in sizes]
-    ranks = [{f"{path}replicas": trainer.replicas * 2**power} for power in range(1, MOST_RANKS.bit_length())]
-    ranks = [more for more in ranks if more[f"{path}replicas"] <= MOST_RANKS]
-    yield [cheap | more for more in ranks]
+    fewer = [count for count in range(trainer.replicate_degree - 1, 0, -1) if trainer.replicas % count == 0]
+    larger: list[dict[str, Any]] = [{f"{path}replicateDegree": count} for count in fewer]
+    pods = [trainer.replicas * 2**power for power in range(1, MAX_RANKS.bit_length())]
+    one_copy = larger[-1] if larger else {}
+    larger += [one_copy | {f"{path}replicas": count} for count in pods if count * trainer.devices_per_pod <= MAX_RANKS]
+    yield [cheap | change for change in larger]
     if sizes:
-        yield [cheap | sizes[-1] | more for more in ranks]
+        yield [cheap | sizes[-1] | change for change in larger]
 
 
 def _kv_cache(case: Case, tracer: Tracer) -> DoesNotFit | None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import ray
 import structlog
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
+from longboat_runtime.trainer.placement import has_gpus, pod_nodes
 
 log = structlog.get_logger()
 
@@ -26,7 +28,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a trainer pod has, in bytes: `device` is the memory of its GPU; `memory` is None without a limit."""
+    """What a trainer pod has, in bytes: `device` is the memory of one of its GPUs; `memory` is None without a limit."""
 
     device: int
     shared_memory: int
@@ -54,16 +56,14 @@ class JobPlan:
         return await asyncio.shield(self._made)
 
     async def _make(self) -> bool:
-        if not await self._on_gpus():
+        nodes = await self._gpu_nodes()
+        if not nodes:
             return True
-        ranks = self._spec.trainer.replicas
-        where: dict[str, Any] = {"num_cpus": 0, "resources": {self._trainer: 1}}
         # A worker that has run torch here must not become a rank.
-        look = ray.remote(max_calls=1)(self._look).options(num_gpus=1, **where)
-        plan = ray.remote(max_calls=1)(planned).options(num_gpus=0, **where)
+        look, plan = ray.remote(max_calls=1)(self._look), ray.remote(max_calls=1)(planned)
         try:
-            pods = await asyncio.gather(*(look.remote() for _ in range(ranks)))
-            fits: bool = await plan.remote(self._spec, smallest(pods))
+            pods = await asyncio.gather(*(look.options(num_gpus=1, **self._beside(node)).remote() for node in nodes))
+            fits: bool = await plan.options(num_gpus=0, **self._beside(nodes[0])).remote(self._spec, smallest(pods))
         except Exception as error:
             if (problem := spec_problem_in(error)) is not None:
                 raise problem from error
@@ -72,16 +72,23 @@ class JobPlan:
             return False
         return fits
 
-    async def _on_gpus(self) -> bool:
-        """Waits for the nodes that say so."""
+    def _beside(self, node: str) -> dict[str, Any]:
+        """Returns the options of a task in a pod with this node, or in another trainer pod if that is gone by then."""
+        strategy = NodeAffinitySchedulingStrategy(node, soft=True)
+        return {"num_cpus": 0, "resources": {self._trainer: 1}, "scheduling_strategy": strategy}
+
+    async def _gpu_nodes(self) -> list[str]:
+        """Waits for the nodes that say whether there are GPUs; returns the nodes of the trainer's pods if there are, else nothing."""
+        trainer = self._spec.trainer
         while True:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            members = [node for node in nodes if {self._trainer, self._rollout} & node.keys()]
-            if members and not any(node.get("GPU") for node in members):
-                return False
-            trainers = [node for node in members if self._trainer in node]
-            if sum(node[self._trainer] for node in trainers) >= self._spec.trainer.replicas:
-                return any(node.get("GPU") for node in trainers)
+            listed = ray.nodes()
+            resources = [node["Resources"] for node in listed if node["Alive"]]
+            members = [offer for offer in resources if {self._trainer, self._rollout} & offer.keys()]
+            if members and not any(offer.get("GPU") for offer in members):
+                return []
+            nodes = pod_nodes(listed, trainer.replicas, trainer.devices_per_pod, self._trainer)
+            if nodes is not None:
+                return nodes if has_gpus(listed, nodes) else []
             await asyncio.sleep(NODES_SECONDS)
 
 

@@ -34,13 +34,14 @@ class Ledger(TorchDispatchMode):
     """Follows, while it is entered, the storages of fake tensors until the last tensor releases them; those on HOST are host memory.
 
     In bytes: `allocated` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since
-    `restart`. `gathered` and `scattered` are what this rank received and sent in collectives. `real` is the largest storage of a tensor that
+    `restart`. `moved` is what this rank received in gathers, sent in scatters, and had summed over copies of the model. `real` is the largest storage of a tensor that
     isn't fake. `operators` counts all that were dispatched.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.allocated = self.host = self.peak = self.gathered = self.scattered = self.real = self.operators = 0
+        self.allocated = self.host = self.peak = self.real = self.operators = 0
+        self.moved = (0, 0, 0)
         self._storages: dict[int, _Storage] = {}
         self._counts = True
 
@@ -118,15 +119,16 @@ class Ledger(TorchDispatchMode):
         entry.nbytes = nbytes
 
     def _move(self, name: str, args: Any) -> None:
-        """Adds what a collective of this rank receives (gathers) or sends (scatters), without its own part."""
-        if "allgather" not in name and "reduce_scatter" not in name:
-            return
+        """Adds what a collective of this rank moves, of gathers and scatters without its own part."""
         sizes = [sum(tensor.nbytes for tensor in _tensors(part)) for part in args[:2]]
-        moved = max(sizes) - min(sizes)
+        gathered, scattered, reduced = self.moved
         if "allgather" in name:
-            self.gathered += moved
-        else:
-            self.scattered += moved
+            gathered += max(sizes) - min(sizes)
+        elif "reduce_scatter" in name:
+            scattered += max(sizes) - min(sizes)
+        elif "allreduce" in name:
+            reduced += sizes[0]
+        self.moved = gathered, scattered, reduced
 
 
 def rounded(nbytes: int) -> int:

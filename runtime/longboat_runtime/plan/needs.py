@@ -158,9 +158,10 @@ def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) 
     """Returns the memory of the container of a role, /dev/shm included: what is written there counts."""
     parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed}
     if role == "trainer":
-        parts["processes (assumed)"] = HOST_OVERHEAD
-        parts["snapshot"] = figures.snapshot
-        parts["pinned activations"] = figures.pinned
+        devices = spec.trainer.devices_per_pod
+        parts["processes (assumed)"] = HOST_OVERHEAD * devices
+        parts["snapshot"] = figures.snapshot * devices
+        parts["pinned activations"] = figures.pinned * devices
         parts["a bucket"] = max(BUCKET_BYTES, figures.largest)
         if spec.checkpoint.export or spec.checkpoint.export_every_steps:
             parts["export"] = figures.published
@@ -172,7 +173,7 @@ def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) 
 def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
     """Returns the size of the checkpoint claim: what is kept, and one more of each kind, which is written before the oldest goes."""
     checkpoint = spec.checkpoint
-    parts = {f"{checkpoint.keep + 1} checkpoints": (checkpoint.keep + 1) * checkpoint_bytes(figures)}
+    parts = {f"{checkpoint.keep + 1} checkpoints": (checkpoint.keep + 1) * checkpoint_bytes(spec, figures)}
     if checkpoint.export_every_steps:
         count = (checkpoint.keep_exports or KEPT_EXPORTS) + 1
         parts[f"{count} exports"] = count * figures.published
@@ -182,19 +183,32 @@ def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
     return Need(Resource.CLAIM, "trainer", sum(parts.values()), size, parts)
 
 
-def checkpoint_bytes(figures: Figures) -> int:
-    """Returns the bytes of one checkpoint: weights and both moments, in float32."""
-    return figures.snapshot * figures.ranks
+def checkpoint_bytes(spec: RLJobSpec, figures: Figures) -> int:
+    """Returns the bytes of one checkpoint: weights and both moments, in float32, of one copy of the model."""
+    return figures.snapshot * figures.ranks // spec.trainer.replicate_degree
 
 
 def links(spec: RLJobSpec, figures: Figures) -> dict[str, int]:
-    """Returns the bytes that each link carries, by what they are."""
-    return {
-        "received by each rank in a bin (weights)": round(figures.gathered),
-        "sent by each rank in a bin (gradients)": round(figures.scattered),
-        "published to each rollout pod": figures.published,
-        "written to the claim by each rank in a checkpoint": figures.snapshot,
-    }
+    """Returns the bytes that each link carries, by what they are.
+
+    Rule: collectives go round a ring, as NCCL's do for large messages. So each rank receives all that is gathered from the one before it,
+    and if several pods hold a copy of the model, the first rank of each pod receives it from another pod; gradients likewise. Sums over
+    `n` copies take 2 (n - 1) / n times what is summed, for each rank of a pod.
+    """
+    trainer, parts = spec.trainer, {}
+    gathered, scattered, copies = round(figures.gathered), round(figures.scattered), trainer.replicate_degree
+    if trainer.devices_per_pod > 1:
+        parts["within a pod, each rank in a bin, weights received"] = gathered
+        parts["within a pod, each rank in a bin, gradients sent"] = scattered
+    if trainer.replicas > copies:
+        parts["between pods, each pod in a bin, weights received"] = gathered
+        parts["between pods, each pod in a bin, gradients sent"] = scattered
+    if copies > 1:
+        summed = round(figures.reduced * 2 * (copies - 1) / copies)
+        parts["between copies, each pod in a bin, gradients sent"] = summed * trainer.devices_per_pod
+    parts["published to each rollout pod"] = figures.published
+    parts["written to the claim by each rank in a checkpoint"] = figures.snapshot // copies
+    return parts
 
 
 def _present(parts: Mapping[str, int]) -> dict[str, int]:

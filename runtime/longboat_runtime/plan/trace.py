@@ -105,7 +105,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
     """
     minibatches = min(2, spec.trainer.minibatches)
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
-    ranks = spec.trainer.replicas
+    ranks = spec.trainer.ranks
     ledger, phases = Ledger(), {}
     torch._dynamo.reset()  # each trace is another backend to it, and after eight it would no longer compile
     machine = FakeMachine(attention, fused, ledger)
@@ -128,14 +128,14 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             samples = _samples(ranks * BINS * minibatches, spec, info.max_length, info.vocabulary)
             by_id = {sample.id: sample for sample in samples}
             entries = tuple(TrainSample(sample.id, 1.0, sample.size) for sample in samples)
-            before, gathered, scattered = ledger.restart(), ledger.gathered, ledger.scattered
+            before, moved = ledger.restart(), ledger.moved
             machine.reads.clear()
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
             ledger.settle()
             accumulated, *later = [*machine.reads, ledger.peak]
             phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
             phases["update"] = Phase(before, max(later), ledger.allocated)
-            moved = (ledger.gathered - gathered, ledger.scattered - scattered)
+            moved = tuple(after - earlier for after, earlier in zip(ledger.moved, moved, strict=True))
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
             ledger.settle()
@@ -163,6 +163,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
         ),
         gathered=moved[0] / (BINS * minibatches),
         scattered=moved[1] / (BINS * minibatches),
+        reduced=moved[2] / (BINS * minibatches),
         operators=ledger.operators,
         real=ledger.real,
     )

@@ -30,7 +30,7 @@ CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
 
 
 class TrainerActor:
-    """One rank of a trainer group. The group makes all calls on all ranks, except `address`, those about samples, and `alive`.
+    """One rank of a trainer group. The group makes all calls on all ranks, except `address` and those about samples.
 
     Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """
@@ -45,7 +45,7 @@ class TrainerActor:
 
             from longboat_runtime.trainer.threads import available_threads
 
-        torch.set_num_threads(available_threads())
+        torch.set_num_threads(available_threads(spec.trainer.devices_per_pod))
 
     def address(self) -> str:
         """Serves the store at which the group meets, and returns its address. Only on rank 0."""

@@ -10,9 +10,11 @@ from typing import Any
 import ray
 import structlog
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
+from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -21,12 +23,12 @@ from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
+from longboat_runtime.trainer.placement import RESOURCE, has_gpus, pod_nodes
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
 
-RESOURCE = "longboat-trainer"
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
@@ -38,10 +40,10 @@ PROBE_TOKENS = 32
 
 
 class RayTrainerGroup:
-    """One actor for each rank, on nodes with the resource `longboat-trainer`.
+    """One actor for each rank, on the node of its pod (see `placement`): rank r is in pod r // devicesPerPod.
 
     Methods that call all ranks, except `stacks`, raise TrainerLost if one is gone, or failed in a way that leaves its state in doubt.
-    All ranks are then ended, and `load` starts new ones, as soon as Ray has nodes for them. A rank's SpecProblem is raised instead.
+    All ranks are then ended, and `load` starts new ones, as soon as Ray has a node of each pod. A rank's SpecProblem is raised instead.
     """
 
     def __init__(self, spec: RLJobSpec, store: SampleStore, plan: Plan | None = None) -> None:
@@ -55,19 +57,41 @@ class RayTrainerGroup:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
         self._end()
         fits = self._plan is None or await self._plan.fits()
-        count = self._spec.trainer.replicas
-        options = {
-            "num_cpus": 0,
-            "num_gpus": await _gpus_of_a_rank(count),
-            "resources": {RESOURCE: 1},
-        }
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor).options(**options)
-        self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
+        await self._start()
         [address] = await self._gather([self._actors[0].address.remote()])
         self._info, *_ = await self._call("load", address, fits)
         if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info
+
+    async def _start(self) -> None:
+        """Starts the ranks in their pods.
+
+        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises TrainerLost if
+        they can't be started where they belong.
+        """
+        trainer = self._spec.trainer
+        while True:
+            nodes, on_gpus = await _placed(trainer)
+            actor = ray.remote(
+                num_cpus=0, num_gpus=int(on_gpus), resources={RESOURCE: 1}, concurrency_groups=CONCURRENCY_GROUPS
+            )(TrainerActor)
+            self._actors = [
+                actor.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(
+                        nodes[rank // trainer.devices_per_pod], soft=False
+                    )
+                ).remote(self._spec, rank, trainer.ranks, self._store)
+                for rank in range(trainer.ranks)
+            ]
+            try:
+                await self._call("alive")
+            except TrainerLost as lost:
+                if pod_nodes(ray.nodes(), trainer.replicas, trainer.devices_per_pod) == nodes:
+                    raise
+                log.warning("trainer pods have changed; ranks are started again", error=str(lost))
+            else:
+                return
 
     async def accumulate(self, request: ChunkRequest) -> float:
         """See protocol.TrainerGroup."""
@@ -196,10 +220,11 @@ async def _result(answer: Any) -> Any:
         raise error.cause from error
 
 
-async def _gpus_of_a_rank(ranks: int) -> int:
-    """Waits for the trainer's nodes; returns 1 if any has GPUs, since an actor that asks for none sees none, else 0."""
+async def _placed(trainer: TrainerSpec) -> tuple[list[str], bool]:
+    """Waits for the pods' nodes; returns their ids, and whether any has GPUs: an actor that asks Ray for none sees none."""
     while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
-        if sum(node[RESOURCE] for node in nodes) >= ranks:
-            return int(any(node.get("GPU") for node in nodes))
+        listed = ray.nodes()
+        nodes = pod_nodes(listed, trainer.replicas, trainer.devices_per_pod)
+        if nodes is not None:
+            return nodes, has_gpus(listed, nodes)
         await asyncio.sleep(NODES_SECONDS)

@@ -35,7 +35,7 @@ class Platform(Protocol):
     @property
     def host(self) -> torch.device: ...
 
-    def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
+    def join(self, address: str, rank: int, world_size: int, copies: int) -> tuple[DeviceMesh, DeviceMesh]:
         """See `process_group.join`."""
 
     def together(self) -> AbstractContextManager[None]:
