@@ -73,7 +73,7 @@ def test_the_weights_of_one_file_are_in_memory_at_a_time(tmp_path: Path, monkeyp
     with Allocations() as allocations:
         gathered = ((name, weight.clone()) for name, weight in weights.items())
         export.export(tmp_path / "source", gathered, "float32", tmp_path / "export", tmp_path / ".export.1.partial")
-    assert allocations.peak <= 10_000 + 20_000, "one file, and the weight that is gathered next"
+    assert allocations.peak <= 10_000 + 2 * 20_000, "one file, the weight that is gathered next and its copy"
     files = sorted((tmp_path / "export").glob("*.safetensors"))
     assert [file.name for file in files] == [f"model-0000{number}-of-00008.safetensors" for number in range(1, 9)]
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in files)

@@ -59,9 +59,6 @@ class FakeMachine:
     def load_weights(self, model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
         """Reads nothing: fake weights have no values."""
 
-    def on_cpu(self, tensor: Tensor) -> bool:
-        return False
-
     def takes_all(self, query: Tensor) -> bool:
         return flash_attends(CAPABILITY, query.dtype, query.shape[-1])
 

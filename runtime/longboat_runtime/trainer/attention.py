@@ -66,7 +66,7 @@ def packed_attention(
         return _flash(*flat, packing=packing, scaling=scaling, sliding_window=sliding_window)[None], None
     # Torch's kernels for CPUs read each key head for its whole group of query heads; of those for GPUs only some do.
     grouped = key.shape[1] < query.shape[1]
-    if grouped and not packing.platform.on_cpu(query):
+    if grouped and packing.platform.device != "cpu":
         groups, grouped = query.shape[1] // key.shape[1], False
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     runs = [(length, len(list(run))) for length, run in groupby(packing.lengths)]

@@ -42,7 +42,7 @@ def response_logprobs(
     Logits of more than `largest_logits` bytes are never whole, if the model has the mark `fused_head.ROW_BYTES`.
     """
     input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
-    recurs = platform.on_cpu(input_ids)
+    recurs = platform.device == "cpu"
     if batch.lengths is not None:
         assert batch.position_ids is not None
         keywords = {"position_ids": batch.position_ids, "packing": Packing(batch.lengths, platform)}

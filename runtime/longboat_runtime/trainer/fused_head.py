@@ -59,11 +59,13 @@ class FusedHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         chosen = hidden.new_empty(len(targets), dtype=torch.float32)
         normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
-        for start in range(0, len(targets), rows):
-            part = slice(start, start + rows)
-            chosen[part], normalisers[part], entropy[part] = logprobs.values(
-                linear(hidden[part], weight), targets[part], temperature, logprobs.CHUNK_ROWS, compiled=compiled
-            )
+        values = logprobs.row_values(compiled=compiled)
+        for chunk in logprobs.chunks(len(targets), rows):
+            logits = linear(hidden[chunk], weight)
+            results = chosen[chunk], normalisers[chunk], entropy[chunk]
+            for part in logprobs.chunks(len(logits), logprobs.CHUNK_ROWS):
+                for result, value in zip(results, values(logits[part], targets[chunk][part], temperature), strict=True):
+                    result[part] = value
         ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
         of_rows = (targets, normalisers, entropy) if entropies else (targets, normalisers)
         ctx.save_for_backward(hidden, weight, *of_rows)
@@ -79,8 +81,7 @@ class FusedHead(torch.autograd.Function):
         of_weight = None
         if ctx.needs_input_grad[1]:
             of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for start in range(0, len(hidden), ctx.rows):
-            part = slice(start, start + ctx.rows)
+        for part in logprobs.chunks(len(hidden), ctx.rows):
             chunk = linear(hidden[part], weight)
             of_chunk = [each[part] for each in of_rows]
             logprobs.gradient(chunk, of_chunk, ctx.temperature, logprobs.CHUNK_ROWS, chunk, compiled=ctx.compiled)

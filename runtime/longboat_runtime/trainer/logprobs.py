@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,11 @@ class ChosenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int, compiled: bool, entropies: bool
     ) -> tuple[Tensor, Tensor]:
-        chosen, normalisers, entropy = values(logits, targets, temperature, rows, compiled=compiled)
+        chosen = logits.new_empty(len(targets), dtype=torch.float32)
+        normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
+        values = row_values(compiled=compiled)
+        for part in chunks(len(targets), rows):
+            chosen[part], normalisers[part], entropy[part] = values(logits[part], targets[part], temperature)
         ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
         if entropies:
             ctx.save_for_backward(logits, targets, normalisers, entropy)
@@ -45,17 +49,14 @@ class ChosenLogprobs(torch.autograd.Function):
         return result, None, None, None, None, None
 
 
-def values(
-    logits: Tensor, targets: Tensor, temperature: float, rows: int, *, compiled: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes log-probs of `targets`, normalisers and entropies, each (K) and float32, of `rows` rows at a time."""
-    chosen = logits.new_empty(len(targets), dtype=torch.float32)
-    normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
-    of_rows = _compiled(_values) if compiled else _values
-    for start in range(0, len(targets), rows):
-        part = slice(start, start + rows)
-        chosen[part], normalisers[part], entropy[part] = of_rows(logits[part], targets[part], temperature)
-    return chosen, normalisers, entropy
+def row_values(*, compiled: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Returns the function that computes log-probs of targets, normalisers and entropies of rows of logits, which it holds in float32."""
+    return _compiled(_values) if compiled else _values
+
+
+def chunks(size: int, rows: int) -> Iterator[slice]:
+    """Cuts `size` rows into chunks of `rows`."""
+    return (slice(start, start + rows) for start in range(0, size, rows))
 
 
 def gradient(
@@ -68,8 +69,7 @@ def gradient(
     """
     function: Callable[..., Tensor] = _gradient if len(of_rows) == 3 else _gradient_with_entropy
     computed = _compiled(function) if compiled else function
-    for start in range(0, len(logits), rows):
-        part = slice(start, start + rows)
+    for part in chunks(len(logits), rows):
         result[part] = computed(logits[part], *(each[part] for each in of_rows), temperature)
 
 

@@ -48,9 +48,6 @@ class Machine:
     def load_weights(self, model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
         load_weights(model, path, conversions)
 
-    def on_cpu(self, tensor: Tensor) -> bool:
-        return bool(tensor.device.type == "cpu")
-
     def takes_all(self, query: Tensor) -> bool:
         return takes_all(query)
 

@@ -53,9 +53,6 @@ class Platform(Protocol):
     def load_weights(self, model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
         """See `weight_files.load_weights`."""
 
-    def on_cpu(self, tensor: Tensor) -> bool:
-        """Whether a CPU computes with `tensor`: on GPUs other sizes and kernels are good."""
-
     def takes_all(self, query: Tensor) -> bool:
         """See `attention.takes_all`."""
 
