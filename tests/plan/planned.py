@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,7 @@ def make_spec(path: Path, **sections: Mapping[str, Any]) -> RLJobSpec:
 
 
 def make_case(spec: RLJobSpec, name: str = "small", capacity: Capacity | None = None) -> Case:
-    model = language_model(MODELS[name])
-    return Case(spec, model, model["max_position_embeddings"], capacity or Capacity())
+    return Case(spec, language_model(MODELS[name]), capacity or Capacity())
 
 
 def rough_figures(spec: RLJobSpec) -> Figures:
@@ -147,3 +147,16 @@ def rough_figures(spec: RLJobSpec) -> Figures:
         operators=1,
         real=0,
     )
+
+
+def enlarged(figures: Figures) -> Figures:
+    """Figures of the small model as if a device held GiB where it holds MiB: beside that, what is assumed is little."""
+    phases = {
+        name: Phase(*(1024 * value for value in (phase.before, phase.peak, phase.after)))
+        for name, phase in figures.phases.items()
+    }
+    return replace(figures, phases=phases)
+
+
+def large_figures(spec: RLJobSpec) -> Figures:
+    return enlarged(rough_figures(spec))

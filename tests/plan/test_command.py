@@ -30,6 +30,11 @@ metadata: {name: runtime}
 spec:
   image: image
 """
+LIMIT = """\
+  roles:
+    trainer:
+      template: {spec: {containers: [{name: trainer, resources: {limits: {memory: 64GB}}}]}}
+"""
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -75,6 +80,8 @@ def test_model_and_template_may_be_elsewhere(file: Path, tmp_path: Path) -> None
     [
         (RUNTIME, (), "holds 0 RLJobs"),
         (JOB, ("--device", "lots"), "--device: lots is no quantity"),
+        (JOB, ("--device", "-5Gi"), "--device: -5Gi is no quantity"),
+        (JOB + RUNTIME + LIMIT, (), "limits.memory: 64GB is no quantity of bytes; write it like 80Gi"),
         (JOB + RUNTIME.replace("name: runtime", "name: other"), (), "ClusterRLRuntime other"),
         (JOB.replace("maxTokens:", "maxToken:"), (), "maxToken"),
     ],
@@ -91,3 +98,27 @@ def test_a_model_without_config_is_said(file: Path, tmp_path: Path) -> None:
     status, output = run(file)
     assert status == 2
     assert "spec.model.path: no config.json" in output
+
+
+def test_what_config_json_leaves_out_is_what_training_takes(file: Path, tmp_path: Path) -> None:
+    config = MODELS["small"] | {"model_type": "qwen3"}
+    # The defaults of Qwen3's class.
+    left_out = {"num_key_value_heads": 32, "num_attention_heads": 32, "max_position_embeddings": 32768, "head_dim": 128}
+    whole = config | left_out
+    outputs = []
+    for content in (whole, {name: value for name, value in whole.items() if name not in left_out}):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        status, output = run(file, "--device", "80Gi")
+        assert status == 0, output
+        outputs.append(output)
+    assert outputs[0] == outputs[1]
+
+
+def test_what_only_an_assumption_decides_is_a_warning(file: Path) -> None:
+    file.write_text(
+        file.read_text().replace("maxTokensPerBin: 512", "maxTokensPerBin: 4096, gradientCheckpointing: false")
+    )
+    status, output = run(file, "--device", "3100Mi")
+    assert status == 0, output
+    assert "May not fit: spec.trainer.gradientCheckpointing: a trainer rank needs" in output
+    assert "but 3.0 GiB of what it needs are assumed" in output

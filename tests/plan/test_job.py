@@ -4,19 +4,29 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
+from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_crds.trainer import TrainerSpec
+from longboat_runtime import ray_nodes
 from longboat_runtime.driver import assembly
-from longboat_runtime.plan.job import JobPlan, Pod, planned, smallest
+from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
+from longboat_runtime.ray_nodes import have_gpus, offering
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.placement import POD_LABEL, placed
 from tests.plan.planned import GIB, MIB, make_spec, write_config
 
 ROOMY = Pod(80 * GIB, GIB, None)
+
+
+def plan(folder: Path, spec: RLJobSpec, pod: Pod, claim: int | None = None, *, trained: bool = False) -> Outcome:
+    return planned(spec, pod, Past(folder, claim, trained))
 
 
 def test_the_smallest_pod_counts() -> None:
@@ -30,8 +40,8 @@ def test_recomputation_that_is_left_open_is_decided_by_the_device(tmp_path: Path
         write_config(tmp_path, "small"),
         trainer={"gradientCheckpointing": None, "maxTokensPerBin": 4096},
     )
-    assert planned(spec, ROOMY, tmp_path)
-    answers = {planned(spec, Pod(DEVICE_OVERHEAD + size * MIB, GIB, None), tmp_path) for size in (28, 40, 80)}
+    assert plan(tmp_path, spec, ROOMY).fits
+    answers = {plan(tmp_path, spec, Pod(DEVICE_OVERHEAD + size * MIB, GIB, None)).fits for size in (28, 40, 80)}
     assert answers == {True, False}
 
 
@@ -39,22 +49,63 @@ def test_recomputation_that_is_left_open_is_decided_by_the_device(tmp_path: Path
     ("pod", "field"),
     [
         # No change fits, so all are tried, up to thousands of ranks.
-        pytest.param(Pod(DEVICE_OVERHEAD + 1, GIB, None), "spec.", marks=pytest.mark.extended),
+        pytest.param(Pod(MIB, GIB, None), "spec.", marks=pytest.mark.extended),
         (Pod(80 * GIB, 100 * MIB, None), "runtime spec.roles.trainer.template.spec.volumes[shm].emptyDir.sizeLimit"),
         (
-            Pod(80 * GIB, GIB, GIB),
+            Pod(80 * GIB, GIB, 100 * MIB),
             "runtime spec.roles.trainer.template.spec.containers[trainer].resources.limits.memory",
         ),
     ],
 )
 def test_what_a_pod_lacks_ends_the_job(pod: Pod, field: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecProblem) as problem:
-        planned(make_spec(write_config(tmp_path, "small")), pod, tmp_path)
-    assert problem.value.reason == Reason.DOES_NOT_FIT
-    assert str(problem.value.field).startswith(field)
+    spec = make_spec(write_config(tmp_path, "small"))
+    problem = plan(tmp_path, spec, pod).problem
+    assert problem is not None
+    assert problem.reason == Reason.DOES_NOT_FIT
+    assert str(problem.field).startswith(field)
+    trained = plan(tmp_path, spec, pod, trained=True)
+    assert trained.problem is None
+    assert trained.warnings == [f"{problem.field}: {problem.message}"]
+
+
+def test_what_only_an_assumed_number_decides_ends_no_job(tmp_path: Path) -> None:
+    trainer = {"gradientCheckpointing": False, "maxTokensPerBin": 4096}
+    spec = make_spec(write_config(tmp_path, "small"), trainer=trainer)
+    outcome = plan(tmp_path, spec, Pod(DEVICE_OVERHEAD + 28 * MIB, GIB, GIB))
+    assert outcome.problem is None
+    fields = [warning.split(": ")[0].rpartition(".")[2] for warning in outcome.warnings]
+    assert fields == ["gradientCheckpointing", "memory"]
+
+
+def test_a_claim_is_judged_only_where_there_is_one(tmp_path: Path) -> None:
+    spec = make_spec(write_config(tmp_path, "small"))
+    assert plan(tmp_path, spec, ROOMY, claim=None).problem is None
+    problem = plan(tmp_path, spec, ROOMY, claim=5 * MIB).problem
+    assert problem is not None
+    assert "spec.checkpoint.keep: 1" in problem.message
+
+
+def test_all_that_does_not_fit_is_said_at_once_and_the_plan_shown(tmp_path: Path) -> None:
+    outcome = plan(tmp_path, make_spec(write_config(tmp_path, "small")), Pod(80 * GIB, MIB, MIB), claim=MIB)
+    assert outcome.problem is not None
+    for field in ("volumes[shm].emptyDir.sizeLimit", "resources.limits.memory", "spec.checkpoint.volume.size"):
+        assert field in str(outcome.problem)
+        assert field in outcome.report
+    assert "A trainer rank's device, by phase" in outcome.report
+
+
+def test_figures_outlive_the_pod(tmp_path: Path) -> None:
+    spec = make_spec(write_config(tmp_path, "small"))
+    plan(tmp_path, spec, ROOMY)
+    [kept] = (tmp_path / FOLDER).iterdir()
+    kept.write_text(kept.read_text().replace('"parameters": ', '"parameters": 100000'))
+    assert plan(tmp_path, spec, ROOMY).report.split()[0] != "0.00"
 
 
 class Refusing:
+    async def engines_may_start(self) -> None:
+        await self.fits()
+
     async def fits(self) -> bool:
         raise SpecProblem(Reason.DOES_NOT_FIT, "spec.trainer.replicas", "too few")
 
@@ -90,7 +141,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("gpus", [0, 2], indirect=True)
 def test_a_job_is_planned_once_and_only_on_gpus(gpus: None, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     spec = make_spec(write_config(tmp_path, "small"), trainer={"replicas": 2})
-    plan = JobPlan(spec, "trainers", "engines", lambda: Pod(MIB, GIB, None))
+    plan = JobPlan(spec, "trainers", "engines", Past(tmp_path, None, trained=False), lambda: Pod(MIB, GIB, None))
     on_gpus = bool(request.node.callspec.params["gpus"])
     if on_gpus:
         for _ in range(2):
@@ -106,4 +157,38 @@ def test_a_job_that_cannot_be_planned_starts(gpus: None, tmp_path: Path) -> None
     def fail() -> Pod:
         raise RuntimeError("no driver")
 
-    assert not asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", fail).fits())
+    past = Past(tmp_path, None, trained=False)
+    assert not asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", past, fail).fits())
+
+
+def node(name: str, **resources: float) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": True, "Resources": resources}
+
+
+async def test_trainers_nodes_alone_say_whether_a_job_is_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nodes = [node("a", engines=1)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray_nodes, "POLL_SECONDS", 0.001)
+    plan = JobPlan(make_spec(tmp_path), "trainers", "engines", Past(tmp_path, None, trained=False))
+    await plan.engines_may_start()  # on CPUs, whatever trainers have
+    waiting = asyncio.create_task(offering("trainers", 1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    nodes.append(node("b", trainers=1, GPU=1))
+    assert have_gpus(await waiting)
+    nodes[-1] = node("b", trainers=1)
+    assert await plan.fits()
+
+
+async def test_the_first_rank_is_where_the_plan_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = [
+        node(name, trainers=1) | {"Labels": {POD_LABEL: f"job-trainer-{place}-a0"}}
+        for place, name in enumerate(("aa" * 28, "bb" * 28))
+    ]
+    plan = JobPlan(make_spec(tmp_path), "trainers", "engines", Past(tmp_path, None, trained=False))
+    for nodes in (both, both[::-1]):
+        monkeypatch.setattr(ray, "nodes", lambda nodes=nodes: nodes)
+        first, _ = await placed(TrainerSpec(replicas=2), "trainers")
+        assert plan._beside(first)["scheduling_strategy"].node_id == "aa" * 28

@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE, has_gpus, pod_nodes
+from longboat_runtime.trainer import placement
+from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE
 
 
 def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -18,6 +19,12 @@ def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, **r
         "Labels": {} if pod is None else {POD_LABEL: pod},
         "Resources": {RESOURCE: offers, **resources} if alive else {},
     }
+
+
+def pod_nodes(nodes: list[dict[str, Any]], pods: int, devices: int) -> list[str] | None:
+    """The names of the nodes that are chosen."""
+    chosen = placement.pod_nodes(nodes, pods, devices)
+    return None if chosen is None else [each["NodeID"] for each in chosen]
 
 
 FIRST, SECOND = node("n0", "x-trainer-0-a0"), node("n1", "x-trainer-1-a0")
@@ -64,12 +71,6 @@ def test_a_pod_that_offers_too_little_is_not_there() -> None:
 def test_a_machine_without_pods_stands_for_all_of_them() -> None:
     assert pod_nodes([node("n0", None, 4)], 2, 2) == ["n0", "n0"]
     assert pod_nodes([node("n0", None, 3)], 2, 2) is None
-
-
-def test_ranks_have_gpus_where_a_pod_has() -> None:
-    nodes = [FIRST, SECOND | {"Resources": {RESOURCE: 2, "GPU": 2.0}}, node("n2", "x-rollout-0-a0", 0, GPU=1.0)]
-    assert has_gpus(nodes, ["n0", "n1"])
-    assert not has_gpus(nodes, ["n0"])
 
 
 ATTEMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.booleans()), max_size=20)

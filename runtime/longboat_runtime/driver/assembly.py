@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,8 @@ from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.shape_plan import check_profile, starting_shape
 from longboat_runtime.model_config import checked_model
-from longboat_runtime.plan.job import JobPlan
+from longboat_runtime.plan.capacity import claim_size
+from longboat_runtime.plan.job import JobPlan, Past
 from longboat_runtime.reward.canary import canaries
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
@@ -111,7 +113,8 @@ async def open_components(
         state = await asyncio.to_thread(checkpoints.newest_state)
         fleet.start_in(starting_shape(job, state))
         stack.push_async_callback(_close, fleet)
-        plan = JobPlan(spec, TRAINER_RESOURCE, ROLLOUT_RESOURCE)
+        past = await asyncio.to_thread(_past, job, in_pods=sockets is None)
+        plan = JobPlan(spec, TRAINER_RESOURCE, ROLLOUT_RESOURCE, past)
         trainer = RayTrainerGroup(spec, store, plan)
         stack.push_async_callback(_close, trainer)
 
@@ -169,14 +172,22 @@ async def _give_up(starting: asyncio.Task[None]) -> None:
 async def _engines_started(fleet: RayRolloutFleet, plan: JobPlan, engines: int) -> None:
     """Waits for all engines, so that every round has the same ones, but at most ENGINES_SECONDS after the first is up.
 
-    None starts before the plan says that the job fits.
+    None starts on a GPU before the plan says that the job fits.
     """
-    await plan.fits()
+    await plan.engines_may_start()
     await fleet.wait_started(1)
     try:
         await asyncio.wait_for(fleet.wait_started(engines), ENGINES_SECONDS)
     except TimeoutError:
         log.warning("not all engines are up; the others join later", wanted=engines, seconds=ENGINES_SECONDS)
+
+
+def _past(job: Job, *, in_pods: bool) -> Past:
+    """Looks at the checkpoint directory. In pods its file system is that of the claim, which may be larger than the job asked for."""
+    checkpoint = job.spec.checkpoint
+    own = CheckpointStore(job.root, checkpoint.keep, job.incarnation).newest_state()
+    claim = max(claim_size(checkpoint) or 0, shutil.disk_usage(job.root).total) if in_pods else None
+    return Past(job.root, claim, own is not None)
 
 
 def _checkpoints(job: Job, resume: Path) -> CheckpointStore:

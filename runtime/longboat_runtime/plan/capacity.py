@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from longboat_crds.checkpoint import CheckpointSpec
+from longboat_crds.load import ApiError
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
 
@@ -22,9 +24,10 @@ DEFAULT_SHARED_MEMORY = "256Mi"
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What pods have, in bytes, by role: `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container.
+    """What a job has, in bytes.
 
-    A role without an entry isn't judged. `device` and `engine_device` are the memory of one GPU of trainers and engines, None if
+    By role, `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container. A role without an entry isn't judged.
+    `device` and `engine_device` are the memory of one GPU of trainers and engines, `claim` is the size of the checkpoint claim; None if
     nobody says.
     """
 
@@ -32,27 +35,49 @@ class Capacity:
     shared_memory: Mapping[str, int] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     engine_device: int | None = None
+    claim: int | None = None
 
 
-def from_runtime(runtime: RLRuntimeSpec, device: int | None) -> Capacity:
-    """Returns what the pods of a runtime template have."""
+def from_runtime(runtime: RLRuntimeSpec) -> Capacity:
+    """Returns what the pods of a runtime template have. Raises ApiError for what is no quantity of bytes."""
     shared, memory = {}, {}
     for role, (containers, name) in CONTAINERS.items():
         specs = [template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))]
-        shared[role] = in_bytes(_shared_memory(specs))
+        place = f"runtime spec.roles.{role}.template.spec"
+        if (size := _shared_memory(specs)) is not None:
+            shared[role] = memory_of(f"{place}.volumes[shm].emptyDir.sizeLimit", size)
         limits = [item for spec in specs for item in _named(spec.get(containers), name)]
         for limit in (_at(item, "resources", "limits", "memory") for item in limits):
             if limit is not None:
-                memory[role] = in_bytes(str(limit))
-    return Capacity(device, shared, memory, device)
+                memory[role] = memory_of(f"{place}.{containers}[{name}].resources.limits.memory", limit)
+    return Capacity(shared_memory=shared, memory=memory)
 
 
-def _shared_memory(specs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the size limit of the volume `shm` by the last of `specs` that has one."""
-    size = DEFAULT_SHARED_MEMORY
+def claim_size(checkpoint: CheckpointSpec) -> int | None:
+    """Returns the size of the claim that the operator creates; None if the job names a claim."""
+    return None if checkpoint.claim_name else in_bytes(checkpoint.volume.size)
+
+
+def memory_of(field: str, text: Any) -> int:
+    """Reads the bytes that `field` gives. Raises ApiError unless they are a positive quantity."""
+    try:
+        if (value := in_bytes(str(text))) > 0:
+            return value
+    except (ArithmeticError, ValueError):
+        pass
+    raise ApiError([f"{field}: {text} is no quantity of bytes; write it like 80Gi, or 80G for powers of ten"])
+
+
+def _shared_memory(specs: Sequence[Mapping[str, Any]]) -> Any:
+    """Returns the size limit of the volume `shm`, merged as the operator does; None if it is no emptyDir, or has no limit."""
+    size: Any = DEFAULT_SHARED_MEMORY
     for spec in specs:
         for volume in _named(spec.get("volumes"), "shm"):
-            size = str(_at(volume, "emptyDir", "sizeLimit") or size)
+            directory = volume.get("emptyDir")
+            if isinstance(directory, Mapping):
+                size = directory.get("sizeLimit", size)
+            elif len(volume) > 1:
+                size = None
     return size
 
 

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from longboat_crds.load import ApiError
 from longboat_crds.problems import SpecProblem
-from longboat_crds.quantities import in_bytes
-from longboat_runtime.model_config import checked_model, language_model
 from longboat_runtime.plan import documents, report
-from longboat_runtime.plan.capacity import Capacity, from_runtime
+from longboat_runtime.plan.capacity import Capacity, claim_size, from_runtime, memory_of
 from longboat_runtime.plan.fit import Case, judge
 
 
 def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str | None) -> int:
-    """Prints the plan of the job in `file`; returns the exit status: 0 if it fits, 1 if it doesn't, 2 if it can't be planned."""
-    from longboat_runtime.plan.trace import Traces
+    """Prints the plan of the job in `file`; returns the exit status: 0 unless it certainly doesn't fit, then 1; 2 if it can't be planned."""
+    from longboat_runtime.plan.trace import Traces, model_values
 
     try:
-        memory = None if device is None else in_bytes(device)
-    except (ArithmeticError, ValueError):
-        print(f"--device: {device} is no quantity of bytes, such as 80Gi", file=sys.stderr)
-        return 2
-    try:
+        memory = None if device is None else memory_of("--device", device)
         job, template = documents.read(file, runtime)
         directory = documents.model_directory(job, file, model)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"path": str(directory)})})
-        config = language_model(checked_model(directory))
-        capacity = from_runtime(template.spec, memory) if template else Capacity(memory, engine_device=memory)
-        case = Case(spec, config, config.get("max_position_embeddings"), capacity)
+        capacity = from_runtime(template.spec) if template else Capacity()
+        claim = claim_size(spec.checkpoint)
+        case = Case(spec, model_values(directory), replace(capacity, device=memory, engine_device=memory, claim=claim))
         with warnings.catch_warnings():
             # Of torch's compiler, about the code of models.
             warnings.simplefilter("ignore")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
+from longboat_crds.fixed import FIXED
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import MAX_DEVICES_PER_POD
 from longboat_crds.trainer import MAX_RANKS
+from longboat_runtime.model_config import longest_sequence
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.capacity import CONTAINERS, Capacity
 from longboat_runtime.plan.figures import Figures
@@ -23,6 +27,7 @@ from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
 
 # Prefixes of fields: those of the job, and those of the runtime template.
 SPEC, ROLES = "spec.", "runtime spec.roles."
+CLAIM_SIZE, KEEP = "spec.checkpoint.volume.size", "spec.checkpoint.keep"
 
 Tracer = Callable[[RLJobSpec], Figures]
 # New values of fields, by their paths in the job (`spec.…`) or in the runtime template (`runtime spec.roles.…`).
@@ -31,11 +36,15 @@ Change = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """Says that a `need` exceeds what `field` gives, and the cheapest `change` that ends that; without one, no field can."""
+    """Says that a `need` exceeds what `field` gives, and the cheapest `change` that ends that; without one, no field can.
+
+    Some fields are fixed once a job has `started`.
+    """
 
     need: Need
     field: str
     change: Change
+    started: bool = False
 
     @property
     def message(self) -> str:
@@ -48,39 +57,47 @@ class DoesNotFit:
             what = f"checkpoints and exports need {amount(need, need.needed)} of the claim, which has {amount(need, need.available or 0)}"
         elif need.resource is Resource.DEVICE:
             what = f"a trainer rank needs {amount(need, need.needed)} of its device, which has {amount(need, need.available or 0)}"
+        if not need.exceeds:
+            what = f"{what}, but {amount(need, need.assumed)} of what it needs are assumed"
         if not self.change:
-            return f"{what}; no setting makes it fit: use devices with more memory, or a smaller model"
+            cure = (
+                "a larger claim" if need.resource is Resource.CLAIM else "devices with more memory, or a smaller model"
+            )
+            return f"{what}; no setting makes it fit: use {cure}"
         changes = " and ".join(f"{path}: {_shown(value)}" for path, value in self.change.items())
-        return f"{what}; the cheapest change that fits: {changes}"
+        fixed = [path for path in self.change if self.started and _is_fixed(path)]
+        another = f", in another job: {' and '.join(fixed)} can't be changed once a job has started" if fixed else ""
+        return f"{what}; the cheapest change that fits: {changes}{another}"
 
-    def problem(self) -> SpecProblem:
-        """Returns the error that ends the job."""
-        return SpecProblem(Reason.DOES_NOT_FIT, self.field, self.message)
+
+def refusal(problems: Sequence[DoesNotFit]) -> SpecProblem:
+    """Returns the error that ends a job with these problems, at least one. It names the field of the first, its message all."""
+    first, *others = problems
+    message = "; also ".join([first.message, *(f"{problem.field}: {problem.message}" for problem in others)])
+    return SpecProblem(Reason.DOES_NOT_FIT, first.field, message)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What is planned: a job's `spec`, its `model` (config.json by standard names), and what pods have.
 
-    `limit` is the model's own longest sequence.
+    Once the job has `started` some of its fields are fixed, and its claim has the size that it has.
     """
 
     spec: RLJobSpec
     model: Mapping[str, Any]
-    limit: int | None
     capacity: Capacity
+    started: bool = False
 
     @property
     def longest(self) -> int:
-        """Returns the most tokens of a sequence."""
-        longest = self.spec.model.max_length or self.limit
-        assert longest is not None, "read the model first"
-        return longest
+        """Returns the most tokens of a sequence. Raises SpecProblem as `model_config.longest_sequence` does."""
+        return longest_sequence(self.model, self.spec.model.max_length, self.spec.model.path)
 
-    def changed(self, change: Change) -> Case:
-        """Returns the case with the fields of `change` set."""
+    def changed(self, change: Change) -> Case | None:
+        """Returns the case with the fields of `change` set; None if the API refuses that."""
         content = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        shared, memory = dict(self.capacity.shared_memory), dict(self.capacity.memory)
+        shared, memory, claim = dict(self.capacity.shared_memory), dict(self.capacity.memory), self.capacity.claim
         for path, value in change.items():
             if path.startswith(SPEC):
                 *parents, name = path.removeprefix(SPEC).split(".")
@@ -88,48 +105,66 @@ class Case:
                 for parent in parents:
                     place = place.setdefault(parent, {})
                 place[name] = value
+                if path == CLAIM_SIZE:
+                    claim = in_bytes(value)
             else:
                 role = path.removeprefix(ROLES).split(".")[0]
                 (memory if path.endswith("memory") else shared)[role] = in_bytes(value)
+        try:
+            spec = RLJobSpec.model_validate(content)
+        except ValidationError:
+            return None
         return replace(
-            self,
-            spec=RLJobSpec.model_validate(content),
-            capacity=replace(self.capacity, shared_memory=shared, memory=memory),
+            self, spec=spec, capacity=replace(self.capacity, shared_memory=shared, memory=memory, claim=claim)
         )
 
 
-# Returns what is too small of one resource, with a change; None if it suffices.
-Remedy = Callable[[Case, Tracer], DoesNotFit | None]
+# Whether a need is a problem.
+Judge = Callable[[Need], bool]
+# Returns what is too small of one resource, with a change; None if it is no problem.
+Remedy = Callable[[Case, Tracer, Judge], DoesNotFit | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The figures and needs of a case, and what of it doesn't fit. `recomputed` says that layers are, since the spec leaves that open."""
+    """The figures and needs of a case, and what of it doesn't fit.
+
+    `problems` are certain. `warnings` depend on what is assumed. `recomputed` says that layers are, since the spec leaves that open.
+    """
 
     figures: Figures
     needs: list[Need]
     problems: list[DoesNotFit]
+    warnings: list[DoesNotFit]
     recomputed: bool
 
 
 def judge(case: Case, tracer: Tracer) -> Judgement:
     """Judges a case by traces of its trainer.
 
-    Each limit is judged with the changes for those before it made, so that all changes together fit.
+    Each limit is judged with the changes for those before it made, so that all changes together fit. Those for warnings come last: what is
+    assumed is no reason for a problem.
     """
     first, recomputed = resolved(case, tracer)
     figures = tracer(first.spec)
     all_needs = needs.needs(first.spec, case.model, figures, case.longest, case.capacity)
+    problems, changed = _exceeded(case, tracer, lambda need: need.exceeds)
+    hopeless = {(problem.need.resource, problem.need.role) for problem in problems if not problem.change}
+    warnings, _ = _exceeded(changed, tracer, lambda need: not need.fits and (need.resource, need.role) not in hopeless)
+    return Judgement(figures, all_needs, problems, warnings, recomputed)
+
+
+def _exceeded(case: Case, tracer: Tracer, is_problem: Judge) -> tuple[list[DoesNotFit], Case]:
+    """Returns the problems of a case, and the case with their changes made."""
     problems: list[DoesNotFit] = []
-    current = case
     # A change of one affects only those after it: shorter sequences the bins' prompts, more devices of an engine its pod's memory.
     remedies: list[Remedy] = [_bin, _kv_cache, _device, *_pods(), _claim]
     for remedy in remedies:
-        problem = remedy(current, tracer)
+        problem = remedy(case, tracer, is_problem)
         if problem is not None:
-            problems.append(problem)
-            current = current.changed(problem.change)
-    return Judgement(figures, all_needs, problems, recomputed)
+            problems.append(replace(problem, started=case.started))
+            case = case.changed(problem.change) or case
+    return problems, case
 
 
 def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
@@ -137,11 +172,16 @@ def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
     trainer = case.spec.trainer
     if trainer.gradient_checkpointing is not None:
         return case, False
-    plain = case.changed({"spec.trainer.gradientCheckpointing": False})
+    plain = _recomputing(case, False)
     fits = not trainer.offload_activations and needs.device_need(tracer(plain.spec), case.capacity).fits
     if not trainer.recomputes(fits=fits):
         return plain, False
-    return case.changed({"spec.trainer.gradientCheckpointing": True}), True
+    return _recomputing(case, True), True
+
+
+def _recomputing(case: Case, recomputes: bool) -> Case:
+    trainer = case.spec.trainer.model_copy(update={"gradient_checkpointing": recomputes})
+    return replace(case, spec=case.spec.model_copy(update={"trainer": trainer}))
 
 
 def amount(need: Need, value: int) -> str:
@@ -155,19 +195,25 @@ def _figures(case: Case, tracer: Tracer) -> Figures:
     return tracer(resolved(case, tracer)[0].spec)
 
 
-def _bin(case: Case, tracer: Tracer) -> DoesNotFit | None:
+def _is_fixed(path: str) -> bool:
+    name = path.removeprefix(SPEC)
+    return any(name == fixed or name.startswith(f"{fixed}.") for fixed in FIXED)
+
+
+def _bin(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
     need = needs.bin_need(case.spec)
     field = "spec.trainer.maxTokensPerBin"
-    return None if need.fits else DoesNotFit(need, field, {field: need.needed})
+    return DoesNotFit(need, field, {field: need.needed}) if is_problem(need) else None
 
 
-def _device(case: Case, tracer: Tracer) -> DoesNotFit | None:
+def _device(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
     need = needs.device_need(_figures(case, tracer), case.capacity)
-    if need.fits:
+    if not is_problem(need):
         return None
 
     def fits(change: Change) -> bool:
-        return needs.device_need(_figures(case.changed(change), tracer), case.capacity).fits
+        changed = case.changed(change)
+        return changed is not None and needs.device_need(_figures(changed, tracer), case.capacity).fits
 
     for changes in _device_changes(case):
         if changes and fits(changes[-1]):
@@ -208,22 +254,25 @@ def _device_changes(case: Case) -> Iterator[list[Change]]:
         yield [cheap | sizes[-1] | change for change in larger]
 
 
-def _kv_cache(case: Case, tracer: Tracer) -> DoesNotFit | None:
+def _kv_cache(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
     figures = _figures(case, tracer)
 
     def need_of(changed: Case) -> Need:
         return needs.kv_need(changed.spec, changed.model, figures, changed.longest, changed.capacity)
 
-    if (need := need_of(case)).fits:
+    if not is_problem(need := need_of(case)):
         return None
     for change in _kv_changes(case, figures):
-        if need_of(case.changed(change)).fits:
+        if (changed := case.changed(change)) and need_of(changed).fits:
             return DoesNotFit(need, next(iter(change)), change)
     return DoesNotFit(need, "spec.rollout.tensorParallel", {})
 
 
 def _kv_changes(case: Case, figures: Figures) -> Iterator[Change]:
-    """Yields changes of engines, the cheapest first: what one may use of its device, more devices for each, shorter sequences."""
+    """Yields changes of engines, the cheapest first: what one may use of its device, more devices for each, shorter sequences.
+
+    A KV cache that the weights leave no room for becomes what they leave.
+    """
     rollout = case.spec.rollout
     most = MAX_DEVICES_PER_POD // rollout.engines_per_pod
     sizes = [rollout.tensor_parallel * 2**power for power in range(7) if rollout.tensor_parallel * 2**power <= most]
@@ -234,17 +283,20 @@ def _kv_changes(case: Case, figures: Figures) -> Iterator[Change]:
         if larger:
             yield larger
         if rollout.kv_cache is not None:
+            room = needs.kv_room(case.spec, case.model, figures, case.capacity) or 0
+            if in_bytes(rollout.kv_cache) > room >= MIB and not larger:
+                yield {"spec.rollout.kvCache": f"{room // MIB}Mi"}
             yield {"spec.rollout.kvCache": quantity(token * case.longest, MIB)} | larger
         if rollout.device_memory is not None:
             weights = needs.engine_weights(figures, case.model, size)
             wanted = math.ceil((token * case.longest + weights) * RESERVE / (RESERVE - 1)) + RESERVE
             yield {"spec.rollout.deviceMemory": quantity(wanted, MIB)} | larger
-    # Not below what a response and its prompt need.
-    room = needs.kv_room(case.spec, case.model, figures, case.capacity)
+    room = needs.kv_room(case.spec, case.model, figures, case.capacity) or 0
     token = kv_token_bytes(case.model, TORCH_NAMES[case.spec.model.dtype], rollout.tensor_parallel)
-    shorter = {"spec.model.maxLength": max(8, (room or 0) // token)}
-    if room and shorter["spec.model.maxLength"] > case.spec.rollout.sampling.max_tokens:
-        yield shorter
+    # The API refuses sequences that leave no room for a prompt, or that no bin holds.
+    length = min(room // token, case.spec.trainer.max_tokens_per_bin)
+    if 0 < length < case.longest:
+        yield {"spec.model.maxLength": length}
 
 
 def _pods() -> Iterator[Remedy]:
@@ -256,13 +308,14 @@ def _pods() -> Iterator[Remedy]:
 
 
 def _pod(
-    of_role: Callable[[RLJobSpec, Figures, str, Capacity], Need], role: str, case: Case, tracer: Tracer
+    of_role: Callable[[RLJobSpec, Figures, str, Capacity], Need],
+    role: str,
+    case: Case,
+    tracer: Tracer,
+    is_problem: Judge,
 ) -> DoesNotFit | None:
-    return _of_pod(of_role(case.spec, _figures(case, tracer), role, case.capacity))
-
-
-def _of_pod(need: Need) -> DoesNotFit | None:
-    if need.fits:
+    need = of_role(case.spec, _figures(case, tracer), role, case.capacity)
+    if not is_problem(need):
         return None
     containers, name = CONTAINERS[need.role]
     place = (
@@ -274,10 +327,20 @@ def _of_pod(need: Need) -> DoesNotFit | None:
     return DoesNotFit(need, field, {field: quantity(need.needed, GIB if need.needed >= GIB else MIB)})
 
 
-def _claim(case: Case, tracer: Tracer) -> DoesNotFit | None:
-    need = needs.claim_need(case.spec, _figures(case, tracer))
-    field = "spec.checkpoint.volume.size"
-    return None if need.fits else DoesNotFit(need, field, {field: quantity(need.needed, GIB)})
+def _claim(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
+    """Enlarges a claim that the operator has still to create; in any other, fewer checkpoints are kept, if that suffices."""
+    figures, checkpoint = _figures(case, tracer), case.spec.checkpoint
+    need = needs.claim_need(case.spec, figures, case.capacity)
+    if not is_problem(need):
+        return None
+    if case.started or checkpoint.claim_name:
+        surplus = need.needed - (need.available or 0)
+        keep = checkpoint.keep - math.ceil(surplus / needs.checkpoint_bytes(case.spec, figures))
+        if keep >= 1:
+            return DoesNotFit(need, KEEP, {KEEP: keep})
+    if checkpoint.claim_name:
+        return DoesNotFit(need, "spec.checkpoint.claimName", {})
+    return DoesNotFit(need, CLAIM_SIZE, {CLAIM_SIZE: quantity(need.needed, GIB)})
 
 
 def quantity(nbytes: int, unit: int) -> str:

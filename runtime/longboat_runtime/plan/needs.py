@@ -10,6 +10,7 @@ from typing import Any
 from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
+from longboat_runtime.checkpoint.export import FILE_BYTES
 from longboat_runtime.object_store import BYTES_PER_TOKEN, MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY
 from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.figures import Figures
@@ -39,7 +40,7 @@ class Resource(StrEnum):
 class Need:
     """The bytes (of a bin, tokens) that are `needed` of a resource of each of a role's pods, made of `parts`, and that are `available`.
 
-    `available` is None where nobody says; then nothing is too small.
+    `available` is None where nobody says; then nothing is too small. So many bytes of what is needed are `assumed`, not computed.
     """
 
     resource: Resource
@@ -47,11 +48,17 @@ class Need:
     needed: int
     available: int | None
     parts: Mapping[str, int] = field(default_factory=dict)
+    assumed: int = 0
 
     @property
     def fits(self) -> bool:
         """Returns whether what is given suffices, as far as that is known."""
         return self.available is None or self.needed <= self.available
+
+    @property
+    def exceeds(self) -> bool:
+        """Returns whether what is given doesn't suffice, whatever the assumed numbers really are."""
+        return self.available is not None and self.needed - self.assumed > self.available
 
 
 def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: int, capacity: Capacity) -> list[Need]:
@@ -62,7 +69,7 @@ def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: 
         kv_need(spec, model, figures, longest, capacity),
         *(shared_memory_need(spec, figures, role, capacity) for role in ("driver", "rollout", "trainer", "reward")),
         *(host_need(spec, figures, role, capacity) for role in ("rollout", "trainer")),
-        claim_need(spec, figures),
+        claim_need(spec, figures, capacity),
     ]
 
 
@@ -89,7 +96,7 @@ def device_need(figures: Figures, capacity: Capacity) -> Need:
     }
     if peak > accumulated.peak:
         parts["other phases"] = peak - accumulated.peak
-    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts))
+    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts), DEVICE_OVERHEAD)
 
 
 def engine_weights(figures: Figures, model: Mapping[str, Any], tensor_parallel: int) -> int:
@@ -156,21 +163,22 @@ def shared_memory_need(spec: RLJobSpec, figures: Figures, role: str, capacity: C
 
 def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) -> Need:
     """Returns the memory of the container of a role, /dev/shm included: what is written there counts."""
-    parts = {Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed}
+    processes = spec.trainer.devices_per_pod if role == "trainer" else spec.rollout.devices_per_pod
+    assumed = HOST_OVERHEAD * processes
+    parts = {
+        Resource.SHARED_MEMORY.value: shared_memory_need(spec, figures, role, capacity).needed,
+        "processes (assumed)": assumed,
+    }
     if role == "trainer":
-        devices = spec.trainer.devices_per_pod
-        parts["processes (assumed)"] = HOST_OVERHEAD * devices
-        parts["snapshot"] = figures.snapshot * devices
-        parts["pinned activations"] = figures.pinned * devices
+        parts["snapshot"] = figures.snapshot * processes
+        parts["pinned activations"] = figures.pinned * processes
         parts["a bucket"] = max(BUCKET_BYTES, figures.largest)
         if spec.checkpoint.export or spec.checkpoint.export_every_steps:
-            parts["export"] = figures.published
-    else:
-        parts["processes (assumed)"] = HOST_OVERHEAD * spec.rollout.devices_per_pod
-    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), capacity.memory.get(role), _present(parts))
+            parts["export"] = min(figures.published, FILE_BYTES + 2 * figures.largest)
+    return Need(Resource.HOST_MEMORY, role, sum(parts.values()), capacity.memory.get(role), _present(parts), assumed)
 
 
-def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
+def claim_need(spec: RLJobSpec, figures: Figures, capacity: Capacity) -> Need:
     """Returns the size of the checkpoint claim: what is kept, and one more of each kind, which is written before the oldest goes."""
     checkpoint = spec.checkpoint
     parts = {f"{checkpoint.keep + 1} checkpoints": (checkpoint.keep + 1) * checkpoint_bytes(spec, figures)}
@@ -179,8 +187,7 @@ def claim_need(spec: RLJobSpec, figures: Figures) -> Need:
         parts[f"{count} exports"] = count * figures.published
     if checkpoint.export:
         parts["the last export"] = figures.published
-    size = None if checkpoint.claim_name else in_bytes(checkpoint.volume.size)
-    return Need(Resource.CLAIM, "trainer", sum(parts.values()), size, parts)
+    return Need(Resource.CLAIM, "trainer", sum(parts.values()), capacity.claim, parts)
 
 
 def checkpoint_bytes(spec: RLJobSpec, figures: Figures) -> int:

@@ -35,7 +35,7 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     yield ""
     yield "Per pod                                      needed   given"
     for need in judgement.needs:
-        mark = "" if need.fits else "   DOES NOT FIT"
+        mark = "" if need.fits else "   DOES NOT FIT" if need.exceeds else "   MAY NOT FIT"
         if need.resource is Resource.BIN:
             yield f"  {'bin, tokens (at least)':<40} {need.needed:>8} {need.available:>7}{mark}"
             continue
@@ -50,10 +50,12 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     for link, size in needs.links(case.spec, figures).items():
         yield f"  {link:<52} {size / 1e9:>8.2f}"
     yield ""
-    if not judgement.problems:
+    if not judgement.problems and not judgement.warnings:
         yield "Fits, as far as it is given." if any(need.available is None for need in judgement.needs) else "Fits."
     for problem in judgement.problems:
         yield f"DoesNotFit: {problem.field}: {problem.message}"
+    for problem in judgement.warnings:
+        yield f"May not fit: {problem.field}: {problem.message}"
 
 
 def _ranks(trainer: TrainerSpec) -> str:

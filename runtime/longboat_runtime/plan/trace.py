@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.model_config import language_model
 from longboat_runtime.plan.compiled import Interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
 from longboat_runtime.plan.figures import Figures, Phase
@@ -30,6 +32,14 @@ from longboat_runtime.trainer.rank import TrainerRank
 BINS = 2
 # The largest part of a sample that is taken for its prompt.
 PROMPT = 1 / 16
+
+
+def model_values(path: Path) -> dict[str, Any]:
+    """Returns the values of the model's config.json by standard names, and the defaults of its class for those that it lacks.
+
+    Raises SpecProblem unless the model can be trained.
+    """
+    return language_model(read_config(path).get_text_config().to_dict())
 
 
 class Traces:
@@ -55,10 +65,12 @@ class Traces:
 
     def _keep(self, key: str, figures: Figures) -> Figures:
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
             partial = self._folder / f".{key}.{os.getpid()}"
-            partial.write_text(figures.to_json())
-            partial.replace(self._folder / key)
+            # Without room for them they are traced again.
+            with suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                partial.write_text(figures.to_json())
+                partial.replace(self._folder / key)
         return figures
 
 

@@ -14,16 +14,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
-from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
+from longboat_runtime.ray_nodes import have_gpus
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.placement import RESOURCE, has_gpus, pod_nodes
+from longboat_runtime.trainer.placement import RESOURCE, placed, pod_nodes
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -33,8 +33,6 @@ log = structlog.get_logger()
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
 HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, FilesDamaged, NotStreamed)
-# How often Ray is asked for the trainer's nodes, in seconds.
-NODES_SECONDS = 0.5
 # Tokens of the probe by which engines are compared with the trainer.
 PROBE_TOKENS = 32
 
@@ -72,22 +70,23 @@ class RayTrainerGroup:
         """
         trainer = self._spec.trainer
         while True:
-            nodes, on_gpus = await _placed(trainer)
-            actor = ray.remote(
-                num_cpus=0, num_gpus=int(on_gpus), resources={RESOURCE: 1}, concurrency_groups=CONCURRENCY_GROUPS
-            )(TrainerActor)
+            nodes = await placed(trainer)
+            # An actor that asks for no GPU sees none.
+            options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
+            actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
+            ids = [node["NodeID"] for node in nodes]
+            places = [
+                NodeAffinitySchedulingStrategy(node, soft=False) for node in ids for _ in range(trainer.devices_per_pod)
+            ]
             self._actors = [
-                actor.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(
-                        nodes[rank // trainer.devices_per_pod], soft=False
-                    )
-                ).remote(self._spec, rank, trainer.ranks, self._store)
-                for rank in range(trainer.ranks)
+                actor.options(scheduling_strategy=place, **options).remote(self._spec, rank, trainer.ranks, self._store)
+                for rank, place in enumerate(places)
             ]
             try:
                 await self._call("alive")
             except TrainerLost as lost:
-                if pod_nodes(ray.nodes(), trainer.replicas, trainer.devices_per_pod) == nodes:
+                current = pod_nodes(ray.nodes(), trainer.replicas, trainer.devices_per_pod)
+                if current is not None and [node["NodeID"] for node in current] == ids:
                     raise
                 log.warning("trainer pods have changed; ranks are started again", error=str(lost))
             else:
@@ -218,13 +217,3 @@ async def _result(answer: Any) -> Any:
         return await answer
     except RayTaskError as error:
         raise error.cause from error
-
-
-async def _placed(trainer: TrainerSpec) -> tuple[list[str], bool]:
-    """Waits for the pods' nodes; returns their ids, and whether any has GPUs: an actor that asks Ray for none sees none."""
-    while True:
-        listed = ray.nodes()
-        nodes = pod_nodes(listed, trainer.replicas, trainer.devices_per_pod)
-        if nodes is not None:
-            return nodes, has_gpus(listed, nodes)
-        await asyncio.sleep(NODES_SECONDS)

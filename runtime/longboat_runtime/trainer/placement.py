@@ -1,10 +1,15 @@
-"""Decides in which pods the ranks of a trainer run. Pure."""
+"""Decides in which pods the ranks of a trainer run."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
+
+import ray
+
+from longboat_crds.trainer import TrainerSpec
+from longboat_runtime.ray_nodes import POLL_SECONDS, Node
 
 # The resource that the Ray node of a trainer pod offers, one for each rank, and the label with the pod's name.
 RESOURCE = "longboat-trainer"
@@ -12,11 +17,18 @@ POD_LABEL = "longboat.dev/pod"
 # The end of the name that the operator gives a trainer pod: its place, and the attempt at it.
 _PLACE = re.compile(r"-trainer-(\d+)-a(\d+)$", re.ASCII)
 
-Node = Mapping[str, Any]
+
+async def placed(trainer: TrainerSpec, resource: str = RESOURCE) -> list[Node]:
+    """Waits for the nodes of the trainer's pods (see `pod_nodes`) and returns them: rank r belongs on node r // devicesPerPod."""
+    while True:
+        nodes = pod_nodes(ray.nodes(), trainer.replicas, trainer.devices_per_pod, resource)
+        if nodes is not None:
+            return nodes
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def pod_nodes(nodes: Iterable[Node], pods: int, devices: int, resource: str = RESOURCE) -> list[str] | None:
-    """Returns the id of each pod's node among `ray.nodes()`, by the pods' places; None until all of the `pods` are there.
+def pod_nodes(nodes: Iterable[Node], pods: int, devices: int, resource: str = RESOURCE) -> list[Node] | None:
+    """Returns each pod's node among `ray.nodes()`, by the pods' places; None until all of the `pods` are there. Pure.
 
     Rule: a place's pod is its newest attempt, by the names of all nodes that Ray lists. An older one may live on for a while, as far as
     Ray knows, and so may an earlier node of the same pod: the pod counts once exactly one of its nodes lives and offers a resource for each
@@ -29,20 +41,15 @@ def pod_nodes(nodes: Iterable[Node], pods: int, devices: int, resource: str = RE
             place, attempt = int(match[1]), int(match[2])
             attempts.setdefault(place, {}).setdefault(attempt, []).append(node)
         elif _offers(node, resource) >= pods * devices:
-            return [node["NodeID"]] * pods
-    ids = []
+            return [node] * pods
+    ordered = []
     for place in range(pods):
         by_attempt = attempts.get(place) or {0: []}
         living = [node for node in by_attempt[max(by_attempt)] if _offers(node, resource) >= devices]
         if len(living) != 1:
             return None
-        ids.append(living[0]["NodeID"])
-    return ids
-
-
-def has_gpus(nodes: Iterable[Node], ids: Sequence[str]) -> bool:
-    """Whether any of these nodes has GPUs."""
-    return any(node["Resources"].get("GPU") for node in nodes if node["NodeID"] in ids)
+        ordered.append(living[0])
+    return ordered
 
 
 def _offers(node: Node, resource: str) -> int:
