@@ -136,7 +136,7 @@ def plan(
             dir_okay=False,
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="80Gi", help="Memory of one GPU.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="79Gi", help="Memory of one GPU.")] = None,
 ) -> None:
     """Says what memory, shared memory and storage a job on GPUs takes, phase by phase, and whether it fits. Needs no GPU.
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from longboat_runtime.cli import app
 from tests.plan.planned import MODELS
+from tests.support.paths import REPOSITORY
 
 JOB = """
 apiVersion: longboat.dev/v1alpha1
@@ -122,3 +123,15 @@ def test_what_only_an_assumption_decides_is_a_warning(file: Path) -> None:
     assert status == 0, output
     assert "May not fit: spec.trainer.gradientCheckpointing: a trainer rank needs" in output
     assert "but 3.0 GiB of what it needs are assumed" in output
+
+
+EXAMPLES = sorted((REPOSITORY / "examples/gpu").glob("*/rljob.yaml"))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.parent.name for example in EXAMPLES])
+def test_the_examples_fit_by_the_plans_on_the_page(example: Path) -> None:
+    status, output = run(example, "--device", "79Gi")
+    assert status == 0, output
+    assert output.rstrip().endswith("Fits.")
+    assert output.strip() in (REPOSITORY / "docs/plan.md").read_text()

@@ -53,7 +53,7 @@ def test_the_peak_of_the_earlier_head_is_the_recorded_one(size: str, tokens: int
     assert phase.peak - phase.before == pytest.approx(peak, rel=0.1)
 
 
-def long_bins(folder: Path, name: str, ranks: int, **trainer: object) -> Figures:
+def long_bins(folder: Path, name: str, ranks: int, *, whole: bool = False, **trainer: object) -> Figures:
     """Bins of 34,816 tokens: responses of up to 32,768."""
     return trace(
         make_spec(
@@ -61,7 +61,8 @@ def long_bins(folder: Path, name: str, ranks: int, **trainer: object) -> Figures
             model={"maxLength": 34816},
             rollout={"sampling": {"maxTokens": 32768}},
             trainer={"replicas": ranks, "maxTokensPerBin": 34816, **trainer},
-        )
+        ),
+        whole=whole,
     )
 
 
@@ -85,21 +86,35 @@ def test_long_bins_fit(name: str, ranks: int, trainer: dict[str, object], most: 
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("name", "ranks"), [("Qwen3-8B", 8), ("Qwen3-30B-A3B", 8)])
-def test_two_short_models_say_what_the_whole_one_does(name: str, ranks: int, tmp_path: Path) -> None:
-    extended = long_bins(tmp_path, name, ranks)
-    spec = make_spec(
-        write_config(tmp_path, name),
-        model={"maxLength": 34816},
-        rollout={"sampling": {"maxTokens": 32768}},
-        trainer={"replicas": ranks, "maxTokensPerBin": 34816},
-    )
-    whole = trace(spec, whole=True)
+@pytest.mark.parametrize(
+    ("name", "ranks", "trainer"),
+    [
+        ("Qwen3-8B", 8, {}),
+        ("Qwen3-8B", 8, {"compile": True}),
+        ("Qwen3-32B", 16, {"offloadActivations": True}),
+        ("Qwen3-30B-A3B", 16, {}),
+    ],
+)
+def test_two_short_models_say_what_the_whole_one_does(
+    name: str, ranks: int, trainer: dict[str, object], tmp_path: Path
+) -> None:
+    extended, whole = (long_bins(tmp_path, name, ranks, whole=each, **trainer) for each in (False, True))
     for phase, figures in whole.phases.items():
         assert extended.phases[phase].peak == pytest.approx(figures.peak, rel=0.001), phase
-    for name_ in ("parameters", "weights", "states", "snapshot", "published"):
+    for name_ in (
+        "parameters",
+        "weights",
+        "states",
+        "snapshot",
+        "pinned",
+        "published",
+        "vectors",
+        "key_values",
+        "largest",
+    ):
         assert getattr(extended, name_) == getattr(whole, name_), name_
     assert extended.gathered == pytest.approx(whole.gathered, rel=0.001)
+    assert extended.scattered == pytest.approx(whole.scattered, rel=0.001)
 
 
 @pytest.mark.parametrize(
