@@ -1,4 +1,4 @@
-"""A trainer of two pods of two ranks each, with a copy of the model in each pod: where ranks are, the loss of one, and other trainers after it."""
+"""A trainer of two pods of two ranks, with a copy of the model in each pod: where ranks are, the loss of one, and other trainers after it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -47,7 +47,7 @@ RANKS = (
 
 
 def spec_of(site: Site, name: str, steps: int, **trainer: int) -> dict[str, Any]:
-    """A job whose trainer is like that; its ranks say where they are."""
+    """Makes a job with such a trainer, whose ranks say where they are."""
 
     def spoil(specs: dict[str, Any]) -> None:
         container = specs["trainer"]["containers"][0]
@@ -61,7 +61,7 @@ def spec_of(site: Site, name: str, steps: int, **trainer: int) -> dict[str, Any]
 
 
 def processes(job: Job) -> dict[str, set[str]]:
-    """The process ids of the ranks in each trainer pod."""
+    """Returns the process ids of the ranks in each trainer pod."""
     return {pod: set(job.exec(pod, "trainer", "sh", "-c", RANKS).split()) for pod in sorted(job.pod_uids("trainer"))}
 
 
@@ -87,7 +87,7 @@ def suspended(site: Site) -> Iterator[Job]:
 
 
 def check_ranks(job: Job) -> None:
-    """Ranks are in their pods; one dies, and all start again there."""
+    """Checks that ranks are in their pods, and that all start again there when one dies."""
     job.wait_for_step(2)
     before, uids = processes(job), job.pod_uids()
     assert [len(ranks) for ranks in before.values()] == [DEVICES] * PODS
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_costs_no_pod_and_no_prompt(suspended: Job) -> None:
 
 @pytest.fixture(scope="module")
 def first_steps() -> dict[str, dict[str, float]]:
-    """By job: loss and norm of the first step after the checkpoint, whose samples are the same for all."""
+    """Holds, by job, loss and norm of the first step after the checkpoint, whose samples are the same for all."""
     return {}
 
 

@@ -85,6 +85,7 @@ def test_model_and_template_may_be_elsewhere(file: Path, tmp_path: Path) -> None
         (JOB + RUNTIME + LIMIT, (), "limits.memory: 64GB is no quantity of bytes; write it like 80Gi"),
         (JOB + RUNTIME.replace("name: runtime", "name: other"), (), "ClusterRLRuntime other"),
         (JOB.replace("maxTokens:", "maxToken:"), (), "maxToken"),
+        (JOB + RUNTIME + LIMIT.replace("memory: 64GB", "nvidia.com/gpu: 8"), (), "spec.trainer.devicesPerPod: is 1"),
     ],
 )
 def test_what_cannot_be_planned_is_said(file: Path, text: str, options: tuple[str, ...], message: str) -> None:

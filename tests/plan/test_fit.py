@@ -201,7 +201,7 @@ def test_bytes_are_counted_by_link(shape: tuple[int, int, int]) -> None:
     figures = replace(rough_figures(spec), gathered=moved, scattered=moved, reduced=10**9 / shards)
     found = {}
     for link, nbytes in links(spec, figures).items():
-        place = link.split(", ")[0]
+        place = link.split(":")[0]
         if place.startswith(("within", "between")):
             assert found.setdefault(place, nbytes) == nbytes, link
     assert found == pytest.approx({place: 10**9 * share for place, share in LINKS[shape].items()})

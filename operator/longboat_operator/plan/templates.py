@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from longboat_crds.base import Role
+from longboat_crds.gpus import gpu_problem
 from longboat_crds.job import RuntimeKind
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import ConditionType, Reason
@@ -20,7 +21,7 @@ from longboat_crds.tolerance import read_known
 from longboat_operator.model import Object
 from longboat_operator.pods.container import RAY_PORT
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.pod import driver_account_name, graders_memory, on_host_network, trainer_gpus
+from longboat_operator.pods.pod import driver_account_name, graders_memory, on_host_network
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView, first_problem
@@ -161,13 +162,8 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
             f"serviceAccountName {account}: leave one of the two out"
         )
         return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
-    devices, gpus = view.spec.trainer.devices_per_pod, trainer_gpus(runtime)
-    if gpus is not None and gpus[1] != devices:
-        message = (
-            f"spec.trainer.devicesPerPod: is {devices}, but {name} gives trainer pods {gpus[1]} (spec.{gpus[0]}), and each device has one "
-            f"rank: set devicesPerPod to {gpus[1]}, or the limit to {devices}"
-        )
-        return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
+    if (problem := gpu_problem(view.spec.trainer, runtime, name)) is not None:
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, problem)
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +22,6 @@ CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_chec
 
 # Users of containers whose user isn't their pod's.
 _USERS = {RAY_HEAD: parts.HEAD_USER, GRADERS: parts.GRADER_USER}
-
-_GPU = re.compile(r"/gpu$|^nvidia\.com/(mig-|gpu\.shared$)")
 
 TERMINATION_GRACE_SECONDS = 30
 # Cluster Autoscaler and Karpenter remove underused nodes together with their pods, unless a pod has these annotations.
@@ -158,26 +155,6 @@ def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | 
         return in_bytes(str(graders["resources"]["limits"]["memory"]))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None  # making the pods reports what is wrong with it
-
-
-def trainer_gpus(runtime: RLRuntimeSpec) -> tuple[str, int] | None:
-    """Returns the path of the limit, in the template's spec, that gives trainer pods GPUs, and how many; None without a readable one.
-
-    Rule: a limit of GPUs is one of DOMAIN/gpu, or of parts of GPUs under NVIDIA's names (`nvidia.com/mig-...`, `nvidia.com/gpu.shared`).
-    Other devices, such as network cards, aren't counted. The template that is merged last has the last word.
-    """
-    limits: dict[str, tuple[str, Any]] = {}
-    try:
-        for place, template in templates_of(runtime, Role.TRAINER, None):
-            for container in _body(template).get("containers") or ():
-                if container["name"] == Role.TRAINER:
-                    path = f"{place}.spec.containers[{Role.TRAINER}].resources.limits"
-                    named = (container.get("resources") or {}).get("limits") or {}
-                    limits |= {name: (f"{path}[{name}]", count) for name, count in named.items() if _GPU.search(name)}
-        counts = {path: int(count) for path, count in limits.values() if count is not None}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # making the pods reports what is wrong with it
-    return (" + ".join(counts), sum(counts.values())) if counts else None
 
 
 def _common(token: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from longboat_crds.gpus import gpu_problem
 from longboat_crds.load import ApiError
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.plan import documents, report
@@ -21,6 +22,10 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
     try:
         memory = None if device is None else memory_of("--device", device)
         job, template = documents.read(file, runtime)
+        if template and (
+            problem := gpu_problem(job.spec.trainer, template.spec, f"{template.kind} {template.metadata.name}")
+        ):
+            raise ApiError([problem])
         directory = documents.model_directory(job, file, model)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"path": str(directory)})})
         capacity = from_runtime(template.spec) if template else Capacity()

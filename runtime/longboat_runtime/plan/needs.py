@@ -205,14 +205,14 @@ def links(spec: RLJobSpec, figures: Figures) -> dict[str, int]:
     trainer, parts = spec.trainer, {}
     gathered, scattered, copies = round(figures.gathered), round(figures.scattered), trainer.replicate_degree
     if trainer.devices_per_pod > 1:
-        parts["within a pod, each rank in a bin, weights received"] = gathered
-        parts["within a pod, each rank in a bin, gradients sent"] = scattered
+        parts["within a pod: received by each rank in a bin (weights)"] = gathered
+        parts["within a pod: sent by each rank in a bin (gradients)"] = scattered
     if trainer.replicas > copies:
-        parts["between pods, each pod in a bin, weights received"] = gathered
-        parts["between pods, each pod in a bin, gradients sent"] = scattered
+        parts["between pods: received by each pod in a bin (weights)"] = gathered
+        parts["between pods: sent by each pod in a bin (gradients)"] = scattered
     if copies > 1:
         summed = round(figures.reduced * 2 * (copies - 1) / copies)
-        parts["between copies, each pod in a bin, gradients sent"] = summed * trainer.devices_per_pod
+        parts["between copies: sent by each pod in a bin (gradients)"] = summed * trainer.devices_per_pod
     parts["published to each rollout pod"] = figures.published
     parts["written to the claim by each rank in a checkpoint"] = figures.snapshot // copies
     return parts

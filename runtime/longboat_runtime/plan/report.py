@@ -48,7 +48,7 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     yield ""
     yield "Bytes by link (GB)"
     for link, size in needs.links(case.spec, figures).items():
-        yield f"  {link:<52} {size / 1e9:>8.2f}"
+        yield f"  {link:<56} {size / 1e9:>8.2f}"
     yield ""
     if not judgement.problems and not judgement.warnings:
         yield "Fits, as far as it is given." if any(need.available is None for need in judgement.needs) else "Fits."
