@@ -7,7 +7,7 @@ from pydantic import Field
 
 from longboat_crds.base import READER_DEFAULT, ApiModel
 from longboat_crds.expressions import at_most, constant, divides, field, field_or, product
-from longboat_crds.rules import Changeable, Rule
+from longboat_crds.rules import Changeable, FormerDefault, Rule
 
 # Ranks of one trainer: what torch's checkpoints and collectives are known to bear.
 MAX_RANKS = 4096
@@ -108,7 +108,7 @@ class TrainerSpec(ApiModel):
         description="A minibatch whose gradient is not finite is skipped. The job fails after this many steps in a row in which every "
         "minibatch was skipped.",
     )
-    gradient_checkpointing: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
+    gradient_checkpointing: Annotated[bool | None, Changeable.WHILE_SUSPENDED, FormerDefault(value=False)] = Field(
         default=None,
         description="Recompute activations in the backward pass: less memory, more time. Default: true where a bin doesn't fit otherwise, or "
         "with offloadActivations. Jobs that were created before false stopped being the default have false.",

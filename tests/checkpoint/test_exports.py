@@ -10,11 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from bench.memory.allocations import Allocations
 from longboat_runtime.checkpoint import export
 from longboat_runtime.checkpoint.exports import Exports
 from longboat_runtime.checkpoint.layout import surplus_exports
+from tests.support.tiny_model import build_tiny_experts
+from tests.trainer.trainer_world import make_spec, only_rank
 
 SCRIPT = "tests.checkpoint.export_crash_points"
 
@@ -82,3 +85,17 @@ def test_the_weights_of_one_file_are_in_memory_at_a_time(tmp_path: Path, monkeyp
     assert index["weight_map"].keys() == weights.keys()
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / "export" / file)[name], weights[name])
+
+
+def test_a_model_in_several_files_is_loaded_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experts of a layer, which are parts of one tensor, are in different files."""
+    monkeypatch.setattr(export, "FILE_BYTES", 20_000)
+    source, directory = build_tiny_experts(tmp_path / "model"), tmp_path / "export"
+    with only_rank(make_spec(source)) as rank:
+        export.export(source, rank.weights(), "float32", directory, tmp_path / ".export.1.partial")
+        weights = dict(rank.model.named_parameters())
+        exported = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+        assert len([*directory.glob("*.safetensors")]) > 3
+        read = dict(exported.named_parameters())
+        assert read.keys() == weights.keys()
+        assert [name for name, weight in weights.items() if not torch.equal(read[name], weight)] == []

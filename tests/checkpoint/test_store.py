@@ -38,8 +38,8 @@ async def saved(root: Path, *steps: int, incarnation: int = 1, keep: int = 2) ->
     return store
 
 
-def directories(root: Path) -> list[str]:
-    return sorted(path.name for path in root.glob("incarnations/*/*"))
+def directories(root: Path, pattern: str = "incarnations/*/*") -> list[str]:
+    return sorted(path.name for path in root.glob(pattern))
 
 
 async def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
@@ -150,6 +150,26 @@ async def test_checkpoints_that_ranks_have_found_damaged_are_passed_over_in_turn
             ):
                 store.newest()
     assert [Path(each.partition(" ")[0]).name for each in store.damaged] == ["step-00000020"]
+
+
+@pytest.mark.parametrize("by_rank", [True, False])
+async def test_a_damaged_checkpoint_takes_no_place_of_those_that_are_kept(tmp_path: Path, *, by_rank: bool) -> None:
+    await saved(tmp_path, 10, 20)
+    store = CheckpointStore(tmp_path, 2, 2)
+    (tmp_path / "incarnations" / "2").mkdir()
+    if not by_rank:
+        (tmp_path / "incarnations" / "1" / "step-00000020" / "trainer" / "weights").unlink()
+    found = store.newest()
+    assert found is not None
+    if by_rank:
+        store.pass_over(found, "weights is not as it was written")
+        found = store.newest()
+        assert found is not None
+    assert found.step == 10
+    assert directories(tmp_path) == ["step-00000010", "step-00000020"], "until the next one is saved"
+    await store.save(20, {}, write_model)
+    assert directories(tmp_path / "incarnations" / "1", "*") == ["step-00000010"]
+    assert directories(tmp_path / "incarnations" / "2", "*") == ["step-00000020"]
 
 
 async def test_what_ranks_have_written_is_not_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Ranks that hash what they write and check what they read."""
 
+import errno
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +10,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.checkpoint import sharded
+from longboat_crds.problems import SpecProblem
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint import files, sharded
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.trainer.rank import TrainerRank
@@ -33,6 +36,13 @@ def bytes_of_part(rank: TrainerRank) -> int:
     return sum(local(tensor).nbytes for tensor in rank.snapshot().values())
 
 
+def change_byte(file: Path) -> None:
+    """Changes a byte in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def damage(directory: Path, other: Path, kind: str) -> None:
     """Damages the file of rank 1; `other` is another checkpoint."""
     file = directory / "__1_0.distcp"
@@ -45,8 +55,7 @@ def damage(directory: Path, other: Path, kind: str) -> None:
         case "swapped":
             file.write_bytes((other / file.name).read_bytes())
         case "one byte changed":
-            middle = len(content) // 2
-            file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+            change_byte(file)
         case "places":
             (directory / ".metadata").write_bytes((other / ".metadata").read_bytes())
 
@@ -83,9 +92,62 @@ def work_of_two(rank: TrainerRank, directory: Path) -> None:
         assert rank.probe([1, 2, 3]) == trained, "nothing is restored"
         rank.restore(directory / "newer", described(directory / "newer"))
         assert rank.probe([1, 2, 3]) == probe
+    outcomes_of_one, read_whole = of_one_rank(rank, directory / "of one rank")
     record = {"part": part, "saving": saving, "resuming": resuming, "outcomes": outcomes, "probe": probe}
-    record["entries"] = described_as
+    record |= {"entries": described_as, "of one rank": outcomes_of_one, "read whole": read_whole}
+    record["unhashed"] = unhashed(rank, directory / "unhashed")
+    record["unreadable"] = unreadable(rank, directory / "unreadable")
     (directory / f"rank-{rank.rank}").write_text(json.dumps(record))
+
+
+def of_one_rank(rank: TrainerRank, directory: Path) -> tuple[dict[str, float | str], list[str]]:
+    """Resumes from what one rank has written, and then from what is damaged of it. Returns results, and the files that this rank checks."""
+    read_whole, checked = sharded.SavedTensors._read_whole, []
+
+    def noted(saved: sharded.SavedTensors, entry: FileEntry, *others: object) -> None:
+        checked.append(entry.path)
+        read_whole(saved, entry, *others)
+
+    entries = described(directory)
+    sharded.SavedTensors._read_whole = noted
+    rank.restore(directory, entries)
+    sharded.SavedTensors._read_whole = read_whole
+    outcomes: dict[str, float | str] = {"probe": rank.probe([1, 2, 3])[0]}
+    dist.barrier()
+    if rank.rank == 0:
+        change_byte(directory / "__0_0.distcp")
+    dist.barrier()
+    rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+    trained = rank.probe([1, 2, 3])
+    with pytest.raises(FilesDamaged) as damaged:
+        rank.restore(directory, entries)
+    assert rank.probe([1, 2, 3]) == trained, "nothing is restored"
+    return {**outcomes, "damaged": str(damaged.value)}, checked
+
+
+def unhashed(rank: TrainerRank, directory: Path) -> int | None:
+    """Returns the number of the error that a rank raises if rank 1 can't read what it has written."""
+
+    def broken(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank.rank == 1:
+            patch.setattr(files, "checksum", broken)
+        with pytest.raises(OSError, match="Input/output error") as failed:
+            sharded.write(rank.snapshot(), directory)
+    return failed.value.errno
+
+
+def unreadable(rank: TrainerRank, directory: Path) -> list[str]:
+    """Returns the problem of a checkpoint that is as it was written, by a torch whose classes this one lacks."""
+    sharded.write(rank.snapshot(), directory)
+    if rank.rank == 0:
+        (directory / ".metadata").write_bytes(b"ctorch.distributed.checkpoint\nNoSuchClass\n.")
+    dist.barrier()
+    with pytest.raises(SpecProblem) as problem:
+        rank.restore(directory, described(directory))
+    return [problem.value.reason, str(problem.value)]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +158,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("two")
+    with only_rank(make_spec(model)) as rank:
+        rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+        sharded.write(rank.snapshot(), directory / "of one rank")
+        (directory / "probe of one rank").write_text(json.dumps(rank.probe([1, 2, 3])))
     run_ranks(2, work_of_two, make_spec(model), directory)
     return directory
 
@@ -132,6 +198,28 @@ def test_another_number_of_ranks_checks_every_file(of_two: Path, model: Path) ->
             with pytest.raises((FilesDamaged, FileNotFoundError)):
                 rank.restore(of_two / kind, [FileEntry(**entry) for entry in entries])
         assert rank.probe([1, 2, 3]) == probe
+
+
+def test_more_ranks_than_files_check_each_once_and_find_damage_together(of_two: Path) -> None:
+    records = [json.loads((of_two / f"rank-{number}").read_text()) for number in (0, 1)]
+    assert [record["read whole"] for record in records] == [["__0_0.distcp"], []]
+    probe, *_ = json.loads((of_two / "probe of one rank").read_text())
+    for record in records:
+        outcomes = record["of one rank"]
+        assert outcomes["probe"] == pytest.approx(probe, abs=1e-6)
+        assert outcomes["damaged"] == f"{of_two / 'of one rank'}: __0_0.distcp is not as it was written (rank 0)"
+
+
+def test_a_file_that_can_not_be_read_back_to_hash_it_fails_on_all_ranks(of_two: Path) -> None:
+    assert [json.loads((of_two / f"rank-{number}").read_text())["unhashed"] for number in (0, 1)] == [errno.EIO] * 2
+
+
+def test_a_checkpoint_of_another_torch_is_a_problem_of_the_spec_on_all_ranks(of_two: Path) -> None:
+    first, second = (json.loads((of_two / f"rank-{number}").read_text())["unreadable"] for number in (0, 1))
+    assert first == second
+    assert first[0] == Reason.CHECKPOINT_MISMATCH
+    assert "resume with the trainer's image" in first[1]
+    assert "NoSuchClass" in first[1]
 
 
 @given(st.integers(1, 40), st.integers(1, 40))

@@ -23,14 +23,15 @@ from bench.memory.allocations import Allocations
 from longboat_runtime.trainer import attention, fused_head, sharding
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
 from longboat_runtime.trainer.forward import response_logprobs
-from longboat_runtime.trainer.machine import MACHINE
+from longboat_runtime.trainer.machine import MACHINE, Machine
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.self_check import head_can_be_fused
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank, run_ranks
 
 OWN, FUSED = 2**40, 0
-# Bins of this size could have logits of more than LARGEST_LOGITS with a vocabulary of 264; what tests train has far fewer tokens.
+VOCABULARY = 264
+# Bins of this size could have logits of more than LARGEST_LOGITS; what tests train has far fewer tokens.
 LARGE_BINS = {"maxTokensPerBin": 2**23}
 
 
@@ -42,6 +43,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def batch_of(count: int) -> SampleBatch:
     return build_batch([WeightedSample(sample, 1.0, 1.0) for sample in make_samples(count)], torch.device("cpu"))
+
+
+def marked(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with the mark that one on GPUs gets, so that its head is fused on CPUs too."""
+    setattr(model, fused_head.ROW_BYTES, VOCABULARY * 4)
+    return model
 
 
 def results(model: torch.nn.Module, batch: SampleBatch, limit: int, *, entropies: bool) -> list[torch.Tensor]:
@@ -70,7 +77,8 @@ def test_log_probs_and_gradients_are_those_of_the_models_head(
 ) -> None:
     monkeypatch.setattr(sharding, "needs_fsdp", lambda *_: fsdp)
     model = build_tiny_model(tmp_path / "model", hidden=64, tied=tied)
-    with only_rank(make_spec(model, trainer=LARGE_BINS)) as rank:
+    with only_rank(make_spec(model)) as rank:
+        marked(rank.model)
         for entropies in (False, True):
             own, fused = (results(rank.model, batch_of(9), limit, entropies=entropies) for limit in (OWN, FUSED))
             assert_equal(fused, own)
@@ -78,13 +86,14 @@ def test_log_probs_and_gradients_are_those_of_the_models_head(
 
 def compare_on_two_ranks(rank: TrainerRank, _: Path) -> None:
     batch = batch_of(3 + rank.rank)
+    marked(rank.model)
     assert_equal(*(results(rank.model, batch, limit, entropies=False) for limit in (FUSED, OWN)))
 
 
 @pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.extended), True])
 def test_ranks_reduce_the_gradient_of_the_head(tmp_path: Path, *, tied: bool) -> None:
     model = build_tiny_model(tmp_path / "model", hidden=64, tied=tied)
-    run_ranks(2, compare_on_two_ranks, make_spec(model, trainer=LARGE_BINS), tmp_path)
+    run_ranks(2, compare_on_two_ranks, make_spec(model), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,23 +146,37 @@ def test_models_that_change_logits_after_their_head_keep_it(config: PretrainedCo
     assert head_can_be_fused(config, MACHINE) is expected
 
 
-@pytest.mark.parametrize(("trainer", "marked"), [(LARGE_BINS, True), ({}, False)])
+class Gpu(Machine):
+    """This machine, taken for one with GPUs."""
+
+    device = "cuda"
+
+
+@pytest.mark.parametrize(
+    ("machine", "trainer", "fuses"),
+    [
+        pytest.param(Gpu(), LARGE_BINS, True, id="large bins"),
+        pytest.param(Gpu(), {}, False, id="small bins"),
+        pytest.param(MACHINE, LARGE_BINS, False, id="large bins on CPUs, whose own product is faster"),
+    ],
+)
 def test_it_is_prepared_where_a_bin_may_need_it_and_used_where_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, int], *, marked: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, trainer: dict[str, int], *, fuses: bool
 ) -> None:
     used = []
     apply = fused_head.FusedHead.apply
     monkeypatch.setattr(fused_head.FusedHead, "apply", lambda *given: used.append(1) or apply(*given))
     model = build_tiny_model(tmp_path / "model", hidden=64)
     samples = make_samples(6)
-    with only_rank(make_spec(model, trainer=trainer, algorithm={"klCoefficient": 0.1})) as rank:
+    trainer = {**trainer, "compile": False}
+    with only_rank(make_spec(model, trainer=trainer, algorithm={"klCoefficient": 0.1}), machine) as rank:
         for loaded in (rank.model, rank.updates.reference):
-            assert hasattr(loaded, fused_head.ROW_BYTES) is marked
+            assert hasattr(loaded, fused_head.ROW_BYTES) is fuses
         used.clear()  # the small model's check
         rank.train(make_request(samples), fetch_from(samples))
         assert not used, "small bins keep the model's head, whose logits are computed once"
         response_logprobs(rank.model, batch_of(3), platform=MACHINE, largest_logits=0)
-        assert bool(used) is marked
+        assert bool(used) is fuses
 
 
 def test_logits_of_just_a_gibibyte_are_computed_once() -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.local.ray import start_ray
@@ -132,6 +133,30 @@ async def test_the_driver_reads_nothing_of_what_ranks_write(group: RayTrainerGro
     written = sum(entry.size for entry in saved.model_files)
     assert {entry.path for entry in found.model_files} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert own < min(1 << 20, written / 4)
+
+
+async def test_one_damaged_file_sends_all_ranks_back_to_the_older_checkpoint(
+    group: RayTrainerGroup, tmp_path: Path
+) -> None:
+    store, checksums = CheckpointStore(tmp_path, 2, 1), []
+    for step in (10, 20):
+        await group.train(make_request(SAMPLES, step=step))
+        await group.snapshot()
+        await store.save(step, {}, group.write)
+        checksums.append(await group.checksum())
+    newest = store.newest()
+    assert newest is not None
+    file = newest.model / "__1_0.distcp"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(FilesDamaged, match=r"__1_0.distcp is not as it was written \(rank 1\)") as damage:
+        await group.restore(newest.model, newest.model_files)
+    assert await group.checksum() == checksums[1], "the ranks live, and have restored nothing"
+    store.pass_over(newest, str(damage.value))
+    older = store.newest()
+    assert older is not None
+    assert older.step == 10
+    await group.restore(older.model, older.model_files)
+    assert await group.checksum() == checksums[0]
 
 
 @pytest.mark.extended

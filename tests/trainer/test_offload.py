@@ -1,5 +1,6 @@
 """Activations in host memory: the same bits, and little on the device."""
 
+import mmap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from longboat_crds.problems import SpecProblem
 from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.trainer import logprobs, sharding
 from longboat_runtime.trainer.batch import WeightedSample, build_batch
-from longboat_runtime.trainer.copies import HostCopies
+from longboat_runtime.trainer.copies import HostCopies, pinned
 from longboat_runtime.trainer.forward import response_logprobs
 from longboat_runtime.trainer.machine import Machine
 from longboat_runtime.trainer.offload import Offload
@@ -177,6 +179,77 @@ def test_memory_is_pinned_once_for_the_largest_bin(tmp_path: Path) -> None:
         assert machine.pinned_bytes == [1024 * 64 * 4] * 2
     finally:
         world.__exit__(None, None, None)
+
+
+class Pages:
+    """CUDA's table of pinned host memory, which refuses to pin a page twice."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, set[int]] = {}
+        self.error = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        pages = set(range(address // mmap.PAGESIZE, -(-(address + size) // mmap.PAGESIZE)))
+        if self.error or any(pages & others for others in self.pinned.values()):
+            return self.error or 712
+        self.pinned[address] = pages
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+        assert is_mapped(address), "it is unpinned before it is freed"
+        del self.pinned[address]
+        return 0
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has memory at an address."""
+    ranges = (line.split(maxsplit=1)[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
+    table = Pages()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: table)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return table
+
+
+def test_pinned_memory_has_pages_of_its_own_until_nothing_uses_it(pages: Pages) -> None:
+    sizes = [1, 100, mmap.PAGESIZE, mmap.PAGESIZE + 1, 1 << 26]
+    buffers = [pinned(size) for size in sizes]
+    assert [buffer.nbytes for buffer in buffers] == sizes
+    assert all(buffer.data_ptr() in pages.pinned for buffer in buffers)
+    assert all(buffer.data_ptr() % mmap.PAGESIZE == 0 for buffer in buffers)
+    view = buffers.pop()[:64].view(torch.float32)
+    del buffers[:]
+    assert [*pages.pinned] == [view.data_ptr()]
+    del view
+    assert not pages.pinned
+
+
+def test_a_host_that_pins_no_more_is_a_problem_of_the_spec(pages: Pages) -> None:
+    pages.error = 2
+    with pytest.raises(SpecProblem, match=r"can't pin 100 more bytes \(CUDA error 2\)"):
+        pinned(100)
+    assert not pages.pinned
+
+
+class Pinned(Recorded):
+    """A machine that pins memory as a GPU's does."""
+
+    def pinned(self, size: int) -> Tensor:
+        return pinned(size)
+
+
+def test_memory_that_is_too_small_for_a_pass_is_replaced_and_unpinned(pages: Pages) -> None:
+    offload = Offload(Pinned(), 4)
+    for count in (4, 64, 4):
+        weight = torch.nn.Parameter(torch.randn(count, 512))
+        offload._begin(torch.nn.Module(), (), {"input_ids": torch.zeros(1, count)})
+        offload._checkpoint(_product_sum, weight * 2, weight).backward()
+        assert torch.equal(weight.grad, weight.detach() * 4)
+        assert len(pages.pinned) == 1
 
 
 def test_a_pass_without_a_backward_pass_is_forgotten_and_an_old_one_is_refused(tmp_path: Path) -> None:

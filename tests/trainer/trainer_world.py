@@ -17,6 +17,8 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.machine import MACHINE
+from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.checkpoints import described
@@ -95,9 +97,9 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def only_rank(spec: RLJobSpec) -> Iterator[TrainerRank]:
+def only_rank(spec: RLJobSpec, platform: Platform = MACHINE) -> Iterator[TrainerRank]:
     """A group of one rank in this process, loaded."""
-    rank = TrainerRank(spec, 0, 1, process_group.serve("127.0.0.1"))
+    rank = TrainerRank(spec, 0, 1, process_group.serve("127.0.0.1"), platform)
     try:
         rank.load()
         yield rank

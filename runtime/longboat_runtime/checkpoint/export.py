@@ -89,11 +89,12 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], partial: Path) -> None
         if pending and size + tensor.nbytes > FILE_BYTES:
             write()
             size = 0
-        # A copy even on CPUs: the experts of a layer come as parts of one tensor, which would stay in memory, and which a file can't have.
-        pending[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size += tensor.nbytes
-        total += tensor.nbytes
-        del tensor
+        weight = tensor.detach().cpu().contiguous()
+        # The experts of a layer come as parts of one tensor, which would stay in memory, and which a file can't have.
+        pending[name] = weight if weight.untyped_storage().nbytes() == weight.nbytes else weight.clone()
+        size += weight.nbytes
+        total += weight.nbytes
+        del tensor, weight
     write()
     if len(files) == 1:
         (partial / "1.safetensors").rename(partial / "model.safetensors")

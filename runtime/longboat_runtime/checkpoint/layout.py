@@ -41,16 +41,17 @@ def parse(incarnation: str, step: str) -> Position | None:
 
 
 def removable(
-    complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position, newest: int
+    complete: Sequence[Position], useless: Iterable[Position], keep: int, saved: Position, newest: int
 ) -> list[Position]:
-    """Returns what may be removed once `saved` is complete: unfinished ones, and complete ones but for `saved` and the `keep` newest.
+    """Returns what may be removed once `saved` is complete: all but `saved` and the `keep` newest complete ones.
 
-    Nothing may if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its
-    partial ones are its own business.
+    The `useless`, unfinished or damaged ones, never stay: none takes the place of one from which the job can resume. Nothing may be
+    removed if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its unfinished ones
+    are its own business.
     """
     if newest > saved.incarnation:
         return []
-    every = [*complete, *partial]
+    every = [*complete, *useless]
     retained = set(sorted(complete)[-keep:]) | {saved}
     return sorted(set(every) - retained)
 

@@ -75,8 +75,7 @@ def write(
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise _disk_error(error) or _no_space(tensors, directory) or RuntimeError(str(error)) from error
-    files.fsync_directory(directory)
-    return files.describe(directory, writer.written)
+    return tuple(sorted(writer.written, key=lambda entry: entry.path))
 
 
 def read(tensors: Mapping[str, Tensor], saved: SavedTensors, group: dist.ProcessGroup | None = None) -> None:
@@ -115,15 +114,24 @@ class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     """
 
     def __init__(self, directory: Path, entries: Sequence[FileEntry], rank: int, ranks: int) -> None:
-        """Finds out which tensors there are. Raises FilesDamaged, or OSError if the file that says so can't be read."""
+        """Finds out which tensors there are. Raises FilesDamaged, OSError if the file that says so can't be read, or SpecProblem."""
         super().__init__(directory)
         self._directory = directory
         self._entries = {entry.path: entry for entry in entries}
         if _PLACES not in self._entries:
             raise files.FilesDamaged(f"{_PLACES} is not in the manifest")
         self._own = files_of_rank(self._entries.keys() - {_PLACES}, rank, ranks)
-        # torch's own format, and only as it was written.
-        self._metadata: Metadata = pickle.loads(files.read(directory, self._entries[_PLACES]))  # noqa: S301
+        content = files.read(directory, self._entries[_PLACES])
+        try:
+            # torch's own format, and only as it was written.
+            self._metadata: Metadata = pickle.loads(content)  # noqa: S301
+        except Exception as error:
+            raise SpecProblem(
+                Reason.CHECKPOINT_MISMATCH,
+                "spec.runtimeRef",
+                f"the checkpoint {directory} is undamaged, but torch {torch.__version__} can't read its {_PLACES} ({error!r}); resume with "
+                "the trainer's image that it was made with, or start a new job",
+            ) from error
 
     @property
     def names(self) -> set[str]:
@@ -183,20 +191,26 @@ def files_of_rank(paths: Iterable[str], rank: int, ranks: int) -> list[str]:
 
 
 class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]
-    """Notes in `written` which files this rank has written, by their names."""
+    """Makes this rank's files durable, names included, and describes them in `written`. What fails here, torch raises on all ranks."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, sync_files=True)
-        self.written: set[str] = set()
+        self.written: list[FileEntry] = []
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes the tensors; see dcp.FileSystemWriter. Raises OSError."""
         results = super().write_data(plan, planner)
-        self.written |= {result.storage_data.relative_path for result in results.wait()}
+        self._complete({result.storage_data.relative_path for result in results.wait()})
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Writes where the tensors are, on the first rank; see dcp.FileSystemWriter. Raises OSError."""
         super().finish(metadata, results)
-        self.written.add(_PLACES)
+        self._complete([_PLACES])
+
+    def _complete(self, paths: Iterable[str]) -> None:
+        files.fsync_directory(self.path)
+        self.written += files.describe(self.path, paths)
 
 
 def _take(items: Iterable[ReadItem], content: bytes, planner: LoadPlanner) -> None:

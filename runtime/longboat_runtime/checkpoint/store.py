@@ -39,7 +39,9 @@ class CheckpointStore:
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
         self.root, self.keep, self.incarnation = root, keep, incarnation
         self.damaged: tuple[str, ...] = ()
+        # What ranks have found damaged, with the cause; and that with what `newest` has.
         self._passed_over: dict[Position, str] = {}
+        self._damaged: set[Position] = set()
 
     def newest(self, step: int | None = None) -> Manifest | None:
         """Returns the newest checkpoint (of `step`, if given) that isn't known to be damaged. None if there is none.
@@ -60,6 +62,7 @@ class CheckpointStore:
             except (manifest.ManifestInvalid, files.FilesDamaged, ValueError) as error:
                 log.warning("checkpoint is damaged", checkpoint=str(position.path), error=str(error))
                 damaged.append(f"{self.root / position.path} ({error})")
+                self._damaged.add(position)
             else:
                 self.damaged = tuple(damaged)
                 return checkpoint
@@ -142,9 +145,10 @@ class CheckpointStore:
             log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
 
     def _prune(self, saved: Position) -> None:
-        complete, partial, newest = self._complete(), self._partial(), max(incarnations(self.root))
+        undamaged = [position for position in self._complete() if position not in self._damaged]
+        others, newest = set(self._positions()).difference(undamaged), max(incarnations(self.root))
         try:
-            for position in removable(complete, partial, self.keep, saved, newest):
+            for position in removable(undamaged, others, self.keep, saved, newest):
                 files.remove_tree(self.root / position.path)
         except OSError as error:
             # `saved` is complete all the same; what is left is removed with the next one.
@@ -170,9 +174,6 @@ class CheckpointStore:
 
     def _complete(self) -> list[Position]:
         return [position for position in self._positions() if (self.root / position.path / manifest.NAME).is_file()]
-
-    def _partial(self) -> list[Position]:
-        return [position for position in self._positions() if not (self.root / position.path / manifest.NAME).exists()]
 
     def _positions(self) -> list[Position]:
         positions = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from typing import Any
 
 import torch
@@ -38,16 +40,28 @@ class StreamCopies:
 
 
 def pinned(size: int) -> Tensor:
-    """Allocates `size` bytes of host memory and pins them for as long as the process runs. Raises SpecProblem if the host refuses.
+    """Allocates `size` bytes of host memory and pins them until nothing uses them any more. Raises SpecProblem if the host refuses.
 
-    Torch's own pinned memory has sizes that are powers of two: up to twice as much.
+    Torch's own pinned memory has sizes that are powers of two: up to twice as much. CUDA pins whole pages, and none twice, so the memory
+    begins with a page and shares none.
     """
-    memory = torch.empty(size, dtype=torch.uint8)
-    failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
+    whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.empty(whole + mmap.PAGESIZE, dtype=torch.uint8)
+    start = -memory.data_ptr() % mmap.PAGESIZE
+    pages = memory[start : start + whole]
+    failed = int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), whole, 0))
     if failed:
         raise SpecProblem(
             Reason.SPEC_INVALID,
             "spec.trainer.offloadActivations",
             f"the trainer's host can't pin {size} more bytes (CUDA error {failed}); raise the memory of trainer pods, or set it to false",
         )
-    return memory
+    # All views share the storage; its finalizer runs before it is freed. At the end of the process there may be no device any more.
+    weakref.finalize(memory.untyped_storage(), _unpin, pages.data_ptr()).atexit = False
+    return pages[:size]
+
+
+def _unpin(address: int) -> None:
+    """Undoes `cudaHostRegister` once the device no longer copies from or to the memory."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)

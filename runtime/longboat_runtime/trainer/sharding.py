@@ -55,7 +55,8 @@ def load_sharded(
     Every rank reads its shards from the files, one weight after another (see `load_weights`). Weights are float32,
     arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. A `frozen` model has no
     gradients, and its weights are kept in the spec's number format: they would be rounded to it in every pass. If the logits of
-    `bin_tokens` tokens are too large to be whole, the model has the mark `fused_head.ROW_BYTES` where its architecture allows it.
+    `bin_tokens` tokens are too large to be whole, the model has the mark `fused_head.ROW_BYTES` where its architecture allows it; on
+    CPUs never, whose own layers multiply faster and whose memory is the host's.
     Raises SpecProblem, on all ranks, if the model can't be loaded on any.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -65,7 +66,8 @@ def load_sharded(
     with platform.together():
         config = read_config(path)
         row_bytes = config.get_text_config().vocab_size * TORCH_DTYPES[spec.dtype].itemsize
-        fuses = fused_head.exceeds(bin_tokens, row_bytes) and platform.head_can_be_fused(config)
+        large = platform.device != "cpu" and fused_head.exceeds(bin_tokens, row_bytes)
+        fuses = large and platform.head_can_be_fused(config)
         model = _empty_model(config, platform)
         if fuses:
             setattr(model, fused_head.ROW_BYTES, row_bytes)
