@@ -96,7 +96,7 @@ def check_ranks(job: Job) -> None:
             job.printed(pod, "trainer", f"rank {rank} of {PODS * DEVICES} is on {pod}$")
 
     *_, last = before
-    job.exec(last, "trainer", "kill", "-9", min(before[last]))
+    job.exec(last, "trainer", "sh", "-c", f"kill -9 {min(before[last])}")
     step = job.step()
     job.wait_for_step(step + 3)
     after = processes(job)

@@ -19,7 +19,7 @@ from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, plann
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
 from longboat_runtime.ray_nodes import have_gpus, offering
 from longboat_runtime.trainer.group import RayTrainerGroup
-from longboat_runtime.trainer.placement import POD_LABEL, placed
+from longboat_runtime.trainer.placement import POD_LABEL, ROLE_LABEL, placed
 from tests.plan.planned import GIB, MIB, make_spec, write_config
 
 ROOMY = Pod(80 * GIB, GIB, None)
@@ -184,7 +184,7 @@ async def test_trainers_nodes_alone_say_whether_a_job_is_planned(
 
 async def test_the_first_rank_is_where_the_plan_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     both = [
-        node(name, trainers=1) | {"Labels": {POD_LABEL: f"job-trainer-{place}-a0"}}
+        node(name, trainers=1) | {"Labels": {ROLE_LABEL: "trainer", POD_LABEL: f"job-trainer-{place}-a0"}}
         for place, name in enumerate(("aa" * 28, "bb" * 28))
     ]
     plan = JobPlan(make_spec(tmp_path), "trainers", "engines", Past(tmp_path, None, trained=False))

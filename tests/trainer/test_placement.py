@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.trainer import placement
-from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE
+from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE, ROLE_LABEL
 
 
-def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, **resources: float) -> dict[str, Any]:
+def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, role: str = "trainer") -> dict[str, Any]:
     """One of `ray.nodes()`, which lists no resources of the dead."""
     return {
         "NodeID": name,
         "Alive": alive,
-        "Labels": {} if pod is None else {POD_LABEL: pod},
-        "Resources": {RESOURCE: offers, **resources} if alive else {},
+        "Labels": {} if pod is None else {ROLE_LABEL: role, POD_LABEL: pod},
+        "Resources": {RESOURCE: offers} if alive and offers else {},
     }
 
 
@@ -54,9 +54,9 @@ def test_a_pod_whose_container_started_again_is_there_once_ray_has_given_up_its_
 
 def test_other_pods_are_no_trainers() -> None:
     others = [
-        node("n5", "x-trainer-1-a0-rollout-0-a0", 0),
-        node("n6", "x-trainer-0-a0-trainer-1-a0", 0),
-        node("n7", "x-driver-0-a0", 0),
+        node("n5", "x-reward-trainer-1-a0", 0, role="reward"),
+        node("n6", "x-trainer-1-a0-rollout-1-a0", 0, role="rollout"),
+        node("n7", "x-driver-0-a0", 0, role="driver"),
         node("n8", None, 0),
     ]
     assert pod_nodes([*others, FIRST], 2, 2) is None

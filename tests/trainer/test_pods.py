@@ -19,7 +19,7 @@ from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.actor import TrainerActor
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
-from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE
+from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE, ROLE_LABEL
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import eventually
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
@@ -56,7 +56,10 @@ class Pods:
         name = f"job-trainer-{place}-a{attempt}"
         with bare_nodes():
             self.nodes[name] = self._cluster.add_node(
-                num_cpus=0, resources={RESOURCE: 2}, labels={POD_LABEL: name}, object_store_memory=STORE_BYTES
+                num_cpus=0,
+                resources={RESOURCE: 2},
+                labels={ROLE_LABEL: "trainer", POD_LABEL: name},
+                object_store_memory=STORE_BYTES,
             )
         return self.id_of(name)
 
@@ -135,6 +138,7 @@ async def test_ranks_are_in_their_pods_and_start_again_there_or_in_the_pods_that
     pods.kill(0)
     loading = asyncio.create_task(group.load())
     await asyncio.to_thread(eventually, lambda: living(first), operator.not_)
+    assert pods.id_of("job-trainer-0-a0") == first, "Ray lists dead nodes with their labels"
     newest = pods.start(0, attempt=1)
     await loading
     assert await places(group) == [newest, newest, newer, newer]

@@ -8,14 +8,15 @@ from collections.abc import Iterable
 
 import ray
 
+from longboat_crds.base import Role
 from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.ray_nodes import POLL_SECONDS, Node
 
-# The resource that the Ray node of a trainer pod offers, one for each rank, and the label with the pod's name.
+# The resource that the Ray node of a trainer pod offers, one for each rank, and the labels with the pod's role and name.
 RESOURCE = "longboat-trainer"
-POD_LABEL = "longboat.dev/pod"
-# The end of the name that the operator gives a trainer pod: its place, and the attempt at it.
-_PLACE = re.compile(r"-trainer-(\d+)-a(\d+)$", re.ASCII)
+ROLE_LABEL, POD_LABEL = "longboat.dev/role", "longboat.dev/pod"
+# The end of the name that the operator gives a pod: its place, and the attempt at it.
+_PLACE = re.compile(r"-(\d+)-a(\d+)$", re.ASCII)
 
 
 async def placed(trainer: TrainerSpec, resource: str = RESOURCE) -> list[Node]:
@@ -32,12 +33,12 @@ def pod_nodes(nodes: Iterable[Node], pods: int, devices: int, resource: str = RE
 
     Rule: a place's pod is its newest attempt, by the names of all nodes that Ray lists. An older one may live on for a while, as far as
     Ray knows, and so may an earlier node of the same pod: the pod counts once exactly one of its nodes lives and offers a resource for each
-    of its `devices`. A node without the name of a trainer pod is a machine that stands for all pods (`longboat run`).
+    of its `devices`. A node that offers the resource without being a trainer pod is a machine that stands for all (`longboat run`).
     """
     attempts: dict[int, dict[int, list[Node]]] = {}
     for node in nodes:
-        match = _PLACE.search(node.get("Labels", {}).get(POD_LABEL, ""))
-        if match is not None:
+        labels = node.get("Labels", {})
+        if labels.get(ROLE_LABEL) == Role.TRAINER and (match := _PLACE.search(labels.get(POD_LABEL, ""))):
             place, attempt = int(match[1]), int(match[2])
             attempts.setdefault(place, {}).setdefault(attempt, []).append(node)
         elif _offers(node, resource) >= pods * devices:
