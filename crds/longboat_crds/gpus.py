@@ -11,13 +11,13 @@ _GPU = re.compile(r"/gpu$|^nvidia\.com/(mig-|gpu\.shared$)")
 
 
 def gpu_problem(trainer: TrainerSpec, runtime: RLRuntimeSpec, name: str) -> str | None:
-    """Says what is wrong if the template, called `name`, gives trainer pods another number of GPUs than `trainer` has devices; else None."""
+    """Says what is wrong if the template, called `name`, gives trainer pods more or fewer GPUs than they have devices; else None."""
     devices, gpus = trainer.devices_per_pod, trainer_gpus(runtime)
     if gpus is None or gpus[1] == devices:
         return None
     return (
-        f"spec.trainer.devicesPerPod: is {devices}, but {name} gives trainer pods {gpus[1]} (spec.{gpus[0]}), and each device has one rank: "
-        f"set devicesPerPod to {gpus[1]}, or the limit to {devices}"
+        f"spec.trainer.devicesPerPod: is {devices}, but {name} gives trainer pods {gpus[1]} (spec.{gpus[0]}), and each device has one "
+        f"rank: set devicesPerPod to {gpus[1]}, or the limit to {devices}"
     )
 
 

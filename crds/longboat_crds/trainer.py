@@ -9,7 +9,7 @@ from longboat_crds.base import READER_DEFAULT, ApiModel
 from longboat_crds.expressions import at_most, constant, divides, field, field_or, product
 from longboat_crds.rules import Changeable, FormerDefault, Rule
 
-# Ranks of one trainer: what torch's checkpoints and collectives are known to bear.
+# The most ranks of one trainer, and so the most pods.
 MAX_RANKS = 4096
 
 

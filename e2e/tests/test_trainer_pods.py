@@ -1,4 +1,4 @@
-"""A trainer of two pods of two ranks, with a copy of the model in each pod: where ranks are, the loss of one, and other trainers after it."""
+"""A trainer of two pods of two ranks, with a copy of the model in each: where ranks are, the loss of one, and other trainers after it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

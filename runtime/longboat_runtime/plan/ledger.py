@@ -34,8 +34,8 @@ class Ledger(TorchDispatchMode):
     """Follows, while it is entered, the storages of fake tensors until the last tensor releases them; those on HOST are host memory.
 
     In bytes: `allocated` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since
-    `restart`. `moved` is what this rank received in gathers, sent in scatters, and had summed over copies of the model. `real` is the largest storage of a tensor that
-    isn't fake. `operators` counts all that were dispatched.
+    `restart`. `moved` is what this rank received in gathers, sent in scatters, and had summed over copies of the model. `real` is the
+    largest storage of a tensor that isn't fake. `operators` counts all that were dispatched.
     """
 
     def __init__(self) -> None:

@@ -140,14 +140,14 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             samples = _samples(ranks * BINS * minibatches, spec, info.max_length, info.vocabulary)
             by_id = {sample.id: sample for sample in samples}
             entries = tuple(TrainSample(sample.id, 1.0, sample.size) for sample in samples)
-            before, moved = ledger.restart(), ledger.moved
+            before, earlier = ledger.restart(), ledger.moved
             machine.reads.clear()
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
             ledger.settle()
             accumulated, *later = [*machine.reads, ledger.peak]
             phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
             phases["update"] = Phase(before, max(later), ledger.allocated)
-            moved = tuple(after - earlier for after, earlier in zip(ledger.moved, moved, strict=True))
+            moved = [now - then for now, then in zip(ledger.moved, earlier, strict=True)]
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
             ledger.settle()

@@ -30,7 +30,7 @@ CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
 
 
 class TrainerActor:
-    """One rank of a trainer group. The group makes all calls on all ranks, except `address` and those about samples.
+    """One rank of a trainer group. The group makes all calls on all ranks, except `address` and those about samples; `alive` also on one.
 
     Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """

@@ -65,8 +65,8 @@ class RayTrainerGroup:
     async def _start(self) -> None:
         """Starts the ranks in their pods.
 
-        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises TrainerLost if
-        they can't be started where they belong.
+        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises
+        TrainerLost if they can't be started where they belong.
         """
         trainer = self._spec.trainer
         while True:
