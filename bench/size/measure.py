@@ -32,36 +32,19 @@ from longboat_runtime.trainer.copies import pinned
 from longboat_runtime.trainer.machine import Machine
 from longboat_runtime.trainer.rank import TrainerRank
 
-# Settings of config.json: layers of Qwen3-8B and Qwen3-30B-A3B.
-_QWEN3 = {"vocab_size": 151_936, "num_attention_heads": 32, "head_dim": 128, "tie_word_embeddings": False}
+_EXAMPLES = Path(__file__).parents[2] / "examples/gpu"
+_8B, _A3B = (json.loads((_EXAMPLES / name / "config.json").read_text()) for name in ("qwen3-8b", "qwen3-30b-a3b"))
 SHAPES: dict[str, dict[str, Any]] = {
-    "8B": {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_key_value_heads": 8,
-        **_QWEN3,
-    },
-    "A3B": {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_key_value_heads": 4,
-        **_QWEN3,
-    },
-    "tiny": {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
+    "8B": _8B,
+    "A3B": _A3B,
+    "tiny": _8B
+    | {
+        "vocab_size": 512,
         "hidden_size": 64,
         "intermediate_size": 128,
+        "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        **_QWEN3 | {"vocab_size": 512, "num_attention_heads": 4, "head_dim": 16},
+        "head_dim": 16,
     },
 }
 BINS = 2  # the second meets the gradients of the first
@@ -140,7 +123,7 @@ def cases(shapes: Sequence[str], tokens: Sequence[int], *, compiled: bool) -> li
 def write_config(directory: Path, shape: str, layers: int) -> Path:
     """Writes the config.json of a model of `layers` layers."""
     directory.mkdir()
-    content = {**SHAPES[shape], "num_hidden_layers": layers, "max_position_embeddings": 65_536, "dtype": "bfloat16"}
+    content = SHAPES[shape] | {"num_hidden_layers": layers, "max_position_embeddings": 65_536}
     (directory / "config.json").write_text(json.dumps(content))
     return directory
 

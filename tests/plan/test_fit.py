@@ -222,8 +222,6 @@ def test_the_changes_that_are_named_make_traced_jobs_fit(tmp_path: Path) -> None
 
 @given(st.integers(0, 2**50), st.sampled_from([MIB, GIB]))
 def test_a_quantity_is_not_below_what_is_needed(nbytes: int, unit: int) -> None:
-    from longboat_crds.quantities import in_bytes
-
     assert nbytes <= in_bytes(quantity(nbytes, unit)) < nbytes + unit
 
 

@@ -45,9 +45,8 @@ def removable(
 ) -> list[Position]:
     """Returns what may be removed once `saved` is complete: all but `saved` and the `keep` newest complete ones.
 
-    The `useless`, unfinished or damaged ones, never stay: none takes the place of one from which the job can resume. Nothing may be
-    removed if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its unfinished ones
-    are its own business.
+    The `useless`, unfinished or damaged ones, never stay, and don't count for `keep`. Nothing may be removed if a later incarnation than
+    that of `saved` exists (`newest` is the highest): it may resume from any checkpoint, and removes its own unfinished ones.
     """
     if newest > saved.incarnation:
         return []

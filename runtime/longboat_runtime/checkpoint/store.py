@@ -39,7 +39,7 @@ class CheckpointStore:
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
         self.root, self.keep, self.incarnation = root, keep, incarnation
         self.damaged: tuple[str, ...] = ()
-        # What ranks have found damaged, with the cause; and that with what `newest` has.
+        # Checkpoints that ranks found damaged, with the cause, and all that were found damaged.
         self._passed_over: dict[Position, str] = {}
         self._damaged: set[Position] = set()
 
