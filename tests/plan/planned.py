@@ -35,7 +35,8 @@ def _qwen2(hidden: int, intermediate: int, layers: int, heads: int, key_heads: i
 
 
 def _example(name: str) -> dict[str, Any]:
-    return json.loads((REPOSITORY / "examples/gpu" / name / "config.json").read_text())
+    content: dict[str, Any] = json.loads((REPOSITORY / "examples/gpu" / name / "config.json").read_text())
+    return content
 
 
 # Models that have been measured on a GPU (Qwen2.5), and those of the examples (Qwen3).
