@@ -101,18 +101,9 @@ def test_two_short_models_say_what_the_whole_one_does(
     extended, whole = (long_bins(tmp_path, name, ranks, whole=each, **trainer) for each in (False, True))
     for phase, figures in whole.phases.items():
         assert extended.phases[phase].peak == pytest.approx(figures.peak, rel=0.001), phase
-    for name_ in (
-        "parameters",
-        "weights",
-        "states",
-        "snapshot",
-        "pinned",
-        "published",
-        "vectors",
-        "key_values",
-        "largest",
-    ):
-        assert getattr(extended, name_) == getattr(whole, name_), name_
+    equal = ("parameters", "weights", "states", "snapshot", "pinned", "published", "vectors", "key_values", "largest")
+    for figure in equal:
+        assert getattr(extended, figure) == getattr(whole, figure), figure
     assert extended.gathered == pytest.approx(whole.gathered, rel=0.001)
     assert extended.scattered == pytest.approx(whole.scattered, rel=0.001)
 

@@ -39,7 +39,7 @@ class CheckpointStore:
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
         self.root, self.keep, self.incarnation = root, keep, incarnation
         self.damaged: tuple[str, ...] = ()
-        # What ranks have found damaged, with the cause; and that with what `newest` has.
+        # Checkpoints that ranks found damaged, with the cause, and all that were found damaged.
         self._passed_over: dict[Position, str] = {}
         self._damaged: set[Position] = set()
 
@@ -145,10 +145,9 @@ class CheckpointStore:
             log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
 
     def _prune(self, saved: Position) -> None:
-        undamaged = [position for position in self._complete() if position not in self._damaged]
-        others, newest = set(self._positions()).difference(undamaged), max(incarnations(self.root))
+        usable, newest = set(self._complete()) - self._damaged, max(incarnations(self.root))
         try:
-            for position in removable(undamaged, others, self.keep, saved, newest):
+            for position in removable(self._positions(), usable, self.keep, saved, newest):
                 files.remove_tree(self.root / position.path)
         except OSError as error:
             # `saved` is complete all the same; what is left is removed with the next one.

@@ -1,4 +1,4 @@
-"""`longboat plan`: what a job takes, and whether it fits."""
+"""Runs `longboat plan`, which says what a job needs and whether it fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longboat_runtime.plan.fit import Case, judge
 
 
 def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str | None) -> int:
-    """Prints the plan of the job in `file`; returns the exit status: 0 unless it certainly doesn't fit, then 1; 2 if it can't be planned."""
+    """Prints the plan of the job in `file`. Returns the exit status: 1 if it certainly doesn't fit, 2 if it can't be planned, else 0."""
     from longboat_runtime.plan.trace import Traces, model_values
 
     try:
@@ -27,7 +27,7 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
         claim = claim_size(spec.checkpoint)
         case = Case(spec, model_values(directory), replace(capacity, device=memory, engine_device=memory, claim=claim))
         with warnings.catch_warnings():
-            # Of torch's compiler, about the code of models.
+            # torch's compiler warns about the code of models.
             warnings.simplefilter("ignore")
             judgement = judge(case, Traces())
     except (ApiError, SpecProblem, OSError) as error:
