@@ -14,6 +14,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.export import FILE_BYTES
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.capacity import CONTAINERS, Capacity, claim_size
+from longboat_runtime.plan.figures import Figures
 from longboat_runtime.plan.fit import Case, DoesNotFit, Judgement, Tracer, judge, quantity, refusal
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource
 from longboat_runtime.plan.trace import Traces
@@ -291,6 +292,20 @@ def test_no_change_is_named_that_the_api_refuses() -> None:
     assert problem.change == {"spec.model.maxLength": 1000}
     assert judge(case.changed(problem.change), rough_figures).problems == []
     assert make_case(spec).changed({"spec.rollout.tensorParallel": 2}) is None
+
+
+@pytest.mark.parametrize(("replicas", "most"), [(2, 128), (1000, 4000)])
+def test_more_ranks_are_tried_within_what_the_api_allows(replicas: int, most: int) -> None:
+    trainer = {"replicas": replicas, "offloadActivations": True}
+    case = make_case(make_spec(Path("/model"), trainer=trainer), capacity=replace(ROOMY, device=MIB))
+    tried: set[int] = set()
+
+    def tracer(spec: RLJobSpec) -> Figures:
+        tried.add(spec.trainer.replicas)
+        return large_figures(spec)
+
+    judge(case, tracer)
+    assert max(tried) == most
 
 
 def test_offloading_that_leaves_recomputation_open_recomputes() -> None:

@@ -46,7 +46,7 @@ def test_recomputation_that_is_left_open_is_decided_by_the_device(tmp_path: Path
 @pytest.mark.parametrize(
     ("pod", "field"),
     [
-        # No change fits, so all are tried, up to thousands of ranks.
+        # No change fits, so all are tried, with up to 64 times as many ranks.
         pytest.param(Pod(MIB, GIB, None), "spec.", marks=pytest.mark.extended),
         (Pod(80 * GIB, 100 * MIB, None), "runtime spec.roles.trainer.template.spec.volumes[shm].emptyDir.sizeLimit"),
         (

@@ -24,8 +24,8 @@ from longboat_runtime.plan.figures import Figures
 from longboat_runtime.plan.needs import GIB, MIB, Need, Resource
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes, parallelism_problem
 
-# The most ranks that are tried; `trainer.replicas` allows no more.
-MOST_RANKS = 4096
+# The most ranks that `trainer.replicas` allows. Those of a job are doubled so often at most: a trace of thousands takes long.
+MOST_RANKS, DOUBLINGS = 4096, 6
 # Prefixes of fields of the job and of the runtime template.
 SPEC, ROLES = "spec.", "runtime spec.roles."
 CLAIM_SIZE, KEEP = "spec.checkpoint.volume.size", "spec.checkpoint.keep"
@@ -252,7 +252,7 @@ def _device_changes(case: Case) -> Iterator[list[Change]]:
         cheap[f"{path}offloadActivations"] = True
         yield [dict(cheap)]
         yield [cheap | smaller for smaller in sizes]
-    ranks = [{f"{path}replicas": trainer.replicas * 2**power} for power in range(1, MOST_RANKS.bit_length())]
+    ranks = [{f"{path}replicas": trainer.replicas * 2**power} for power in range(1, DOUBLINGS + 1)]
     ranks = [more for more in ranks if more[f"{path}replicas"] <= MOST_RANKS]
     yield [cheap | more for more in ranks]
     if sizes:
