@@ -82,6 +82,7 @@ def test_model_and_template_may_be_elsewhere(file: Path, tmp_path: Path) -> None
         (RUNTIME, (), "holds 0 RLJobs"),
         (JOB, ("--device", "lots"), "--device: lots is no quantity"),
         (JOB, ("--device", "-5Gi"), "--device: -5Gi is no quantity"),
+        (JOB, ("--device", "80"), "--device: 80 is 80 bytes, less than any GPU has; write it like 80Gi"),
         (JOB + RUNTIME + LIMIT, (), "limits.memory: 64GB is no quantity of bytes; write it like 80Gi"),
         (JOB + RUNTIME.replace("name: runtime", "name: other"), (), "ClusterRLRuntime other"),
         (JOB.replace("maxTokens:", "maxToken:"), (), "maxToken"),

@@ -26,6 +26,9 @@ from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
 
 # The most ranks that are tried; `trainer.replicas` allows no more.
 MOST_RANKS = 4096
+# One part in MARGIN of a rank's peak is left free where the plan chooses whether layers are recomputed: compiled layers may take so much
+# more than it says. Recomputation costs a third of a step, a bin that doesn't fit the job.
+MARGIN = 20
 # Prefixes of fields: those of the job, and those of the runtime template.
 SPEC, ROLES = "spec.", "runtime spec.roles."
 CLAIM_SIZE, KEEP = "spec.checkpoint.volume.size", "spec.checkpoint.keep"
@@ -174,10 +177,15 @@ def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
     if trainer.gradient_checkpointing is not None:
         return case, False
     plain = _recomputing(case, False)
-    fits = not trainer.offload_activations and needs.device_need(tracer(plain.spec), case.capacity).fits
+    fits = not trainer.offload_activations and _fits_easily(tracer(plain.spec), case.capacity)
     if not trainer.recomputes(fits=fits):
         return plain, False
     return _recomputing(case, True), True
+
+
+def _fits_easily(figures: Figures, capacity: Capacity) -> bool:
+    needed = needs.device_need(figures, capacity).needed + figures.peak // MARGIN
+    return capacity.device is None or needed <= capacity.device
 
 
 def _recomputing(case: Case, recomputes: bool) -> Case:
