@@ -36,5 +36,12 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
     except (ApiError, SpecProblem, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    except Exception as error:  # noqa: BLE001 - whatever an architecture raises that can't be traced
+        print(
+            f"spec.model: this model can't be planned ({error!r}). A job trains it without a plan, and recomputes its layers unless "
+            "trainer.gradientCheckpointing is false.",
+            file=sys.stderr,
+        )
+        return 2
     print("\n".join(report.lines(case, judgement)))
     return 1 if judgement.problems else 0

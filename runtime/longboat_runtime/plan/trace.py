@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.model import DType
 from longboat_runtime.model_config import language_model
 from longboat_runtime.plan.compiled import Interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
@@ -87,8 +88,11 @@ def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
     """Returns what a rank of the job holds and moves, on GPUs. Reads config.json of `spec.model.path`, and nothing else.
 
     Two models of few layers are traced, and their figures are extended to the model's layers, which is exact where layers repeat;
-    with `whole`, or if the model has no more, all layers are. Raises SpecProblem if the model can't be trained as the spec says.
+    with `whole`, or if the model has no more, all layers are. Float16 is traced as BFloat16, which takes as much: fake tensors of experts
+    can't be multiplied in it. Raises SpecProblem if the model can't be trained as the spec says.
     """
+    if spec.model.dtype is DType.FLOAT16:
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": DType.BFLOAT16})})
     path = Path(spec.model.path)
     config = read_config(path)
     attention, fused = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
