@@ -15,7 +15,7 @@ from longboat_runtime.checkpoint.export import FILE_BYTES
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.capacity import CONTAINERS, Capacity, claim_size
 from longboat_runtime.plan.figures import Figures
-from longboat_runtime.plan.fit import Case, DoesNotFit, Judgement, Tracer, judge, quantity, refusal
+from longboat_runtime.plan.fit import MARGIN, Case, DoesNotFit, Judgement, Tracer, judge, quantity, refusal
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource
 from longboat_runtime.plan.trace import Traces
 from tests.plan.planned import GIB, MIB, enlarged, large_figures, make_case, make_spec, rough_figures, write_config
@@ -257,7 +257,8 @@ def test_the_changes_for_warnings_end_no_job() -> None:
 def test_a_claim_that_exists_keeps_its_size(
     size: int, started: bool, claim_name: str | None, change: dict[str, Any]
 ) -> None:
-    spec = make_spec(Path("/model"), checkpoint={"keep": 20, "claimName": claim_name, "export": False})
+    checkpoint = {"keep": 20, "claimName": claim_name, "export": False}
+    spec = make_spec(Path("/model"), checkpoint=checkpoint, rounds={"steps": 1000})
     case = replace(make_case(spec, capacity=replace(ROOMY, claim=size * MIB)), started=started)
     [problem] = judge(case, rough_figures).problems
     assert problem.change == change
@@ -271,6 +272,27 @@ def test_a_claim_that_exists_keeps_its_size(
         for keep, fits in ((14, True), (15, False)):
             changed = case.changed({"spec.checkpoint.keep": keep})
             assert (judge(changed, rough_figures).problems == []) is fits
+
+
+@pytest.mark.parametrize(("steps", "certain"), [(10, False), (11, False), (21, True)])
+def test_checkpoints_that_a_short_job_never_has_end_it_not(steps: int, certain: bool) -> None:
+    spec = make_spec(Path("/model"), checkpoint={"export": False}, rounds={"steps": steps})
+    room = 5 * rough_figures(spec).snapshot // 2
+    judgement = judge(make_case(spec, capacity=replace(ROOMY, claim=room)), rough_figures)
+    [problem] = all_of(judgement)
+    assert problem.need.resource is Resource.CLAIM
+    assert bool(judgement.problems) is certain
+
+
+def test_recomputation_is_chosen_where_a_bin_hardly_fits() -> None:
+    spec = make_spec(Path("/model"), trainer={"gradientCheckpointing": None})
+    peak = rough_figures(spec).peak
+    chosen = []
+    for size in (peak, peak + peak // MARGIN - 1, peak + peak // MARGIN):
+        _, judgement = judged(spec, replace(ROOMY, device=DEVICE_OVERHEAD + size))
+        assert judgement.problems == []
+        chosen.append(judgement.recomputed)
+    assert chosen == [True, True, False]
 
 
 def test_a_cache_that_weights_leave_no_room_for_becomes_what_they_leave() -> None:

@@ -53,6 +53,18 @@ def test_the_peak_of_the_earlier_head_is_the_recorded_one(size: str, tokens: int
     assert phase.peak - phase.before == pytest.approx(peak, rel=0.1)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_experts_in_float16_are_traced(compiled: bool, tmp_path: Path) -> None:
+    few = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    few |= {"vocab_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    model = write_config(tmp_path, "Qwen3-30B-A3B", **few)
+    half, other = (
+        trace(make_spec(model, model={"dtype": dtype}, trainer={"replicas": 2, "compile": compiled}))
+        for dtype in ("Float16", "BFloat16")
+    )
+    assert half == other
+
+
 def long_bins(folder: Path, name: str, ranks: int, *, whole: bool = False, **trainer: object) -> Figures:
     """Bins of 34,816 tokens: responses of up to 32,768."""
     return trace(

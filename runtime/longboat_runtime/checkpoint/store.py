@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +80,16 @@ class CheckpointStore:
         self._passed_over[Position(checkpoint.incarnation, checkpoint.step)] = cause
 
     def newest_state(self, step: int | None = None) -> Mapping[str, Any] | None:
-        """Returns the driver's state in the newest complete checkpoint (of `step`, if given), whose files may be damaged.
+        """Returns the driver's state in the newest complete checkpoint (of `step`, if given) where it can be read; None if there is none.
 
-        None if there is no such checkpoint, or its state can't be read.
+        Files of that checkpoint may be damaged.
         """
-        of_step = [position for position in self._complete() if step in (None, position.step)]
-        if (position := max(of_step, default=None)) is None:
-            return None
-        try:
-            state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
-        except (OSError, ValueError):
-            return None
-        return state
+        for position in sorted(self._complete(), reverse=True):
+            with suppress(OSError, ValueError):
+                if step in (None, position.step):
+                    state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
+                    return state
+        return None
 
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[Sequence[FileEntry]]]

@@ -12,6 +12,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_runtime.plan import documents, report
 from longboat_runtime.plan.capacity import Capacity, claim_size, from_runtime, memory_of
 from longboat_runtime.plan.fit import Case, judge
+from longboat_runtime.plan.needs import GIB
 
 
 def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str | None) -> int:
@@ -20,6 +21,8 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
 
     try:
         memory = None if device is None else memory_of("--device", device)
+        if memory is not None and memory < GIB:
+            raise ApiError([f"--device: {device} is {memory} bytes, less than any GPU has; write it like 80Gi"])
         job, template = documents.read(file, runtime)
         directory = documents.model_directory(job, file, model)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"path": str(directory)})})
@@ -32,6 +35,13 @@ def plan_file(file: Path, model: Path | None, runtime: Path | None, device: str 
             judgement = judge(case, Traces())
     except (ApiError, SpecProblem, OSError) as error:
         print(error, file=sys.stderr)
+        return 2
+    except Exception as error:  # noqa: BLE001 - whatever an architecture raises that can't be traced
+        print(
+            f"spec.model: this model can't be planned ({error!r}). A job trains it without a plan, and recomputes its layers unless "
+            "trainer.gradientCheckpointing is false.",
+            file=sys.stderr,
+        )
         return 2
     print("\n".join(report.lines(case, judgement)))
     return 1 if judgement.problems else 0

@@ -26,6 +26,9 @@ from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes
 
 # The most ranks that `trainer.replicas` allows. Those of a job are doubled so often at most: a trace of thousands takes long.
 MOST_RANKS, DOUBLINGS = 4096, 6
+# One part in MARGIN of a rank's peak stays free where the plan chooses whether layers are recomputed: compiled layers may take so much
+# more than it says. Recomputation costs a third of a step; a bin that doesn't fit ends the job.
+MARGIN = 20
 # Prefixes of fields of the job and of the runtime template.
 SPEC, ROLES = "spec.", "runtime spec.roles."
 CLAIM_SIZE, KEEP = "spec.checkpoint.volume.size", "spec.checkpoint.keep"
@@ -187,9 +190,14 @@ def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
         case.spec.model_copy(update={"trainer": trainer.model_copy(update={"gradient_checkpointing": value})})
         for value in (False, True)
     )
-    fits = not trainer.offload_activations and needs.device_need(tracer(plain), case.capacity).fits
+    fits = not trainer.offload_activations and _fits_easily(tracer(plain), case.capacity)
     recomputed = trainer.recomputes(fits=fits)
     return replace(case, spec=recomputing if recomputed else plain), recomputed
+
+
+def _fits_easily(figures: Figures, capacity: Capacity) -> bool:
+    needed = needs.device_need(figures, capacity).needed + figures.peak // MARGIN
+    return capacity.device is None or needed <= capacity.device
 
 
 def amount(need: Need, value: int) -> str:

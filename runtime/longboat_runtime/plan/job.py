@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 import structlog
+from ray.exceptions import RayTaskError
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem, spec_problem_in
@@ -75,9 +76,9 @@ class JobPlan:
     async def fits(self) -> bool:
         """Returns whether a bin fits into the trainer's pods without recomputation. On CPUs True, without a plan.
 
-        Also returns False if planning fails. Waits for the first trainer node in Ray and, if it has a GPU, for all of them. Raises
-        SpecProblem (DoesNotFit) if something certainly doesn't fit. Only logs uncertain problems, and all problems of a job that has a
-        checkpoint, since that has run.
+        Also returns False if planning fails; if a pod or process died meanwhile, the next call plans again. Waits for the first trainer node
+        in Ray and, if it has a GPU, for all of them. Raises SpecProblem (DoesNotFit) if something certainly doesn't fit. Only logs
+        uncertain problems, and all problems of a job that has a checkpoint, since that has run.
         """
         if self._made is None or (self._made.done() and (self._made.cancelled() or self._made.exception())):
             self._made = asyncio.create_task(self._make())
@@ -96,8 +97,11 @@ class JobPlan:
             pods = await asyncio.gather(*(look.remote() for _ in range(ranks)))
             outcome: Outcome = await plan.remote(self._spec, smallest(pods), self._past)
         except Exception as error:
-            if (problem := spec_problem_in(error)) is not None:
+            # A job with a checkpoint has trained; what its ranks find wrong they say themselves.
+            if (problem := spec_problem_in(error)) is not None and not self._past.trained:
                 raise problem from error
+            if not isinstance(error, RayTaskError):
+                self._made = None
             # Recomputation costs time; a bin that doesn't fit ends the job.
             log.warning("the job's memory can't be planned; layers are recomputed", error=str(error))
             return False
@@ -138,9 +142,12 @@ def planned(spec: RLJobSpec, pod: Pod, past: Past) -> Outcome:
     from longboat_runtime.plan.fit import Case, judge, refusal
     from longboat_runtime.plan.trace import Traces, model_values
 
-    memory: Mapping[str, int] = {} if pod.memory is None else {"trainer": pod.memory}
-    # Engines check their own devices, which needn't be like the trainer's.
-    capacity = Capacity(pod.device, {"trainer": pod.shared_memory}, memory, engine_device=None, claim=past.claim)
+    # Engines check their own devices, which needn't be like the trainer's. In a local run all roles share one host, without a template;
+    # what doesn't fit into its shared memory goes through the disk.
+    capacity = Capacity(pod.device)
+    if past.claim is not None:
+        memory: Mapping[str, int] = {} if pod.memory is None else {"trainer": pod.memory}
+        capacity = Capacity(pod.device, {"trainer": pod.shared_memory}, memory, claim=past.claim)
     case = Case(spec, model_values(Path(spec.model.path)), capacity, started=past.claim is not None)
     judgement = judge(case, Traces(past.root / FOLDER))
     uncertain, problems = judgement.warnings, judgement.problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -175,15 +176,20 @@ def host_need(spec: RLJobSpec, figures: Figures, role: str, capacity: Capacity) 
 
 
 def claim_need(spec: RLJobSpec, figures: Figures, capacity: Capacity) -> Need:
-    """Returns the size that the checkpoint claim needs: all that is kept, and one more of each, written before the oldest is removed."""
+    """Returns the size that the checkpoint claim needs: all that is kept, and one more of each, written before the oldest is removed.
+
+    A job of few steps may never have so many checkpoints: those that only suspensions and drains would add are assumed.
+    """
     checkpoint = spec.checkpoint
+    surplus = max(0, checkpoint.keep + 1 - math.ceil(spec.rounds.steps / checkpoint.every_steps))
     parts = {f"{checkpoint.keep + 1} checkpoints": (checkpoint.keep + 1) * checkpoint_bytes(figures)}
     if checkpoint.export_every_steps:
         count = (checkpoint.keep_exports or KEPT_EXPORTS) + 1
         parts[f"{count} exports"] = count * figures.published
     if checkpoint.export:
         parts["the last export"] = figures.published
-    return Need(Resource.CLAIM, "trainer", sum(parts.values()), capacity.claim, parts)
+    assumed = surplus * checkpoint_bytes(figures)
+    return Need(Resource.CLAIM, "trainer", sum(parts.values()), capacity.claim, parts, assumed)
 
 
 def checkpoint_bytes(figures: Figures) -> int:

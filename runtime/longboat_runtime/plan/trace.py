@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.model import DType
 from longboat_runtime.model_config import language_model
 from longboat_runtime.plan.compiled import Interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
@@ -87,8 +88,11 @@ def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
     """Returns what a rank of the job holds and moves on GPUs. Reads nothing but config.json of `spec.model.path`.
 
     Traces two models of few layers and extends their figures to all layers, which is exact where layers repeat. With `whole`, or for
-    a short model, traces all layers. Raises SpecProblem if the model can't be trained as the spec says.
+    a short model, traces all layers. Traces Float16 as BFloat16, which takes as much, since fake tensors of experts can't be multiplied
+    in it. Raises SpecProblem if the model can't be trained as the spec says.
     """
+    if spec.model.dtype is DType.FLOAT16:
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": DType.BFLOAT16})})
     path = Path(spec.model.path)
     config = read_config(path)
     attention, fused = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
