@@ -194,8 +194,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.DOES_NOT_FIT: _configuration(
         "By the plan of its memory (`longboat plan`) the job needs more of something than it has: the memory of trainers' devices, a bin, the KV "
-        "cache, /dev/shm or memory of a pod, or the checkpoint claim. No pod has loaded the model. A job with a checkpoint never ends by this.",
-        "Make the changes that the message names, the cheapest that fit, or others that `longboat plan` accepts, in a new job.",
+        "cache, /dev/shm or memory of a pod, or the checkpoint claim. No pod has loaded the model. A job with a checkpoint never ends for this reason.",
+        "Make the changes that the message names (the cheapest that fit), or others that `longboat plan` accepts, in a new job.",
     ),
     Reason.DATASET_NOT_FOUND: _configuration(
         "A file of the dataset doesn't exist in the driver pod, or no reasoning-gym task has that name.",

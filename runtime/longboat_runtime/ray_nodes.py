@@ -15,7 +15,7 @@ Node = Mapping[str, Any]
 
 
 async def offering(resource: str, least: float) -> list[Node]:
-    """Waits until nodes together offer so much of a resource; returns all that offer it, in the same order every time."""
+    """Waits until all nodes together offer at least `least` of a resource; returns those that offer it, ordered by their ids."""
     while True:
         nodes = [node for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
         if sum(node["Resources"][resource] for node in nodes) >= least:

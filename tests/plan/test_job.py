@@ -1,6 +1,7 @@
 """The plan of a job that starts."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.plan.planned import GIB, MIB, make_spec, write_config
 ROOMY = Pod(80 * GIB, GIB, None)
 
 
-def plan(folder: Path, spec: RLJobSpec, pod: Pod, claim: int | None = None, *, trained: bool = False) -> Outcome:
+def plan(folder: Path, spec: RLJobSpec, pod: Pod, claim: int | None = GIB, *, trained: bool = False) -> Outcome:
     return planned(spec, pod, Past(folder, claim, trained))
 
 
@@ -48,7 +49,7 @@ def test_recomputation_that_is_left_open_is_decided_by_the_device(tmp_path: Path
 @pytest.mark.parametrize(
     ("pod", "field"),
     [
-        # No change fits, so all are tried, up to thousands of ranks.
+        # No change fits, so all are tried, with up to 64 times as many ranks.
         pytest.param(Pod(MIB, GIB, None), "spec.", marks=pytest.mark.extended),
         (Pod(80 * GIB, 100 * MIB, None), "runtime spec.roles.trainer.template.spec.volumes[shm].emptyDir.sizeLimit"),
         (
@@ -77,9 +78,14 @@ def test_what_only_an_assumed_number_decides_ends_no_job(tmp_path: Path) -> None
     assert fields == ["gradientCheckpointing", "memory"]
 
 
-def test_a_claim_is_judged_only_where_there_is_one(tmp_path: Path) -> None:
+def test_a_local_run_is_judged_by_its_device_alone(tmp_path: Path) -> None:
     spec = make_spec(write_config(tmp_path, "small"))
-    assert plan(tmp_path, spec, ROOMY, claim=None).problem is None
+    outcome = plan(tmp_path, spec, Pod(80 * GIB, 64 * MIB, 100 * MIB), claim=None)
+    assert (outcome.problem, outcome.warnings) == (None, [])
+
+
+def test_a_claim_that_is_too_small_ends_the_job(tmp_path: Path) -> None:
+    spec = make_spec(write_config(tmp_path, "small"))
     problem = plan(tmp_path, spec, ROOMY, claim=5 * MIB).problem
     assert problem is not None
     assert "spec.checkpoint.keep: 1" in problem.message
@@ -159,6 +165,37 @@ def test_a_job_that_cannot_be_planned_starts(gpus: None, tmp_path: Path) -> None
 
     past = Past(tmp_path, None, trained=False)
     assert not asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", past, fail).fits())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+def test_a_process_that_dies_in_planning_decides_nothing_for_later_loads(gpus: None, tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.touch()
+
+    def look() -> Pod:
+        if dead.exists():
+            os._exit(1)
+        return ROOMY
+
+    past = Past(tmp_path, None, trained=False)
+    plan = JobPlan(make_spec(write_config(tmp_path, "small")), "trainers", "engines", past, look)
+    assert not asyncio.run(plan.fits())
+    dead.unlink()
+    assert asyncio.run(plan.fits())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_plan_ends_no_job_that_has_trained(gpus: None, tmp_path: Path, *, trained: bool) -> None:
+    past = Past(tmp_path, None, trained=trained)
+    plan = JobPlan(make_spec(tmp_path / "missing"), "trainers", "engines", past, lambda: ROOMY)
+    if trained:
+        assert not asyncio.run(plan.fits())
+    else:
+        with pytest.raises(SpecProblem, match="ModelNotFound"):
+            asyncio.run(plan.fits())
 
 
 def node(name: str, **resources: float) -> dict[str, Any]:

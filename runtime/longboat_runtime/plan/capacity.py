@@ -1,4 +1,4 @@
-"""What a runtime template gives the pods of a job. Pure."""
+"""Reads how much memory a runtime template gives a job's pods. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longboat_crds.load import ApiError
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
 
-# The roles whose pods are Ray nodes, by the container that holds the node, and the list that it is in.
+# The roles whose pods are Ray nodes, with the list and the name of the container that runs the node.
 CONTAINERS = {
     "driver": ("initContainers", "ray-head"),
     "rollout": ("containers", "rollout"),
@@ -24,11 +24,11 @@ DEFAULT_SHARED_MEMORY = "256Mi"
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a job has, in bytes.
+    """The memory and storage that a job has, in bytes.
 
     By role, `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container. A role without an entry isn't judged.
     `device` and `engine_device` are the memory of one GPU of trainers and engines, `claim` is the size of the checkpoint claim; None if
-    nobody says.
+    unknown.
     """
 
     device: int | None = None
@@ -39,7 +39,7 @@ class Capacity:
 
 
 def from_runtime(runtime: RLRuntimeSpec) -> Capacity:
-    """Returns what the pods of a runtime template have. Raises ApiError for what is no quantity of bytes."""
+    """Returns the capacity of a runtime template's pods. Raises ApiError if a limit isn't a quantity of bytes."""
     shared, memory = {}, {}
     for role, (containers, name) in CONTAINERS.items():
         specs = [template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))]
@@ -54,12 +54,12 @@ def from_runtime(runtime: RLRuntimeSpec) -> Capacity:
 
 
 def claim_size(checkpoint: CheckpointSpec) -> int | None:
-    """Returns the size of the claim that the operator creates; None if the job names a claim."""
+    """Returns the size of the claim that the operator creates, in bytes; None if the job names a claim of its own."""
     return None if checkpoint.claim_name else in_bytes(checkpoint.volume.size)
 
 
 def memory_of(field: str, text: Any) -> int:
-    """Reads the bytes that `field` gives. Raises ApiError unless they are a positive quantity."""
+    """Parses the value of `field` as bytes. Raises ApiError unless it is a positive quantity."""
     try:
         if (value := in_bytes(str(text))) > 0:
             return value
@@ -69,7 +69,7 @@ def memory_of(field: str, text: Any) -> int:
 
 
 def _shared_memory(specs: Sequence[Mapping[str, Any]]) -> Any:
-    """Returns the size limit of the volume `shm`, merged as the operator does; None if it is no emptyDir, or has no limit."""
+    """Returns the size limit of the volume `shm`, merged as the operator does; None if it isn't an emptyDir or has no limit."""
     size: Any = DEFAULT_SHARED_MEMORY
     for spec in specs:
         for volume in _named(spec.get("volumes"), "shm"):

@@ -52,7 +52,7 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Doesn't count storages that are made in the block, now or later: a device would have no memory for them."""
+        """Never counts storages that are made in the block: a device would have no memory for them."""
         self._counts = False
         try:
             yield
@@ -66,7 +66,7 @@ class Ledger(TorchDispatchMode):
         return self.allocated
 
     def settle(self) -> None:
-        """Counts again what is held: storages end, and FSDP resizes them, without an operator."""
+        """Counts all live storages again: they end, and FSDP resizes them, without an operator."""
         strong = torch.UntypedStorage._new_with_weak_ptr
         allocated = host = 0
         for address, entry in list(self._storages.items()):
@@ -80,15 +80,6 @@ class Ledger(TorchDispatchMode):
             elif entry.counts:
                 allocated += rounded(entry.nbytes)
         self.allocated, self.host, self.peak = allocated, host, max(self.peak, allocated)
-
-    def largest(self) -> dict[int, int]:
-        """Counts the live device storages by size, those of 16 MiB and more."""
-        self.settle()
-        sizes: dict[int, int] = {}
-        for entry in self._storages.values():
-            if entry.counts and not entry.host and entry.nbytes >= 2**24:
-                sizes[entry.nbytes] = sizes.get(entry.nbytes, 0) + 1
-        return dict(sorted(sizes.items(), reverse=True))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Writes a plan for people. Pure."""
+"""Formats a plan as text. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PHASES = {
 
 
 def lines(case: Case, judgement: Judgement) -> Iterator[str]:
-    """Yields the lines of a plan: the trainer by phase, each need with what is given, bytes by link, and what doesn't fit."""
+    """Yields the lines of a plan: the trainer by phase, needs and limits, bytes by link, and what doesn't fit."""
     figures, trainer = judgement.figures, case.spec.trainer
     settings = [_ranks(trainer), f"bins of {trainer.max_tokens_per_bin} tokens"]
     settings += [
@@ -52,10 +52,9 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     yield ""
     if not judgement.problems and not judgement.warnings:
         yield "Fits, as far as it is given." if any(need.available is None for need in judgement.needs) else "Fits."
-    for problem in judgement.problems:
-        yield f"DoesNotFit: {problem.field}: {problem.message}"
-    for problem in judgement.warnings:
-        yield f"May not fit: {problem.field}: {problem.message}"
+    for label, problems in (("DoesNotFit", judgement.problems), ("May not fit", judgement.warnings)):
+        for problem in problems:
+            yield f"{label}: {problem.field}: {problem.message}"
 
 
 def _ranks(trainer: TrainerSpec) -> str:
