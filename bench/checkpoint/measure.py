@@ -230,7 +230,7 @@ async def _train(spec: RLJobSpec, root: Path, vocabulary: int) -> Times:
 
     times = Times()
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
-        resources = {"longboat-store": 1, "longboat-trainer": spec.trainer.replicas}
+        resources = {"longboat-store": 1, "longboat-trainer": spec.trainer.ranks}
         ray.init(
             address="local",
             num_cpus=0,

@@ -1,1 +1,1 @@
-"""Peak memory and speed of a trainer's step on one GPU, for models shaped like those that people train on many, by `longboat plan`."""
+"""Compares peak memory of a trainer's step on one GPU with `longboat plan`, and measures its speed, for layers of large models."""

@@ -1,7 +1,7 @@
-"""Steps of models with a few layers of 8B and 30B-A3B on one GPU: peak memory beside what the plan says, and speed.
+"""Measures steps of models with a few layers of Qwen3-8B and Qwen3-30B-A3B on one GPU: peak memory and speed, beside the plan.
 
-At most 8 minutes. Needs torch 2.11 or newer, and neither ray nor vllm. Weights are random and no file is read. Without a GPU only the
-shape `tiny` is of use.
+Takes at most 8 minutes. Needs torch 2.11 or newer, but neither ray nor vllm. Weights are random. Without a GPU only the shape `tiny` is
+of use.
 """
 
 from __future__ import annotations
@@ -32,46 +32,29 @@ from longboat_runtime.trainer.copies import pinned
 from longboat_runtime.trainer.machine import Machine
 from longboat_runtime.trainer.rank import TrainerRank
 
-# Settings of config.json: layers of Qwen3-8B and Qwen3-30B-A3B.
-_QWEN3 = {"vocab_size": 151_936, "num_attention_heads": 32, "head_dim": 128, "tie_word_embeddings": False}
+_EXAMPLES = Path(__file__).parents[2] / "examples/gpu"
+_8B, _A3B = (json.loads((_EXAMPLES / name / "config.json").read_text()) for name in ("qwen3-8b", "qwen3-30b-a3b"))
 SHAPES: dict[str, dict[str, Any]] = {
-    "8B": {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_key_value_heads": 8,
-        **_QWEN3,
-    },
-    "A3B": {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_key_value_heads": 4,
-        **_QWEN3,
-    },
-    "tiny": {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
+    "8B": _8B,
+    "A3B": _A3B,
+    "tiny": _8B
+    | {
+        "vocab_size": 512,
         "hidden_size": 64,
         "intermediate_size": 128,
+        "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        **_QWEN3 | {"vocab_size": 512, "num_attention_heads": 4, "head_dim": 16},
+        "head_dim": 16,
     },
 }
-BINS = 2  # the second meets the gradients of the first
+BINS = 2  # the second is computed beside the gradients of the first
 PRODUCT = 8192
 COPIED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to compute a step: `tokens` of a bin, layers `compiled`, the head `fused` where logits are large, activations `offloaded`."""
+    """A way to compute a step: bins of `tokens`, layers `compiled`, the head `fused` if logits are large, activations `offloaded`."""
 
     shape: str
     tokens: int
@@ -80,7 +63,7 @@ class Case:
     offloaded: bool
 
     def spec(self, model: Path) -> RLJobSpec:
-        """Makes the spec of a job that computes so."""
+        """Makes the spec of a job that computes steps this way."""
         spec = spec_of(model, self.tokens)
         fields = {"compile": self.compiled, "offload_activations": self.offloaded}
         return spec.model_copy(update={"trainer": spec.trainer.model_copy(update=fields)})
@@ -91,9 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="*", default=["8B", "A3B"], choices=SHAPES, help="of models")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--tokens", nargs="*", type=int, default=[8192, 34_816], help="of a bin")
-    parser.add_argument(
-        "--minutes", type=float, default=8.0, help="after which no other case is begun, less what one takes"
-    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="to begin cases that should end in time")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compiled", dest="compiled", action="store_false", help="leave compiled layers out")
     parser.add_argument("--commit", help="that is measured, where there is no git to tell")
@@ -132,21 +113,21 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def cases(shapes: Sequence[str], tokens: Sequence[int], *, compiled: bool) -> list[Case]:
-    """Lists the cases, those first that say most."""
+    """Lists the cases, the most informative first."""
     ways = [(False, False, False), (False, True, False), (False, True, True), (True, True, False), (True, True, True)]
     return [Case(shape, count, *way) for way in ways if compiled or not way[0] for shape in shapes for count in tokens]
 
 
 def write_config(directory: Path, shape: str, layers: int) -> Path:
-    """Writes the config.json of a model of `layers` layers."""
+    """Writes config.json of a shape with `layers` layers; returns its directory."""
     directory.mkdir()
-    content = {**SHAPES[shape], "num_hidden_layers": layers, "max_position_embeddings": 65_536, "dtype": "bfloat16"}
+    content = SHAPES[shape] | {"num_hidden_layers": layers, "max_position_embeddings": 65_536}
     (directory / "config.json").write_text(json.dumps(content))
     return directory
 
 
 class RandomWeights(Machine):
-    """A machine without files, whose models have random weights. Copies for checkpoints take no memory."""
+    """A machine that fills models with random weights instead of reading files. Its copies for checkpoints take no memory."""
 
     host = torch.device("meta")
 
@@ -163,11 +144,11 @@ class RandomWeights(Machine):
 
 
 def measure(case: Case, model: Path, rate: float) -> dict[str, Any]:
-    """Measures the third step of a model that is loaded for it: the first compiles, the second allocates what stays.
+    """Loads a model and measures its third step: the first one compiles, the second makes allocations that stay.
 
     Memory is in bytes: `held` before the step, its `peak` beyond that, and on GPUs what the allocator `reserved` and the device uses
-    `outside` of it. `mfu` is the share of `rate`, the device's own speed, with attention counted once for each pair of tokens that see
-    each other (`causal`), and as by PaLM, for every pair (`palm`).
+    `outside` of it. `mfu` is the share of `rate`, the device's own speed. It counts attention only where a token sees another (`causal`),
+    or as PaLM does for every pair (`palm`).
     """
     serve_older_torch()
     rank = TrainerRank(case.spec(model), 0, 1, process_group.serve("127.0.0.1"), RandomWeights(fused=case.fused))
@@ -197,7 +178,7 @@ def measure(case: Case, model: Path, rate: float) -> dict[str, Any]:
 
 
 def _free() -> None:
-    """Frees what the last model took: modules refer to each other, and what was compiled to them."""
+    """Frees the last model: its modules and compiled code are in reference cycles."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -206,7 +187,7 @@ def _free() -> None:
 
 @contextmanager
 def _memory(device: torch.device, result: dict[str, Any]) -> Iterator[None]:
-    """Adds what the block takes to `result`; on CPUs it is what operators allocate."""
+    """Adds the memory that the block takes to `result`; on CPUs the memory that operators allocate."""
     if device.type == "cpu":
         with Allocations() as allocations:
             yield

@@ -1,6 +1,6 @@
-"""What the plan says of cases of the benchmark, in a process of its own: a fake process group and a real one don't go together.
+"""Plans the benchmark's cases in a process of its own: a fake process group can't exist beside a real one.
 
-Reads lines of JSON with a `spec` and `fuses`; prints a line with the bytes that a device holds before the step, and its peak beyond that.
+Reads lines of JSON with `spec` and `fuses`. For each, prints the bytes that a device holds before the step, and its peak beyond that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from longboat_runtime.trainer import attention
 
 
 def predict(spec: RLJobSpec, *, fuses: bool) -> dict[str, int]:
-    """Traces one step of a model whose samples are packed."""
+    """Traces one step of a model with packed samples."""
     attention.register()
     phases = trace_rank(spec, attention.NAME, fused=fuses).phases
     before = phases["accumulate"].before
@@ -29,9 +29,9 @@ def predict(spec: RLJobSpec, *, fuses: bool) -> dict[str, int]:
 
 @contextmanager
 def started(cases: Sequence[tuple[RLJobSpec, bool]]) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Starts to predict, beside what the block does; yields the predictions, in order, as they come.
+    """Starts to predict while the block runs; yields an iterator over the predictions, in order.
 
-    Asking for one raises RuntimeError if the process has ended before.
+    The iterator waits for the next prediction, and raises RuntimeError if the process ends without it.
     """
     with tempfile.TemporaryFile("w+") as file:
         for spec, fuses in cases:

@@ -1,4 +1,4 @@
-"""Table of the benchmark of sizes."""
+"""Writes the page of the benchmark of sizes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from bench.record import Line, of_kind, write_page
 
 GIB = 2**30
-# A peak may differ by this share from what was predicted.
+# The largest allowed share by which a peak differs from the prediction.
 BAR = 0.05
 
 
 def write(raw: Path) -> None:
-    """Writes `size.md` beside the raw file, from its newest run. Ends the program with an error then if a bar is missed."""
+    """Writes `size.md` beside the raw file, from its newest run. Then exits with an error if a bar is missed."""
     write_page(raw, table, missed)
 
 
@@ -51,9 +51,9 @@ def table(lines: list[Line]) -> str:
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """Says which peaks on a GPU, with what was held before, are further from the prediction than they may be.
+    """Lists peaks on a GPU, memory held before included, that differ from the prediction by more than BAR.
 
-    By BAR either way, or with compiled layers above it.
+    With compiled layers only larger peaks count.
     """
     predictions = {_key(line): line for line in of_kind(lines, "predicted")}
     problems = []

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 # How often Ray is asked for nodes, in seconds.
 POLL_SECONDS = 0.5
@@ -16,7 +15,7 @@ Node = Mapping[str, Any]
 
 
 async def offering(resource: str, least: float) -> list[Node]:
-    """Waits until nodes together offer so much of a resource; returns all that offer it, in the same order every time."""
+    """Waits until all nodes together offer at least `least` of a resource; returns those that offer it, ordered by their ids."""
     while True:
         nodes = [node for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
         if sum(node["Resources"][resource] for node in nodes) >= least:
@@ -27,8 +26,3 @@ async def offering(resource: str, least: float) -> list[Node]:
 def have_gpus(nodes: Sequence[Node]) -> bool:
     """Returns whether any of the nodes has a GPU. Pure."""
     return any(node["Resources"].get("GPU") for node in nodes)
-
-
-def on_first(nodes: Sequence[Node]) -> NodeAffinitySchedulingStrategy:
-    """Returns the strategy by which something runs on the first node or, while that has no room, on another."""
-    return NodeAffinitySchedulingStrategy(nodes[0]["NodeID"], soft=True, _spill_on_unavailable=True)

@@ -202,6 +202,13 @@ async def test_a_checkpoint_whose_files_are_not_on_the_volume_is_none(tmp_path: 
     assert directories(tmp_path) == ["step-00000010"]
 
 
+async def test_a_state_that_cannot_be_read_hides_no_older_one(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10, 20)
+    (tmp_path / "incarnations/1/step-00000020/state.json").write_text("{")
+    assert store.newest_state() == {"ledger": {"step": 10}}
+    assert store.newest_state(20) is None
+
+
 async def test_where_no_checkpoint_is_whole_the_job_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
     store = await saved(tmp_path, 10, 20)
     for step in (10, 20):

@@ -335,6 +335,15 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ),
     ({"spec.trainer.stream": "Never", "spec.algorithm": {"name": "ReinforcePlusPlus"}}, None),
     ({"spec.algorithm": {"advantageScale": "BatchStd"}}, None),
+    ({"spec.trainer.replicas": 2, "spec.trainer.devicesPerPod": 8}, None),
+    ({"spec.trainer.devicesPerPod": 0}, "spec.trainer.devicesPerPod"),
+    ({"spec.trainer.devicesPerPod": 65}, "spec.trainer.devicesPerPod"),
+    ({"spec.trainer.replicas": 512, "spec.trainer.devicesPerPod": 8}, None),
+    ({"spec.trainer.replicas": 513, "spec.trainer.devicesPerPod": 8}, "spec.trainer.devicesPerPod"),
+    ({"spec.trainer.replicas": 4, "spec.trainer.replicateDegree": 2}, None),
+    ({"spec.trainer.replicas": 4, "spec.trainer.replicateDegree": 4}, None),
+    ({"spec.trainer.replicas": 4, "spec.trainer.replicateDegree": 3}, "spec.trainer.replicateDegree"),
+    ({"spec.trainer.devicesPerPod": 2, "spec.trainer.replicateDegree": 2}, "spec.trainer.replicateDegree"),
     ({"spec.rollout.enginesPerPod": 8, "spec.rollout.tensorParallel": 8}, None),
     ({"spec.rollout.enginesPerPod": 9, "spec.rollout.tensorParallel": 8}, "spec.rollout.tensorParallel"),
     ({"spec.rollout.deviceMemory": "72Gi"}, None),
@@ -431,6 +440,7 @@ CHANGES: dict[str, Any] = {
     "tracking": {"mlflow": {"trackingUri": "https://mlflow.example.com", "experiment": "sums"}},
     "trainer.compile": True,
     "trainer.deterministic": False,
+    "trainer.devicesPerPod": 2,
     "trainer.gradientCheckpointing": True,
     "trainer.maxSkippedSteps": 5,
     "trainer.maxTokensPerBin": 4096,
@@ -438,6 +448,7 @@ CHANGES: dict[str, Any] = {
     "trainer.offloadActivations": True,
     "trainer.optimizer": {"learningRate": 1e-4},
     "trainer.replicas": 2,
+    "trainer.replicateDegree": 2,
     "trainer.stream": "Never",
 }
 
@@ -455,4 +466,5 @@ BEFORE_CHANGE: dict[str, dict[str, Any]] = {
     "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
     "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
     "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},
+    "trainer.replicateDegree": {"spec.trainer.replicas": 2},
 }

@@ -8,66 +8,42 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.memory.models import SHAPES
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.model_config import language_model
 from longboat_runtime.plan.capacity import Capacity
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.fit import Case
+from tests.support.paths import REPOSITORY
 
 MIB, GIB = 2**20, 2**30
-# The shapes of models that have been measured on a GPU (Qwen2.5), and of those in the examples (Qwen3).
-_QWEN2 = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "num_hidden_layers": 28,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "num_key_value_heads": 2,
-}
-_QWEN3 = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": False,
-}
+
+
+def _qwen2(hidden: int, intermediate: int, layers: int, heads: int, key_heads: int, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "tie_word_embeddings": tied,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+    }
+
+
+def _example(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((REPOSITORY / "examples/gpu" / name / "config.json").read_text())
+    return content
+
+
+# Models that have been measured on a GPU (Qwen2.5), and those of the examples (Qwen3).
 MODELS: dict[str, dict[str, Any]] = {
-    "0.5B": _QWEN2
-    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "1.5B": _QWEN2 | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12},
-    "3B": _QWEN2
-    | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
-    "7B": _QWEN2
-    | {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-8B": _QWEN3
-    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "Qwen3-32B": _QWEN3
-    | {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
-    "Qwen3-30B-A3B": _QWEN3
-    | {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-    },
-    "small": _QWEN3
+    **{size: _qwen2(*SHAPES[size]) for size in ("0.5B", "1.5B", "3B", "7B")},
+    **{name: _example(name.lower()) for name in ("Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B")},
+    "small": _example("qwen3-8b")
     | {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -116,7 +92,8 @@ def make_case(spec: RLJobSpec, name: str = "small", capacity: Capacity | None = 
 def rough_figures(spec: RLJobSpec) -> Figures:
     """Figures of the small model by rules of thumb, which depend on all settings that a plan may change."""
     trainer, parameters = spec.trainer, 170_000
-    weights, states = 4 * parameters // trainer.replicas, 8 * parameters // trainer.replicas
+    shards = trainer.ranks // trainer.replicate_degree
+    weights, states = 4 * parameters // shards, 8 * parameters // shards
     tokens = trainer.max_tokens_per_bin
     kept = 64 * 2 * tokens * (2 if trainer.gradient_checkpointing else 24)
     pinned = 64 * 2 * tokens * 2 if trainer.offload_activations else 0
@@ -128,7 +105,7 @@ def rough_figures(spec: RLJobSpec) -> Figures:
         "update": Phase(before, before + weights, before),
     }
     return Figures(
-        ranks=trainer.replicas,
+        ranks=trainer.ranks,
         parameters=parameters,
         weights=weights,
         reference=0,
@@ -142,6 +119,7 @@ def rough_figures(spec: RLJobSpec) -> Figures:
         key_values=2 * 2 * 2 * 64 * 32,
         gathered=weights,
         scattered=weights,
+        reduced=weights,
         operators=1,
         real=0,
     )

@@ -9,7 +9,7 @@ from longboat_crds.load import ApiError
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.pods.merge import merge
-from longboat_runtime.plan.capacity import claim_size, from_runtime
+from longboat_runtime.plan.capacity import CONTAINERS, claim_size, from_runtime
 from tests.driver.fakes import make_spec
 from tests.plan.planned import GIB, MIB
 
@@ -20,7 +20,7 @@ def container(name: str, memory: str) -> dict[str, object]:
 
 def test_a_template_without_settings_has_the_operators_defaults() -> None:
     capacity = from_runtime(RLRuntimeSpec(image="image"), make_spec())
-    assert capacity.shared_memory == dict.fromkeys(("driver", "rollout", "trainer", "reward"), 256 * MIB)
+    assert capacity.shared_memory == dict.fromkeys(CONTAINERS, 256 * MIB)
     assert capacity.memory == {}
 
 

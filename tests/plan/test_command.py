@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from longboat_runtime.cli import app
+from longboat_runtime.plan import command
 from tests.plan.planned import MODELS
 from tests.support.paths import REPOSITORY
 
@@ -82,9 +83,11 @@ def test_model_and_template_may_be_elsewhere(file: Path, tmp_path: Path) -> None
         (RUNTIME, (), "holds 0 RLJobs"),
         (JOB, ("--device", "lots"), "--device: lots is no quantity"),
         (JOB, ("--device", "-5Gi"), "--device: -5Gi is no quantity"),
+        (JOB, ("--device", "80"), "--device: 80 is 80 bytes, less than any GPU has; write it like 80Gi"),
         (JOB + RUNTIME + LIMIT, (), "limits.memory: 64GB is no quantity of bytes; write it like 80Gi"),
         (JOB + RUNTIME.replace("name: runtime", "name: other"), (), "ClusterRLRuntime other"),
         (JOB.replace("maxTokens:", "maxToken:"), (), "maxToken"),
+        (JOB + RUNTIME + LIMIT.replace("memory: 64GB", "nvidia.com/gpu: 8"), (), "spec.trainer.devicesPerPod: is 1"),
     ],
 )
 def test_what_cannot_be_planned_is_said(file: Path, text: str, options: tuple[str, ...], message: str) -> None:
@@ -92,6 +95,16 @@ def test_what_cannot_be_planned_is_said(file: Path, text: str, options: tuple[st
     status, output = run(file, *options)
     assert status == 2
     assert message in output
+
+
+def test_a_model_that_cannot_be_traced_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("depends on data")
+
+    monkeypatch.setattr(command, "judge", fail)
+    status, output = run(file)
+    assert status == 2
+    assert "this model can't be planned (RuntimeError('depends on data'))" in output
 
 
 def test_a_model_without_config_is_said(file: Path, tmp_path: Path) -> None:

@@ -13,19 +13,19 @@ from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.export import FILE_BYTES
 from longboat_runtime.plan import needs
-from longboat_runtime.plan.capacity import Capacity, claim_size
-from longboat_runtime.plan.fit import Case, DoesNotFit, Judgement, Tracer, judge, quantity, refusal
-from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource
+from longboat_runtime.plan.capacity import CONTAINERS, Capacity, claim_size
+from longboat_runtime.plan.figures import Figures
+from longboat_runtime.plan.fit import MARGIN, Case, DoesNotFit, Judgement, Tracer, judge, quantity, refusal
+from longboat_runtime.plan.needs import DEVICE_OVERHEAD, Resource, links
 from longboat_runtime.plan.trace import Traces
 from tests.plan.planned import GIB, MIB, enlarged, large_figures, make_case, make_spec, rough_figures, write_config
 
 ROOMY = Capacity(
     80 * GIB,
-    dict.fromkeys(("driver", "rollout", "trainer", "reward"), GIB),
+    dict.fromkeys(CONTAINERS, GIB),
     dict.fromkeys(("rollout", "trainer"), 16 * GIB),
     8 * GIB,
 )
-CLAIM = {"volume": {"size": "10Gi"}}
 
 
 def judged(spec: RLJobSpec, capacity: Capacity, tracer: Tracer = rough_figures) -> tuple[Case, Judgement]:
@@ -33,63 +33,55 @@ def judged(spec: RLJobSpec, capacity: Capacity, tracer: Tracer = rough_figures) 
     return case, judge(case, tracer)
 
 
-def after_all_changes(case: Case, judgement: Judgement) -> Case:
-    for problem in all_of(judgement):
-        case = case.changed(problem.change)
-    return case
-
-
 def all_of(judgement: Judgement) -> list[DoesNotFit]:
     return [*judgement.problems, *judgement.warnings]
 
 
-# Each limit alone: what exceeds it, the fields of the job, the resource, the role, and the field that is named.
-LIMITS = {
+TEMPLATE, SMALL = "runtime spec.roles.{}.template.spec.", 100 * MIB
+MEMORY, SHARED_MEMORY = "containers[trainer].resources.limits.memory", "volumes[shm].emptyDir.sizeLimit"
+# Each limit alone: what there is, fields of the job, and the resource, role and field of the problem.
+LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[Resource, str, str]]] = {
     "device": (
         {"device": DEVICE_OVERHEAD + 6 * GIB},
-        {},
-        Resource.DEVICE,
-        "trainer",
-        "spec.trainer.gradientCheckpointing",
+        {"trainer": {"gradientCheckpointing": False}},
+        (Resource.DEVICE, "trainer", "spec.trainer.gradientCheckpointing"),
     ),
-    "KV cache": ({}, {"rollout": {"kvCache": "256Ki"}}, Resource.KV_CACHE, "rollout", "spec.rollout.kvCache"),
+    "KV cache": (
+        {},
+        {"rollout": {"kvCache": "256Ki"}},
+        (Resource.KV_CACHE, "rollout", "spec.rollout.kvCache"),
+    ),
     "claim": (
         {},
         {"checkpoint": {"volume": {"size": "1Mi"}}},
-        Resource.CLAIM,
-        "trainer",
-        "spec.checkpoint.volume.size",
+        (Resource.CLAIM, "trainer", "spec.checkpoint.volume.size"),
     ),
     "host memory": (
-        {"memory": {"trainer": 100 * MIB}},
+        {"memory": {"trainer": SMALL}},
         {},
-        Resource.HOST_MEMORY,
-        "trainer",
-        "runtime spec.roles.trainer.template.spec.containers[trainer].resources.limits.memory",
+        (Resource.HOST_MEMORY, "trainer", TEMPLATE.format("trainer") + MEMORY),
     ),
-} | {
+}
+LIMITS |= {
     f"shm of {role}": (
-        {"shared_memory": {role: 100 * MIB}},
+        {"shared_memory": {role: SMALL}},
         {},
-        Resource.SHARED_MEMORY,
-        role,
-        f"runtime spec.roles.{role}.template.spec.volumes[shm].emptyDir.sizeLimit",
+        (Resource.SHARED_MEMORY, role, TEMPLATE.format(role) + SHARED_MEMORY),
     )
-    for role in ("driver", "rollout", "trainer", "reward")
+    for role in CONTAINERS
 }
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_each_limit_is_found_and_its_change_makes_the_job_fit(limit: str) -> None:
-    less, sections, resource, role, field = LIMITS[limit]
-    trainer = {"maxTokensPerBin": 2000, "gradientCheckpointing": limit != "device"}
-    sections = {"model": {"maxLength": 2000}} | sections
-    spec = make_spec(Path("/model"), **{**sections, "trainer": trainer | sections.get("trainer", {})})
+    less, sections, expected = LIMITS[limit]
+    trainer = {"maxTokensPerBin": 2000, **sections.get("trainer", {})}
+    spec = make_spec(Path("/model"), model={"maxLength": 2000}, **sections | {"trainer": trainer})
     case, judgement = judged(spec, replace(ROOMY, **less), large_figures)
     [problem] = judgement.problems
-    assert (problem.need.resource, problem.need.role, problem.field) == (resource, role, field)
+    assert (problem.need.resource, problem.need.role, problem.field) == expected
     error = refusal(judgement.problems)
-    assert (error.reason, error.field) == (Reason.DOES_NOT_FIT, field)
+    assert (error.reason, error.field) == (Reason.DOES_NOT_FIT, problem.field)
     assert problem.field in error.message
     assert all_of(judge(case.changed(problem.change), large_figures)) == []
 
@@ -139,6 +131,74 @@ def test_layers_are_recomputed_where_a_bin_does_not_fit_otherwise(device: int, r
     assert all_of(judgement) == []
 
 
+def test_more_devices_of_a_pod_need_more_of_its_host() -> None:
+    one, eight = (
+        judged(make_spec(Path("/model"), trainer={"replicas": 8 // devices, "devicesPerPod": devices}), ROOMY)[1]
+        for devices in (1, 8)
+    )
+    [of_one], [of_eight] = (
+        [need for need in judgement.needs if (need.resource, need.role) == (Resource.HOST_MEMORY, "trainer")]
+        for judgement in (one, eight)
+    )
+    for part in ("processes (assumed)", "snapshot"):
+        assert of_eight.parts[part] == 8 * of_one.parts[part], part
+    for part in ("/dev/shm", "a bucket", "export"):
+        assert of_eight.parts[part] == of_one.parts[part], part
+    assert (of_one.fits, of_eight.fits) == (True, False)
+    for resource in (Resource.DEVICE, Resource.SHARED_MEMORY, Resource.CLAIM):
+        assert [need for need in one.needs if need.resource is resource] == [
+            need for need in eight.needs if need.resource is resource
+        ]
+
+
+def test_fewer_copies_of_the_model_are_cheaper_than_more_pods() -> None:
+    trainer = {"replicas": 4, "replicateDegree": 4, "maxTokensPerBin": 33}
+    spec = make_spec(Path("/model"), trainer=trainer | {"offloadActivations": True})
+    need = rough_figures(spec).peak
+    _, judgement = judged(spec, replace(ROOMY, device=DEVICE_OVERHEAD + need - 1))
+    [problem] = all_of(judgement)
+    assert problem.change == {"spec.trainer.replicateDegree": 2}
+
+
+def test_copies_take_memory_of_devices_and_none_of_the_claim() -> None:
+    one, four = (
+        judged(make_spec(Path("/model"), trainer={"replicas": 8, "replicateDegree": copies}), ROOMY)[1]
+        for copies in (1, 4)
+    )
+    assert four.figures.weights == 4 * one.figures.weights
+    assert four.needs[-1].resource is Resource.CLAIM
+    assert four.needs[-1].needed == pytest.approx(one.needs[-1].needed, rel=0.001)
+
+
+LINKS = {
+    # One pod, several pods, a copy in each pod, copies of several pods, and pods of one device.
+    (1, 8, 1): {"within a pod": 7 / 8},
+    (2, 8, 1): {"within a pod": 15 / 16, "between pods": 15 / 16},
+    (2, 8, 2): {"within a pod": 7 / 8, "between copies": 8 * 2 * (1 / 2) / 8},
+    (4, 8, 2): {"within a pod": 15 / 16, "between pods": 15 / 16, "between copies": 8 * 2 * (1 / 2) / 16},
+    (8, 1, 1): {"between pods": 7 / 8},
+    (8, 1, 8): {"between copies": 2 * (7 / 8)},
+    (1, 1, 1): {},
+}
+
+
+@pytest.mark.parametrize("shape", LINKS)
+def test_bytes_are_counted_by_link(shape: tuple[int, int, int]) -> None:
+    """Of a model with 10^9 bytes of weights and as many of gradients."""
+    pods, devices, copies = shape
+    trainer = {"replicas": pods, "devicesPerPod": devices, "replicateDegree": copies}
+    shards = pods * devices // copies
+    moved = 10**9 * (shards - 1) / shards
+    spec = make_spec(Path("/model"), trainer=trainer)
+    figures = replace(rough_figures(spec), gathered=moved, scattered=moved, reduced=10**9 / shards)
+    found = {}
+    for link, nbytes in links(spec, figures).items():
+        place = link.split(":")[0]
+        if place.startswith(("within", "between")):
+            assert found.setdefault(place, nbytes) == nbytes, link
+    assert found == pytest.approx({place: 10**9 * share for place, share in LINKS[shape].items()})
+
+
 SPECS = st.fixed_dictionaries(
     {
         "model": st.fixed_dictionaries({}, optional={"maxLength": st.integers(256, 4000)}),
@@ -157,7 +217,9 @@ SPECS = st.fixed_dictionaries(
         ),
         "trainer": st.fixed_dictionaries(
             {
-                "replicas": st.integers(1, 16),
+                "replicas": st.integers(1, 4).map(lambda pods: 4 * pods),
+                "devicesPerPod": st.sampled_from([1, 8]),
+                "replicateDegree": st.sampled_from([1, 2, 4]),
                 "maxTokensPerBin": st.integers(16, 4000),
                 "gradientCheckpointing": st.sampled_from([True, False, None]),
                 "compile": st.just(False),
@@ -177,7 +239,7 @@ SPECS = st.fixed_dictionaries(
 CAPACITIES = st.builds(
     Capacity,
     st.integers(DEVICE_OVERHEAD + 2 * GIB, DEVICE_OVERHEAD + 32 * GIB),
-    st.fixed_dictionaries({role: st.integers(0, 512 * MIB) for role in ("driver", "rollout", "trainer", "reward")}),
+    st.fixed_dictionaries({role: st.integers(0, 512 * MIB) for role in CONTAINERS}),
     st.fixed_dictionaries({role: st.integers(0, 8 * GIB) for role in ("rollout", "trainer")}),
     st.none() | st.integers(64 * MIB, GIB),
 )
@@ -196,8 +258,9 @@ def check_that_changes_fit(
     assert not any(problem.need.fits for problem in judgement.warnings)
     if any(not problem.change for problem in all_of(judgement)):
         return
-    changed = after_all_changes(case, judgement)
-    assert all_of(judge(changed, tracer)) == []
+    for problem in all_of(judgement):
+        case = case.changed(problem.change)
+    assert all_of(judge(case, tracer)) == []
 
 
 @settings(max_examples=200)
@@ -222,8 +285,6 @@ def test_the_changes_that_are_named_make_traced_jobs_fit(tmp_path: Path) -> None
 
 @given(st.integers(0, 2**50), st.sampled_from([MIB, GIB]))
 def test_a_quantity_is_not_below_what_is_needed(nbytes: int, unit: int) -> None:
-    from longboat_crds.quantities import in_bytes
-
     assert nbytes <= in_bytes(quantity(nbytes, unit)) < nbytes + unit
 
 
@@ -266,7 +327,8 @@ def test_the_changes_for_warnings_end_no_job() -> None:
 def test_a_claim_that_exists_keeps_its_size(
     size: int, started: bool, claim_name: str | None, change: dict[str, Any]
 ) -> None:
-    spec = make_spec(Path("/model"), checkpoint={"keep": 20, "claimName": claim_name, "export": False})
+    checkpoint = {"keep": 20, "claimName": claim_name, "export": False}
+    spec = make_spec(Path("/model"), checkpoint=checkpoint, rounds={"steps": 1000})
     case = replace(make_case(spec, capacity=replace(ROOMY, claim=size * MIB)), started=started)
     [problem] = judge(case, rough_figures).problems
     assert problem.change == change
@@ -280,6 +342,27 @@ def test_a_claim_that_exists_keeps_its_size(
         for keep, fits in ((14, True), (15, False)):
             changed = case.changed({"spec.checkpoint.keep": keep})
             assert (judge(changed, rough_figures).problems == []) is fits
+
+
+@pytest.mark.parametrize(("steps", "certain"), [(10, False), (11, False), (21, True)])
+def test_checkpoints_that_a_short_job_never_has_end_it_not(steps: int, certain: bool) -> None:
+    spec = make_spec(Path("/model"), checkpoint={"export": False}, rounds={"steps": steps})
+    room = 5 * rough_figures(spec).snapshot // 2
+    judgement = judge(make_case(spec, capacity=replace(ROOMY, claim=room)), rough_figures)
+    [problem] = all_of(judgement)
+    assert problem.need.resource is Resource.CLAIM
+    assert bool(judgement.problems) is certain
+
+
+def test_recomputation_is_chosen_where_a_bin_hardly_fits() -> None:
+    spec = make_spec(Path("/model"), trainer={"gradientCheckpointing": None})
+    peak = rough_figures(spec).peak
+    chosen = []
+    for size in (peak, peak + peak // MARGIN - 1, peak + peak // MARGIN):
+        _, judgement = judged(spec, replace(ROOMY, device=DEVICE_OVERHEAD + size))
+        assert judgement.problems == []
+        chosen.append(judgement.recomputed)
+    assert chosen == [True, True, False]
 
 
 def test_a_cache_that_weights_leave_no_room_for_becomes_what_they_leave() -> None:
@@ -301,6 +384,20 @@ def test_no_change_is_named_that_the_api_refuses() -> None:
     assert problem.change == {"spec.model.maxLength": 1000}
     assert judge(case.changed(problem.change), rough_figures).problems == []
     assert make_case(spec).changed({"spec.rollout.tensorParallel": 2}) is None
+
+
+@pytest.mark.parametrize(("replicas", "most"), [(2, 128), (1000, 4000)])
+def test_more_ranks_are_tried_within_what_the_api_allows(replicas: int, most: int) -> None:
+    trainer = {"replicas": replicas, "offloadActivations": True}
+    case = make_case(make_spec(Path("/model"), trainer=trainer), capacity=replace(ROOMY, device=MIB))
+    tried: set[int] = set()
+
+    def tracer(spec: RLJobSpec) -> Figures:
+        tried.add(spec.trainer.replicas)
+        return large_figures(spec)
+
+    judge(case, tracer)
+    assert max(tried) == most
 
 
 def test_offloading_that_leaves_recomputation_open_recomputes() -> None:

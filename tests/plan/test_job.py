@@ -1,6 +1,7 @@
 """The plan of a job that starts."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +13,20 @@ import ray
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_crds.trainer import TrainerSpec
 from longboat_runtime import ray_nodes
 from longboat_runtime.driver import assembly
 from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
-from longboat_runtime.ray_nodes import have_gpus, offering, on_first
+from longboat_runtime.ray_nodes import have_gpus, offering
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.placement import POD_LABEL, ROLE_LABEL, placed
 from tests.plan.planned import GIB, MIB, make_spec, write_config
 
 ROOMY = Pod(80 * GIB, GIB, None)
 
 
-def plan(folder: Path, spec: RLJobSpec, pod: Pod, claim: int | None = None, *, trained: bool = False) -> Outcome:
+def plan(folder: Path, spec: RLJobSpec, pod: Pod, claim: int | None = GIB, *, trained: bool = False) -> Outcome:
     return planned(spec, pod, Past(folder, claim, trained))
 
 
@@ -46,7 +49,7 @@ def test_recomputation_that_is_left_open_is_decided_by_the_device(tmp_path: Path
 @pytest.mark.parametrize(
     ("pod", "field"),
     [
-        # No change fits, so all are tried, up to thousands of ranks.
+        # No change fits, so all are tried, with up to 64 times as many ranks.
         pytest.param(Pod(MIB, GIB, None), "spec.", marks=pytest.mark.extended),
         (Pod(80 * GIB, 100 * MIB, None), "runtime spec.roles.trainer.template.spec.volumes[shm].emptyDir.sizeLimit"),
         (
@@ -75,9 +78,14 @@ def test_what_only_an_assumed_number_decides_ends_no_job(tmp_path: Path) -> None
     assert fields == ["gradientCheckpointing", "memory"]
 
 
-def test_a_claim_is_judged_only_where_there_is_one(tmp_path: Path) -> None:
+def test_a_local_run_is_judged_by_its_device_alone(tmp_path: Path) -> None:
     spec = make_spec(write_config(tmp_path, "small"))
-    assert plan(tmp_path, spec, ROOMY, claim=None).problem is None
+    outcome = plan(tmp_path, spec, Pod(80 * GIB, 64 * MIB, 100 * MIB), claim=None)
+    assert (outcome.problem, outcome.warnings) == (None, [])
+
+
+def test_a_claim_that_is_too_small_ends_the_job(tmp_path: Path) -> None:
+    spec = make_spec(write_config(tmp_path, "small"))
     problem = plan(tmp_path, spec, ROOMY, claim=5 * MIB).problem
     assert problem is not None
     assert "spec.checkpoint.keep: 1" in problem.message
@@ -159,6 +167,37 @@ def test_a_job_that_cannot_be_planned_starts(gpus: None, tmp_path: Path) -> None
     assert not asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", past, fail).fits())
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+def test_a_process_that_dies_in_planning_decides_nothing_for_later_loads(gpus: None, tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.touch()
+
+    def look() -> Pod:
+        if dead.exists():
+            os._exit(1)
+        return ROOMY
+
+    past = Past(tmp_path, None, trained=False)
+    plan = JobPlan(make_spec(write_config(tmp_path, "small")), "trainers", "engines", past, look)
+    assert not asyncio.run(plan.fits())
+    dead.unlink()
+    assert asyncio.run(plan.fits())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_plan_ends_no_job_that_has_trained(gpus: None, tmp_path: Path, *, trained: bool) -> None:
+    past = Past(tmp_path, None, trained=trained)
+    plan = JobPlan(make_spec(tmp_path / "missing"), "trainers", "engines", past, lambda: ROOMY)
+    if trained:
+        assert not asyncio.run(plan.fits())
+    else:
+        with pytest.raises(SpecProblem, match="ModelNotFound"):
+            asyncio.run(plan.fits())
+
+
 def node(name: str, **resources: float) -> dict[str, Any]:
     return {"NodeID": name, "Alive": True, "Resources": resources}
 
@@ -180,10 +219,13 @@ async def test_trainers_nodes_alone_say_whether_a_job_is_planned(
     assert await plan.fits()
 
 
-def test_the_first_rank_is_where_the_plan_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [node("aa" * 28, trainers=1), node("bb" * 28, trainers=1)]
-    chosen = set()
+async def test_the_first_rank_is_where_the_plan_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = [
+        node(name, trainers=1) | {"Labels": {ROLE_LABEL: "trainer", POD_LABEL: f"job-trainer-{place}-a0"}}
+        for place, name in enumerate(("aa" * 28, "bb" * 28))
+    ]
+    plan = JobPlan(make_spec(tmp_path), "trainers", "engines", Past(tmp_path, None, trained=False))
     for nodes in (both, both[::-1]):
         monkeypatch.setattr(ray, "nodes", lambda nodes=nodes: nodes)
-        chosen.add(on_first(asyncio.run(offering("trainers", 2))).node_id)
-    assert chosen == {"aa" * 28}
+        first, _ = await placed(TrainerSpec(replicas=2), "trainers")
+        assert plan._beside(first)["scheduling_strategy"].node_id == "aa" * 28

@@ -53,6 +53,18 @@ def test_the_peak_of_the_earlier_head_is_the_recorded_one(size: str, tokens: int
     assert phase.peak - phase.before == pytest.approx(peak, rel=0.1)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_experts_in_float16_are_traced(compiled: bool, tmp_path: Path) -> None:
+    few = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    few |= {"vocab_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    model = write_config(tmp_path, "Qwen3-30B-A3B", **few)
+    half, other = (
+        trace(make_spec(model, model={"dtype": dtype}, trainer={"replicas": 2, "compile": compiled}))
+        for dtype in ("Float16", "BFloat16")
+    )
+    assert half == other
+
+
 def long_bins(folder: Path, name: str, ranks: int, *, whole: bool = False, **trainer: object) -> Figures:
     """Bins of 34,816 tokens: responses of up to 32,768."""
     return trace(
@@ -101,18 +113,9 @@ def test_two_short_models_say_what_the_whole_one_does(
     extended, whole = (long_bins(tmp_path, name, ranks, whole=each, **trainer) for each in (False, True))
     for phase, figures in whole.phases.items():
         assert extended.phases[phase].peak == pytest.approx(figures.peak, rel=0.001), phase
-    for name_ in (
-        "parameters",
-        "weights",
-        "states",
-        "snapshot",
-        "pinned",
-        "published",
-        "vectors",
-        "key_values",
-        "largest",
-    ):
-        assert getattr(extended, name_) == getattr(whole, name_), name_
+    equal = ("parameters", "weights", "states", "snapshot", "pinned", "published", "vectors", "key_values", "largest")
+    for figure in equal:
+        assert getattr(extended, figure) == getattr(whole, figure), figure
     assert extended.gathered == pytest.approx(whole.gathered, rel=0.001)
     assert extended.scattered == pytest.approx(whole.scattered, rel=0.001)
 
@@ -125,14 +128,16 @@ def test_two_short_models_say_what_the_whole_one_does(
         {"algorithm": {"klCoefficient": 0.01, "entropyCoefficient": 0.01}},
         {"algorithm": {"name": "GSPO"}, "trainer": {"minibatches": 2}},
         {"trainer": {"compile": True, "replicas": 2}},
+        {"trainer": {"replicas": 2, "devicesPerPod": 2, "replicateDegree": 2}},
         {"model": {"dtype": "Float16"}},
         {"model": {"dtype": "Float32"}, "trainer": {"offloadActivations": True}},
     ],
 )
 def test_a_rank_is_traced_without_memory_for_values(sections: dict[str, dict[str, object]], tmp_path: Path) -> None:
     figures = trace(make_spec(write_config(tmp_path, "small"), **sections))
-    ranks = sections.get("trainer", {}).get("replicas", 1)
-    assert figures.weights * ranks == pytest.approx(4 * figures.parameters, rel=0.05)
+    trainer = sections.get("trainer", {})
+    shards = trainer.get("replicas", 1) * trainer.get("devicesPerPod", 1) // trainer.get("replicateDegree", 1)
+    assert figures.weights * shards == pytest.approx(4 * figures.parameters, rel=0.05)
     # The optimizer's count of steps takes a block for each weight.
     assert figures.states == pytest.approx(2 * figures.weights, rel=0.2)
     assert figures.snapshot == pytest.approx(3 * figures.weights, rel=0.1)

@@ -59,6 +59,6 @@ def test_buckets_are_as_large_as_an_even_share_allows(total: int, senders: int) 
 
 
 def test_the_first_rank_of_each_pod_sends() -> None:
-    assert sender_ranks(1) == [0]
-    assert sender_ranks(3) == [0, 1, 2]
+    assert sender_ranks(1, 1) == [0]
+    assert sender_ranks(3, 1) == [0, 1, 2]
     assert sender_ranks(8, 4) == [0, 4]

@@ -70,7 +70,7 @@ def rollout(
 def trainer(
     head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
 ) -> None:
-    """Joins a pod of a trainer rank to the job."""
+    """Joins a pod of trainer ranks to the job."""
     _worker(Role.TRAINER, head, slots, _place(health_port, grace_seconds))
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from longboat_runtime.checkpoint.files import fsync_directory, fsync_tree, make_directory, remove_tree
 
-# The most bytes of weights in a file, unless one weight is larger. A file's weights are in host memory until it is written, which
-# the trainer's first pod must have room for; smaller ones than 1 GiB would only make more files.
+# The most bytes of weights in a file, unless a single weight is larger. The trainer's first pod holds a file's weights in host memory
+# until it is written. Files smaller than 1 GiB would only be more of them.
 FILE_BYTES = 1 << 30
 CONFIG = "config.json"
 # Where transformers looks for a chat template first.
@@ -34,9 +34,9 @@ def export(
     """Writes `directory` whole or not at all: `tensors` as safetensors, and config and tokenizer of `source`.
 
     `tensors` are whole, with their Hugging Face names; only those of one file are in memory at a time, and the next one. `dtype` is
-    torch's name of their number format, such as `bfloat16`. A `chat_template` takes the place of the source's. Until it is whole it is
-    `partial`, a name beside `directory`. What was exported to `directory` before is replaced. Everybody may read the files. Raises
-    OSError, and leaves nothing then.
+    torch's name of their number format, such as `bfloat16`. A `chat_template` replaces that of the source. Until the export is whole its
+    name is `partial`, beside `directory`; then it replaces an earlier export. Everybody may read the files. Raises OSError, and leaves
+    nothing then.
     """
     make_directory(directory.parent)
     remove_tree(partial)
@@ -50,7 +50,7 @@ def export(
     replaced = partial.with_suffix(".removed")
     remove_tree(replaced)
     if directory.exists():
-        # By its name first: what a crash leaves of it must not look whole.
+        # Renamed before it is removed: a crash must not leave a part of it that looks whole.
         directory.rename(replaced)
     partial.rename(directory)
     fsync_directory(directory.parent)
@@ -90,7 +90,7 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], partial: Path) -> None
             write()
             size = 0
         weight = tensor.detach().cpu().contiguous()
-        # The experts of a layer come as parts of one tensor, which would stay in memory, and which a file can't have.
+        # The experts of a layer are views of one tensor: safetensors refuses shared memory, and the whole tensor would stay allocated.
         pending[name] = weight if weight.untyped_storage().nbytes() == weight.nbytes else weight.clone()
         size += weight.nbytes
         total += weight.nbytes

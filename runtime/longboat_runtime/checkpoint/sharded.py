@@ -108,13 +108,13 @@ def read(tensors: Mapping[str, Tensor], saved: SavedTensors, group: dist.Process
 class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     """Reads tensors that ranks have written into a directory, and checks what it reads.
 
-    Each file is read once and whole by one of the ranks (see `files_of_rank`), which takes its tensors from it on the way. From other
-    files a rank reads the tensors that it needs; this counts only if each file's own rank finds it undamaged. The file that says where
-    tensors are is small: every rank reads and checks it.
+    One rank reads each file once and whole (see `files_of_rank`), and takes the tensors that it needs on the way. From other files a rank
+    reads only the tensors that it needs, which are valid only if each file's own rank finds it undamaged. The small file that says where
+    tensors are is read and checked by every rank.
     """
 
     def __init__(self, directory: Path, entries: Sequence[FileEntry], rank: int, ranks: int) -> None:
-        """Finds out which tensors there are. Raises FilesDamaged, OSError if the file that says so can't be read, or SpecProblem."""
+        """Reads which tensors there are. Raises FilesDamaged, OSError, or SpecProblem if this torch can't decode the file."""
         super().__init__(directory)
         self._directory = directory
         self._entries = {entry.path: entry for entry in entries}
@@ -123,7 +123,7 @@ class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
         self._own = files_of_rank(self._entries.keys() - {_PLACES}, rank, ranks)
         content = files.read(directory, self._entries[_PLACES])
         try:
-            # torch's own format, and only as it was written.
+            # This is torch's own format, and its checksum was just checked.
             self._metadata: Metadata = pickle.loads(content)  # noqa: S301
         except Exception as error:
             raise SpecProblem(
@@ -191,7 +191,7 @@ def files_of_rank(paths: Iterable[str], rank: int, ranks: int) -> list[str]:
 
 
 class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]
-    """Makes this rank's files durable, names included, and describes them in `written`. What fails here, torch raises on all ranks."""
+    """Makes this rank's files and their names durable, and describes them in `written`. Torch raises errors from here on all ranks."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, sync_files=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class CheckpointStore:
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
         self.root, self.keep, self.incarnation = root, keep, incarnation
         self.damaged: tuple[str, ...] = ()
-        # What ranks have found damaged, with the cause; and that with what `newest` has.
+        # Checkpoints that ranks found damaged, with the cause, and all that were found damaged.
         self._passed_over: dict[Position, str] = {}
         self._damaged: set[Position] = set()
 
@@ -79,18 +80,16 @@ class CheckpointStore:
         self._passed_over[Position(checkpoint.incarnation, checkpoint.step)] = cause
 
     def newest_state(self, step: int | None = None) -> Mapping[str, Any] | None:
-        """Returns the driver's state in the newest complete checkpoint (of `step`, if given), whose files may be damaged.
+        """Returns the driver's state in the newest complete checkpoint (of `step`, if given) where it can be read; None if there is none.
 
-        None if there is no such checkpoint, or its state can't be read.
+        Files of that checkpoint may be damaged.
         """
-        of_step = [position for position in self._complete() if step in (None, position.step)]
-        if (position := max(of_step, default=None)) is None:
-            return None
-        try:
-            state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
-        except (OSError, ValueError):
-            return None
-        return state
+        for position in sorted(self._complete(), reverse=True):
+            with suppress(OSError, ValueError):
+                if step in (None, position.step):
+                    state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
+                    return state
+        return None
 
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[Sequence[FileEntry]]]
@@ -145,10 +144,9 @@ class CheckpointStore:
             log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
 
     def _prune(self, saved: Position) -> None:
-        undamaged = [position for position in self._complete() if position not in self._damaged]
-        others, newest = set(self._positions()).difference(undamaged), max(incarnations(self.root))
+        usable, newest = set(self._complete()) - self._damaged, max(incarnations(self.root))
         try:
-            for position in removable(undamaged, others, self.keep, saved, newest):
+            for position in removable(self._positions(), usable, self.keep, saved, newest):
                 files.remove_tree(self.root / position.path)
         except OSError as error:
             # `saved` is complete all the same; what is left is removed with the next one.

@@ -36,8 +36,8 @@ from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rollout.ray_cluster import RESOURCE as ROLLOUT_RESOURCE
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
-from longboat_runtime.trainer.group import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.placement import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.protocol import TrainerGroup
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ async def _engines_started(fleet: RayRolloutFleet, plan: JobPlan, engines: int) 
 
 
 def _past(job: Job, *, in_pods: bool) -> Past:
-    """Looks at the checkpoint directory. In pods its file system is that of the claim, which may be larger than the job asked for."""
+    """Describes the checkpoint directory. In pods its file system is the claim's, which may be larger than the job requested."""
     checkpoint = job.spec.checkpoint
     own = CheckpointStore(job.root, checkpoint.keep, job.incarnation).newest_state()
     claim = max(claim_size(checkpoint) or 0, shutil.disk_usage(job.root).total) if in_pods else None

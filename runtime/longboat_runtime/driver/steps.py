@@ -295,7 +295,7 @@ class Steps:
         if flops is None or not report.trained:
             return {}
         lengths = [record.prompt_tokens + record.tokens for record in records]
-        share = flops.utilisation(lengths, self._computed, self._spec.trainer.replicas)
+        share = flops.utilisation(lengths, self._computed, self._spec.trainer.ranks)
         return {} if share is None else {"perf/mfu/actor": share}
 
     def _report_skips(self, report: TrainReport) -> None:
@@ -534,7 +534,7 @@ class Steps:
             self._reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
         if (skipped := self._components.source.skipped) is not None:
             self._reports.add(step, {"data/skipped_prompts": float(skipped)})
-        devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.replicas
+        devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.ranks
         record = self._reports.finish(step, timed=timed, devices=devices)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))
         ledger = self._run_state.ledger

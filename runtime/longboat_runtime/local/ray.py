@@ -25,7 +25,7 @@ from longboat_runtime.object_store import (
     object_store_need,
     object_store_size,
 )
-from longboat_runtime.weights.layout import largest_bucket, sender_ranks
+from longboat_runtime.weights.layout import largest_bucket
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | N
     The store gets what the job needs, at most `object_store_size` of the `free` bytes of /dev/shm (by default those free now).
     """
     free = shutil.disk_usage(_SHARED_MEMORY).free if free is None else free
-    bucket = bucket_bytes(Path(spec.model.path), spec.model.dtype, len(sender_ranks(spec.trainer.replicas)))
+    bucket = bucket_bytes(Path(spec.model.path), spec.model.dtype, spec.trainer.replicas)
     need = object_store_need(bucket, response_bytes(spec))
     files = max(HANDED_OVER_BUCKETS, spec.rollout.engines_per_pod * spec.rollout.replicas) * bucket
     size = min(need, max(object_store_size(free) - files, object_store_size(0)))

@@ -1,1 +1,1 @@
-"""What a job takes, known before it starts: a rank traced without memory, and figures compared with what spec and templates give."""
+"""Plans a job's memory before it starts: traces a rank without memory, and compares its figures with spec and templates."""

@@ -1,4 +1,4 @@
-"""What a runtime template gives the pods of a job. Pure."""
+"""Reads how much memory a runtime template gives a job's pods. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_crds.shared_memory import default_shared_memory
 
-# The roles whose pods are Ray nodes, by the container that holds the node, and the list that it is in.
+# The roles whose pods are Ray nodes, with the list and the name of the container that runs the node.
 CONTAINERS = {
     "driver": ("initContainers", "ray-head"),
     "rollout": ("containers", "rollout"),
@@ -25,11 +25,11 @@ CONTAINERS = {
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a job has, in bytes.
+    """The memory and storage that a job has, in bytes.
 
     By role, `shared_memory` is the size of /dev/shm, `memory` the limit of the Ray node's container. A role without an entry isn't judged.
     `device` and `engine_device` are the memory of one GPU of trainers and engines, `claim` is the size of the checkpoint claim; None if
-    nobody says.
+    unknown.
     """
 
     device: int | None = None
@@ -40,7 +40,7 @@ class Capacity:
 
 
 def from_runtime(runtime: RLRuntimeSpec, spec: RLJobSpec) -> Capacity:
-    """Returns what the pods of a job have that are made from a runtime template. Raises ApiError for what is no quantity of bytes."""
+    """Returns the capacity of a job's pods that are made from a runtime template. Raises ApiError if a limit isn't a quantity of bytes."""
     shared, memory = {}, {}
     for role, (containers, name) in CONTAINERS.items():
         pods = [template.template.get("spec") or {} for template in (runtime.common, getattr(runtime.roles, role))]
@@ -55,12 +55,12 @@ def from_runtime(runtime: RLRuntimeSpec, spec: RLJobSpec) -> Capacity:
 
 
 def claim_size(checkpoint: CheckpointSpec) -> int | None:
-    """Returns the size of the claim that the operator creates; None if the job names a claim."""
+    """Returns the size of the claim that the operator creates, in bytes; None if the job names a claim of its own."""
     return None if checkpoint.claim_name else in_bytes(checkpoint.volume.size)
 
 
 def memory_of(field: str, text: Any) -> int:
-    """Reads the bytes that `field` gives. Raises ApiError unless they are a positive quantity."""
+    """Parses the value of `field` as bytes. Raises ApiError unless it is a positive quantity."""
     try:
         if (value := in_bytes(str(text))) > 0:
             return value
@@ -70,7 +70,7 @@ def memory_of(field: str, text: Any) -> int:
 
 
 def _shared_memory(pods: Sequence[Mapping[str, Any]], default: str) -> Any:
-    """Returns the size limit of the volume `shm`, merged as the operator does; None if it is no emptyDir, or has no limit."""
+    """Returns the size limit of the volume `shm`, merged as the operator does; None if it isn't an emptyDir or has no limit."""
     size: Any = default
     for pod in pods:
         for volume in _named(pod.get("volumes"), "shm"):

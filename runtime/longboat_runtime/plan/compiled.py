@@ -1,4 +1,4 @@
-"""Compiled layers in a trace: the graphs that torch would compile, run operator by operator."""
+"""Traces compiled layers: runs the graphs that torch would compile, operator by operator."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "any", "var_mean", "prod")
 class Interpreted:
     """A backend of torch's compiler that compiles nothing: its graphs run on the fake tensors that a `ledger` counts.
 
-    They are cut into forward and backward, and made of the same operators, as those that Inductor compiles for GPUs, so they save the same
-    tensors in between. Results that only pointwise operators and reductions read have no memory: Inductor fuses those.
+    They are partitioned into forward and backward and decomposed as for Inductor on GPUs, so they save the same tensors for backward.
+    Results that only pointwise operators and reductions read take no memory: Inductor fuses those.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def __call__(self, graph: Any, inputs: Sequence[Tensor]) -> Any:
-        """Prepares one graph of dynamo's."""
+        """Prepares one of dynamo's graphs."""
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.decomposition import select_decomp_table
@@ -43,7 +43,7 @@ class Interpreted:
         interpreter = _Interpreter(module, self._ledger)
 
         def run(arguments: list[Any]) -> Any:
-            # It takes the arguments out of the list, so that each is released after its last use, but keeps the results.
+            # `boxed_run` empties the list, so that each argument is released after its last use, but keeps the results.
             try:
                 return interpreter.boxed_run(arguments)
             finally:
@@ -54,7 +54,7 @@ class Interpreted:
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph; each value is released after its last use, and fused ones aren't counted."""
+    """Runs a graph. Releases each value after its last use, and doesn't count fused ones."""
 
     def __init__(self, module: fx.GraphModule, ledger: Ledger) -> None:
         super().__init__(module)
@@ -69,7 +69,7 @@ class _Interpreter(fx.Interpreter):
 
 
 def is_fused(node: fx.Node) -> bool:
-    """Whether Inductor gives a result no memory: it is computed in each kernel that reads it. Pure."""
+    """Whether Inductor computes a result in each kernel that reads it, and so allocates no memory for it. Pure."""
     return _is_inline(node) and all(_is_inline(user) or _name(user) in _REDUCTIONS for user in _readers(node))
 
 

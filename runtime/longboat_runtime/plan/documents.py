@@ -1,4 +1,4 @@
-"""Reads what `longboat plan` is about: a job, the runtime template of its pods, and the model's config.json."""
+"""Reads the input of `longboat plan`: a job, the runtime template of its pods, and the model's directory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Runtime = RLRuntime | ClusterRLRuntime
 
 
 def read(file: Path, runtime_file: Path | None) -> tuple[RLJob, Runtime | None]:
-    """Reads the one RLJob of `file`, and the template that it refers to, from `runtime_file` or else from the same file if it is there.
+    """Reads the only RLJob of `file`, and its template from `runtime_file` or else from `file`; None if that has no template.
 
-    Other kinds, such as claims, are left out. Raises ApiError or OSError.
+    Documents of other kinds, such as claims, are skipped. Raises ApiError or OSError.
     """
     objects = _objects(file)
     jobs = [item for item in objects if isinstance(item, RLJob)]
     if len(jobs) != 1:
-        raise ApiError([f"{file}: holds {len(jobs)} RLJobs; a plan is about one"])
+        raise ApiError([f"{file}: holds {len(jobs)} RLJobs; give a file with exactly one"])
     [job] = jobs
     reference = job.spec.runtime_ref
     runtimes = [item for item in (_objects(runtime_file) if runtime_file else objects) if not isinstance(item, RLJob)]
@@ -44,7 +44,7 @@ def _objects(file: Path) -> list[RLJob | Runtime]:
 
 
 def model_directory(job: RLJob, file: Path, model: Path | None) -> Path:
-    """Returns the directory whose config.json is read: `model`, or that of the job, or that of `file`. Raises ApiError without one."""
+    """Finds a config.json in `model` or else in the job's path or beside `file`; returns its directory. Raises ApiError without one."""
     places = (
         [model] if model else [Path(job.spec.model.path), file.parent / Path(job.spec.model.path).name, file.parent]
     )

@@ -11,20 +11,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from longboat_runtime.plan.ledger import HOST, Ledger
 from longboat_runtime.trainer.attention import flash_attends, register
 from longboat_runtime.trainer.copies import HostCopies
+from longboat_runtime.trainer.process_group import mesh
 
-# GPUs whose largest heads attention by one kernel takes, such as H100 and H200.
+# The compute capability of H100 and H200, on which FlashAttention takes the largest heads.
 CAPABILITY = (9, 0)
 
 
 class FakeMachine:
-    """The `Platform` of a rank that is traced as on a GPU, with the `attention` that its model trains with; its head may be `fused`.
+    """The `Platform` of a rank that is traced as if on a GPU. `attention` and `fused` answer for the checks of the small model.
 
-    Every value that the host reads is 0. `reads` has, for each time that it did, the peak of the `ledger` since the time before.
+    Every value that the host reads is 0. At each read, `reads` gets the peak of the `ledger` since the last.
     """
 
     device = "cuda"
@@ -34,19 +35,19 @@ class FakeMachine:
         self._attention, self._fused, self._ledger = attention, fused, ledger
         self.reads: list[int] = []
 
-    def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
-        """Makes the group, of which nothing is sent to; before fake tensors, since a mesh holds the numbers of its ranks."""
+    def join(self, address: str, rank: int, world_size: int, copies: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """Makes a group that sends nothing. Call it outside of FakeTensorMode, since a mesh holds real numbers of ranks."""
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-        mesh = init_device_mesh("cpu", (world_size,))
-        return mesh, mesh
+        ranks = mesh("cpu", world_size, copies)
+        return ranks, ranks
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def check_compiler(self) -> None:
-        """Finds nothing: nothing is compiled for a device."""
+        """Does nothing: nothing is compiled for a device."""
 
     def choose_attention(self, config: Any) -> str:
         register()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Memory of a device in one phase: held `before`, `peak`, and held `after`."""
+    """Memory of a device in one phase, in bytes: before it, at its peak and after it."""
 
     before: int
     peak: int
@@ -22,14 +22,13 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the trace of one of `ranks` ranks counted, in bytes.
+    """What one of `ranks` ranks holds and moves, in bytes, as a trace has counted it.
 
-    On its device `weights`, those of the KL `reference`, optimizer `states`, and memory by phase: `load`, `accumulate` (bins, forward
-    and backward), `update`, `publish` and `snapshot`. In host memory a `snapshot` for checkpoints, and what is `pinned` for
-    activations. All ranks together publish `published`; the tensors of it that are gathered together have at most
-    `largest`; `vectors` are on all ranks of an
-    engine, `key_values` make keys and values. In one bin this rank receives `gathered` and sends `scattered`. So many `operators` were
-    traced, and no tensor with memory was larger than `real`.
+    On its device: `weights`, those of the KL `reference`, optimizer `states`, and memory by phase. Phases are `load`, `accumulate` (bins,
+    forward and backward), `update`, `publish` and `snapshot`. In host memory: the `snapshot` for checkpoints, and `pinned` activations.
+    All ranks together publish `published`; tensors that are gathered together have at most `largest`. `vectors` are on every rank of an engine, `key_values` are
+    the weights of keys and values. In one bin this rank receives `gathered` and sends `scattered`; `reduced`, its shard of
+    the gradient, is summed over copies of the model. The trace had `operators` operators, and no real tensor was larger than `real`.
     """
 
     ranks: int
@@ -46,43 +45,31 @@ class Figures:
     key_values: int
     gathered: float
     scattered: float
+    reduced: float
     operators: int
     real: int
 
     @property
     def peak(self) -> int:
-        """Returns the most that a device holds at one time."""
+        """Returns the highest peak of all phases."""
         return max(phase.peak for phase in self.phases.values())
 
     def to_json(self) -> str:
-        """Returns the figures as a text for `from_json`."""
+        """Writes the figures as JSON for `from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Figures:
-        """Reads figures. Raises ValueError, TypeError or KeyError if the text holds none."""
+        """Reads what `to_json` has written. Raises ValueError, TypeError or KeyError for any other text."""
         content = json.loads(text)
         phases = {name: Phase(**phase) for name, phase in content.pop("phases").items()}
         return cls(phases=phases, **content)
 
     def extended(self, more: Figures, factor: float) -> Figures:
-        """Returns the figures of a model with `factor` times as many further layers as `more` has. Layers that repeat add the same."""
-        values: dict[str, Any] = {
-            name: _line(getattr(self, name), getattr(more, name), factor)
-            for name in (
-                "parameters",
-                "weights",
-                "reference",
-                "states",
-                "snapshot",
-                "pinned",
-                "published",
-                "vectors",
-                "key_values",
-                "gathered",
-                "scattered",
-            )
-        }
+        """Extends the figures by `factor` times what `more`, the same model with further layers, adds. Layers that repeat add the same."""
+        apart = ("ranks", "phases", "largest", "operators", "real")
+        names = [field.name for field in fields(self) if field.name not in apart]
+        values: dict[str, Any] = {name: _line(getattr(self, name), getattr(more, name), factor) for name in names}
         return Figures(
             ranks=self.ranks,
             phases={name: phase.extended(more.phases[name], factor) for name, phase in self.phases.items()},

@@ -1,4 +1,4 @@
-"""What doesn't fit, and the cheapest change that makes it fit. Pure, but for the traces that it asks for."""
+"""Decides what doesn't fit, and the cheapest change that makes it fit. Pure, but for the tracer that it calls."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import MAX_DEVICES_PER_POD
+from longboat_crds.trainer import MAX_RANKS
 from longboat_runtime.model_config import longest_sequence
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.capacity import CONTAINERS, Capacity
@@ -24,9 +25,12 @@ from longboat_runtime.plan.figures import Figures
 from longboat_runtime.plan.needs import GIB, MIB, Need, Resource
 from longboat_runtime.rollout.engine import RESERVE, TORCH_NAMES, kv_token_bytes, parallelism_problem
 
-# The most ranks that are tried; `trainer.replicas` allows no more.
-MOST_RANKS = 4096
-# Prefixes of fields: those of the job, and those of the runtime template.
+# How often the pods of a job are doubled at most: a trace of thousands of ranks takes long.
+DOUBLINGS = 6
+# One part in MARGIN of a rank's peak stays free where the plan chooses whether layers are recomputed: compiled layers may take so much
+# more than it says. Recomputation costs a third of a step; a bin that doesn't fit ends the job.
+MARGIN = 20
+# Prefixes of fields of the job and of the runtime template.
 SPEC, ROLES = "spec.", "runtime spec.roles."
 CLAIM_SIZE, KEEP = "spec.checkpoint.volume.size", "spec.checkpoint.keep"
 
@@ -37,9 +41,9 @@ Change = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """Says that a `need` exceeds what `field` gives, and the cheapest `change` that ends that; without one, no field can.
+    """Reports a `need` that exceeds what `field` gives, and the cheapest `change` that fits; the change is empty if none does.
 
-    Some fields are fixed once a job has `started`.
+    Some fields can't be changed once a job has `started`.
     """
 
     need: Need
@@ -49,15 +53,18 @@ class DoesNotFit:
 
     @property
     def message(self) -> str:
-        """Says so in words."""
+        """Writes the problem as a sentence."""
         need = self.need
-        what = f"a {need.role} pod needs {amount(need, need.needed)} of {need.resource}, and has {amount(need, need.available or 0)}"
-        if need.resource is Resource.BIN:
-            what = f"a bin has to hold {need.needed} tokens, the longest sample, and holds {need.available}"
-        elif need.resource is Resource.CLAIM:
-            what = f"checkpoints and exports need {amount(need, need.needed)} of the claim, which has {amount(need, need.available or 0)}"
-        elif need.resource is Resource.DEVICE:
-            what = f"a trainer rank needs {amount(need, need.needed)} of its device, which has {amount(need, need.available or 0)}"
+        needed, available = amount(need, need.needed), amount(need, need.available or 0)
+        match need.resource:
+            case Resource.BIN:
+                what = f"a bin has to hold {needed}, the longest sample, and holds {need.available}"
+            case Resource.CLAIM:
+                what = f"checkpoints and exports need {needed} of the claim, which has {available}"
+            case Resource.DEVICE:
+                what = f"a trainer rank needs {needed} of its device, which has {available}"
+            case _:
+                what = f"a {need.role} pod needs {needed} of {need.resource}, and has {available}"
         if not need.exceeds:
             what = f"{what}, but {amount(need, need.assumed)} of what it needs are assumed"
         if not self.change:
@@ -72,7 +79,7 @@ class DoesNotFit:
 
 
 def refusal(problems: Sequence[DoesNotFit]) -> SpecProblem:
-    """Returns the error that ends a job with these problems, at least one. It names the field of the first, its message all."""
+    """Returns the error that ends a job with these `problems`, of which there is at least one. It has the first field and all messages."""
     first, *others = problems
     message = "; also ".join([first.message, *(f"{problem.field}: {problem.message}" for problem in others)])
     return SpecProblem(Reason.DOES_NOT_FIT, first.field, message)
@@ -80,9 +87,9 @@ def refusal(problems: Sequence[DoesNotFit]) -> SpecProblem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is planned: a job's `spec`, its `model` (config.json by standard names), and what pods have.
+    """A job to be planned: its `spec`, its `model` (config.json by standard names), and the `capacity` of its pods.
 
-    Once the job has `started` some of its fields are fixed, and its claim has the size that it has.
+    Once the job has `started`, some of its fields can't be changed, and its claim can't grow.
     """
 
     spec: RLJobSpec
@@ -92,11 +99,11 @@ class Case:
 
     @property
     def longest(self) -> int:
-        """Returns the most tokens of a sequence. Raises SpecProblem as `model_config.longest_sequence` does."""
+        """Returns the most tokens that a sequence may have. Raises SpecProblem as `model_config.longest_sequence` does."""
         return longest_sequence(self.model, self.spec.model.max_length, self.spec.model.path)
 
     def changed(self, change: Change) -> Case | None:
-        """Returns the case with the fields of `change` set; None if the API refuses that."""
+        """Returns the case with the fields of `change` set, or None if the API would refuse them."""
         content = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         shared, memory, claim = dict(self.capacity.shared_memory), dict(self.capacity.memory), self.capacity.claim
         for path, value in change.items():
@@ -120,17 +127,17 @@ class Case:
         )
 
 
-# Whether a need is a problem.
+# Decides whether a need is a problem.
 Judge = Callable[[Need], bool]
-# Returns what is too small of one resource, with a change; None if it is no problem.
+# Judges one limit; returns None if there is no problem.
 Remedy = Callable[[Case, Tracer, Judge], DoesNotFit | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The figures and needs of a case, and what of it doesn't fit.
+    """The figures and needs of a case, and what doesn't fit.
 
-    `problems` are certain. `warnings` depend on what is assumed. `recomputed` says that layers are, since the spec leaves that open.
+    `problems` are certain; `warnings` depend on assumed numbers. `recomputed` says that the plan, not the spec, chose recomputation.
     """
 
     figures: Figures
@@ -143,8 +150,8 @@ class Judgement:
 def judge(case: Case, tracer: Tracer) -> Judgement:
     """Judges a case by traces of its trainer.
 
-    Each limit is judged with the changes for those before it made, so that all changes together fit. Those for warnings come last: what is
-    assumed is no reason for a problem.
+    Each limit is judged with all earlier changes made, so that the changes fit together. Warnings are judged after all problems: a
+    change for an assumed number must not cause a problem.
     """
     first, recomputed = resolved(case, tracer)
     figures = tracer(first.spec)
@@ -156,10 +163,17 @@ def judge(case: Case, tracer: Tracer) -> Judgement:
 
 
 def _exceeded(case: Case, tracer: Tracer, is_problem: Judge) -> tuple[list[DoesNotFit], Case]:
-    """Returns the problems of a case, and the case with their changes made."""
+    """Returns the problems of a case, and the case with all their changes made."""
     problems: list[DoesNotFit] = []
-    # A change of one affects only those after it: shorter sequences the bins' prompts, more devices of an engine its pod's memory.
-    remedies: list[Remedy] = [_bin, _kv_cache, _device, *_pods(), _claim]
+    # A change affects only later limits: shorter sequences the bins' prompts, an engine's further devices its pod's memory.
+    remedies: list[Remedy] = [
+        _bin,
+        _kv_cache,
+        _device,
+        *(partial(_pod, needs.shared_memory_need, role) for role in CONTAINERS),
+        *(partial(_pod, needs.host_need, role) for role in ("rollout", "trainer")),
+        _claim,
+    ]
     for remedy in remedies:
         problem = remedy(case, tracer, is_problem)
         if problem is not None:
@@ -169,24 +183,26 @@ def _exceeded(case: Case, tracer: Tracer, is_problem: Judge) -> tuple[list[DoesN
 
 
 def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
-    """Returns the case with what its spec leaves open set, and whether that is recomputation: where a bin doesn't fit otherwise."""
+    """Sets what the spec leaves open; returns also whether layers are recomputed for that reason: where a bin doesn't fit otherwise."""
     trainer = case.spec.trainer
     if trainer.gradient_checkpointing is not None:
         return case, False
-    plain = _recomputing(case, False)
-    fits = not trainer.offload_activations and needs.device_need(tracer(plain.spec), case.capacity).fits
-    if not trainer.recomputes(fits=fits):
-        return plain, False
-    return _recomputing(case, True), True
+    plain, recomputing = (
+        case.spec.model_copy(update={"trainer": trainer.model_copy(update={"gradient_checkpointing": value})})
+        for value in (False, True)
+    )
+    fits = not trainer.offload_activations and _fits_easily(tracer(plain), case.capacity)
+    recomputed = trainer.recomputes(fits=fits)
+    return replace(case, spec=recomputing if recomputed else plain), recomputed
 
 
-def _recomputing(case: Case, recomputes: bool) -> Case:
-    trainer = case.spec.trainer.model_copy(update={"gradient_checkpointing": recomputes})
-    return replace(case, spec=case.spec.model_copy(update={"trainer": trainer}))
+def _fits_easily(figures: Figures, capacity: Capacity) -> bool:
+    needed = needs.device_need(figures, capacity).needed + figures.peak // MARGIN
+    return capacity.device is None or needed <= capacity.device
 
 
 def amount(need: Need, value: int) -> str:
-    """Returns a quantity of a need in words."""
+    """Writes a quantity of what is needed, with its unit."""
     if need.resource is Resource.BIN:
         return f"{value} tokens"
     return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / MIB:.1f} MiB"
@@ -218,7 +234,7 @@ def _device(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
 
     for changes in _device_changes(case):
         if changes and fits(changes[-1]):
-            # Each takes less than the one before it, so few have to be traced.
+            # Each change takes less memory than the one before it, so a binary search traces few.
             change = changes[bisect_left(changes, True, key=fits)]
             return DoesNotFit(need, next(iter(change)), change)
     return DoesNotFit(need, "spec.model.path", {})
@@ -227,8 +243,8 @@ def _device(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
 def _device_changes(case: Case) -> Iterator[list[Change]]:
     """Yields changes of the trainer, the cheapest first, in lists of one kind in which each takes less memory than the one before it.
 
-    Recomputation costs a third of a step, smaller bins some speed, offloading the host's memory, and more ranks devices. Each comes with
-    those before it.
+    Recomputation costs a third of a step, smaller bins some speed, offloading the host's memory, fewer copies of the model more bytes
+    between pods, and more pods devices. Each comes with those before it.
     """
     trainer, path = case.spec.trainer, "spec.trainer."
     cheap: dict[str, Any] = {}
@@ -245,95 +261,90 @@ def _device_changes(case: Case) -> Iterator[list[Change]]:
         cheap[f"{path}offloadActivations"] = True
         yield [dict(cheap)]
         yield [cheap | smaller for smaller in sizes]
-    ranks = [{f"{path}replicas": trainer.replicas * 2**power} for power in range(1, MOST_RANKS.bit_length())]
-    ranks = [more for more in ranks if more[f"{path}replicas"] <= MOST_RANKS]
-    yield [cheap | more for more in ranks]
+    fewer = [count for count in range(trainer.replicate_degree - 1, 0, -1) if trainer.replicas % count == 0]
+    larger: list[dict[str, Any]] = [{f"{path}replicateDegree": count} for count in fewer]
+    pods = [trainer.replicas * 2**power for power in range(1, DOUBLINGS + 1)]
+    one_copy = larger[-1] if larger else {}
+    larger += [one_copy | {f"{path}replicas": count} for count in pods if count * trainer.devices_per_pod <= MAX_RANKS]
+    yield [cheap | change for change in larger]
     if sizes:
-        yield [cheap | sizes[-1] | more for more in ranks]
+        yield [cheap | sizes[-1] | change for change in larger]
 
 
 def _kv_cache(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
     figures = _figures(case, tracer)
 
-    def need_of(changed: Case) -> Need:
+    def kv_need(changed: Case) -> Need:
         return needs.kv_need(changed.spec, changed.model, figures, changed.longest, changed.capacity)
 
-    if not is_problem(need := need_of(case)):
+    if not is_problem(need := kv_need(case)):
         return None
     for change in _kv_changes(case, figures):
-        if (changed := case.changed(change)) and need_of(changed).fits:
+        if (changed := case.changed(change)) and kv_need(changed).fits:
             return DoesNotFit(need, next(iter(change)), change)
     return DoesNotFit(need, "spec.rollout.tensorParallel", {})
 
 
 def _kv_changes(case: Case, figures: Figures) -> Iterator[Change]:
-    """Yields changes of engines, the cheapest first: what one may use of its device, more devices for each, shorter sequences.
+    """Yields changes of engines, the cheapest first: more memory of its device, more devices for each engine, shorter sequences.
 
-    A KV cache that the weights leave no room for becomes what they leave.
+    A KV cache that is too large beside the weights shrinks to the memory that they leave.
     """
     rollout = case.spec.rollout
+    room = needs.kv_room(case.spec, case.model, figures, case.capacity) or 0
+    token_bytes = partial(kv_token_bytes, case.model, TORCH_NAMES[case.spec.model.dtype])
     most = MAX_DEVICES_PER_POD // rollout.engines_per_pod
-    sizes = [rollout.tensor_parallel * 2**power for power in range(7) if rollout.tensor_parallel * 2**power <= most]
-    sizes = [size for size in sizes if parallelism_problem(size, case.model) is None]
+    sizes = [rollout.tensor_parallel * 2**power for power in range(MAX_DEVICES_PER_POD.bit_length())]
     for size in sizes:
+        if size > most or parallelism_problem(size, case.model) is not None:
+            continue
         larger = {"spec.rollout.tensorParallel": size} if size != rollout.tensor_parallel else {}
-        token = kv_token_bytes(case.model, TORCH_NAMES[case.spec.model.dtype], size)
         if larger:
             yield larger
         if rollout.kv_cache is not None:
-            room = needs.kv_room(case.spec, case.model, figures, case.capacity) or 0
             if in_bytes(rollout.kv_cache) > room >= MIB and not larger:
                 yield {"spec.rollout.kvCache": f"{room // MIB}Mi"}
-            yield {"spec.rollout.kvCache": quantity(token * case.longest, MIB)} | larger
+            yield {"spec.rollout.kvCache": quantity(token_bytes(size) * case.longest, MIB)} | larger
         if rollout.device_memory is not None:
             weights = needs.engine_weights(figures, case.model, size)
-            wanted = math.ceil((token * case.longest + weights) * RESERVE / (RESERVE - 1)) + RESERVE
+            wanted = math.ceil((token_bytes(size) * case.longest + weights) * RESERVE / (RESERVE - 1)) + RESERVE
             yield {"spec.rollout.deviceMemory": quantity(wanted, MIB)} | larger
-    room = needs.kv_room(case.spec, case.model, figures, case.capacity) or 0
-    token = kv_token_bytes(case.model, TORCH_NAMES[case.spec.model.dtype], rollout.tensor_parallel)
     # The API refuses sequences that leave no room for a prompt, or that no bin holds.
-    length = min(room // token, case.spec.trainer.max_tokens_per_bin)
+    length = min(room // token_bytes(rollout.tensor_parallel), case.spec.trainer.max_tokens_per_bin)
     if 0 < length < case.longest:
         yield {"spec.model.maxLength": length}
 
 
-def _pods() -> Iterator[Remedy]:
-    """Yields the remedies of what the runtime template gives."""
-    for role in CONTAINERS:
-        yield partial(_pod, needs.shared_memory_need, role)
-    for role in ("rollout", "trainer"):
-        yield partial(_pod, needs.host_need, role)
-
-
 def _pod(
-    of_role: Callable[[RLJobSpec, Figures, str, Capacity], Need],
+    need_by_role: Callable[[RLJobSpec, Figures, str, Capacity], Need],
     role: str,
     case: Case,
     tracer: Tracer,
     is_problem: Judge,
 ) -> DoesNotFit | None:
-    need = of_role(case.spec, _figures(case, tracer), role, case.capacity)
+    """Judges what the runtime template gives the pods of a role."""
+    need = need_by_role(case.spec, _figures(case, tracer), role, case.capacity)
     if not is_problem(need):
         return None
-    containers, name = CONTAINERS[need.role]
+    containers, name = CONTAINERS[role]
     place = (
         "volumes[shm].emptyDir.sizeLimit"
         if need.resource is Resource.SHARED_MEMORY
         else f"{containers}[{name}].resources.limits.memory"
     )
-    field = f"{ROLES}{need.role}.template.spec.{place}"
+    field = f"{ROLES}{role}.template.spec.{place}"
     return DoesNotFit(need, field, {field: quantity(need.needed, GIB if need.needed >= GIB else MIB)})
 
 
 def _claim(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
-    """Enlarges a claim that the operator has still to create; in any other, fewer checkpoints are kept, if that suffices."""
+    """Judges the claim. Enlarges one that the operator has yet to create; for any other, keeps fewer checkpoints if that is enough."""
     figures, checkpoint = _figures(case, tracer), case.spec.checkpoint
     need = needs.claim_need(case.spec, figures, case.capacity)
     if not is_problem(need):
         return None
     if case.started or checkpoint.claim_name:
         surplus = need.needed - (need.available or 0)
-        keep = checkpoint.keep - math.ceil(surplus / needs.checkpoint_bytes(figures))
+        keep = checkpoint.keep - math.ceil(surplus / needs.checkpoint_bytes(case.spec, figures))
         if keep >= 1:
             return DoesNotFit(need, KEEP, {KEEP: keep})
     if checkpoint.claim_name:
@@ -342,7 +353,7 @@ def _claim(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
 
 
 def quantity(nbytes: int, unit: int) -> str:
-    """Returns the least whole number of units, `Gi` or `Mi`, that isn't below so many bytes, as Kubernetes writes it. Pure."""
+    """Rounds bytes up to a whole number of a `unit`, GIB or MIB, in the notation of Kubernetes. Pure."""
     return f"{-(-nbytes // unit)}{'Gi' if unit == GIB else 'Mi'}"
 
 

@@ -1,4 +1,4 @@
-"""The plan of a job that starts on GPUs: made once, before any pod loads the model."""
+"""Plans a job that starts on GPUs, once, before any pod loads the model."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from typing import Any
 
 import ray
 import structlog
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem, spec_problem_in
-from longboat_runtime.ray_nodes import have_gpus, offering, on_first
+from longboat_runtime.ray_nodes import Node, have_gpus, offering
+from longboat_runtime.trainer.placement import placed
 
 log = structlog.get_logger()
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
-# Where, in the checkpoint directory, figures are kept for later starts.
+# The folder of the checkpoint directory that keeps figures for later starts.
 FOLDER = "plan"
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a trainer pod has, in bytes: `device` is the memory of its GPU; `memory` is None without a limit."""
+    """The capacity of a trainer pod, in bytes: `device` is the memory of one of its GPUs; `memory` is None without a limit."""
 
     device: int
     shared_memory: int
@@ -35,9 +38,9 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What was there before a start: the checkpoint directory `root`, on a `claim` of so many bytes, None in a local run.
+    """The job's checkpoint directory at a start: its path `root`, and the bytes of its `claim`, None in a local run.
 
-    `trained` says that the job has a checkpoint.
+    `trained` says whether the job has a checkpoint.
     """
 
     root: Path
@@ -47,7 +50,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan says: whether a bin `fits` without recomputation, its `report`, `warnings`, and the `problem` that ends the job."""
+    """The result of a plan: whether a bin `fits` without recomputation, a `report`, `warnings`, and the `problem` that ends the job."""
 
     fits: bool
     report: str
@@ -56,7 +59,7 @@ class Outcome:
 
 
 class JobPlan:
-    """Says, once, whether the bins of a job's trainer fit without recomputation; see `fits`.
+    """Plans a job at most once; see `fits`.
 
     `trainer` and `rollout` name the resources that nodes of trainers and engines offer to Ray; `look` runs in each trainer pod.
     """
@@ -68,16 +71,16 @@ class JobPlan:
         self._made: asyncio.Task[bool] | None = None
 
     async def engines_may_start(self) -> None:
-        """Waits for the first node of engines and, if that has a GPU, for the plan. Raises SpecProblem as `fits` does."""
+        """Waits for the first node of engines and, if it has a GPU, for the plan. Raises SpecProblem as `fits` does."""
         if have_gpus(await offering(self._rollout, 1)):
             await self.fits()
 
     async def fits(self) -> bool:
-        """Returns whether a bin fits if layers aren't recomputed, by what the trainer's pods have; on CPUs True, without a plan.
+        """Returns whether a bin fits into the trainer's pods without recomputation. On CPUs True, without a plan.
 
-        False too if that can't be planned. Returns once Ray has the first node of a trainer and, if that has a GPU, all of them.
-        Raises SpecProblem (DoesNotFit) if something doesn't fit, however the spec's open settings are chosen. What only may not fit is
-        logged, as is all of it for a job that has a checkpoint, and so has fitted.
+        Also returns False if planning fails; if a pod or process died meanwhile, the next call plans again. Waits for the first trainer node
+        in Ray and, if it has a GPU, for all of them. Raises SpecProblem (DoesNotFit) if something certainly doesn't fit. Only logs
+        uncertain problems, and all problems of a job that has a checkpoint, since that has run.
         """
         if self._made is None or (self._made.done() and (self._made.cancelled() or self._made.exception())):
             self._made = asyncio.create_task(self._make())
@@ -86,18 +89,19 @@ class JobPlan:
     async def _make(self) -> bool:
         if not have_gpus(await offering(self._trainer, 1)):
             return True
-        ranks = self._spec.trainer.replicas
-        nodes = await offering(self._trainer, ranks)
-        where: dict[str, Any] = {"num_cpus": 0, "resources": {self._trainer: 1}}
-        # A worker that has run torch here must not become a rank.
-        look = ray.remote(max_calls=1)(self._look).options(num_gpus=1, **where)
-        plan = ray.remote(max_calls=1)(planned).options(num_gpus=0, scheduling_strategy=on_first(nodes), **where)
+        nodes = await placed(self._spec.trainer, self._trainer)
+        # A worker process that has run one of these must not become a rank.
+        look, plan = ray.remote(max_calls=1)(self._look), ray.remote(max_calls=1)(planned)
         try:
-            pods = await asyncio.gather(*(look.remote() for _ in range(ranks)))
-            outcome: Outcome = await plan.remote(self._spec, smallest(pods), self._past)
+            pods = await asyncio.gather(*(look.options(num_gpus=1, **self._beside(node)).remote() for node in nodes))
+            first = plan.options(num_gpus=0, **self._beside(nodes[0]))
+            outcome: Outcome = await first.remote(self._spec, smallest(pods), self._past)
         except Exception as error:
-            if (problem := spec_problem_in(error)) is not None:
+            # A job with a checkpoint has trained; what its ranks find wrong they say themselves.
+            if (problem := spec_problem_in(error)) is not None and not self._past.trained:
                 raise problem from error
+            if not isinstance(error, RayTaskError):
+                self._made = None
             # Recomputation costs time; a bin that doesn't fit ends the job.
             log.warning("the job's memory can't be planned; layers are recomputed", error=str(error))
             return False
@@ -108,15 +112,20 @@ class JobPlan:
             raise outcome.problem
         return outcome.fits
 
+    def _beside(self, node: Node) -> dict[str, Any]:
+        """Returns the options of a task in a pod with this node or, while that has no room, in another trainer pod."""
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True, _spill_on_unavailable=True)
+        return {"num_cpus": 0, "resources": {self._trainer: 1}, "scheduling_strategy": strategy}
+
 
 def smallest(pods: Collection[Pod]) -> Pod:
-    """Returns the least of what the pods have. Pure."""
-    limits = [pod.memory for pod in pods if pod.memory is not None]
-    return Pod(min(pod.device for pod in pods), min(pod.shared_memory for pod in pods), min(limits) if limits else None)
+    """Returns the least capacity among the pods. Pure."""
+    memory = min((pod.memory for pod in pods if pod.memory is not None), default=None)
+    return Pod(min(pod.device for pod in pods), min(pod.shared_memory for pod in pods), memory)
 
 
 def own_pod() -> Pod:
-    """Looks at the pod that this process is in, whose device it sees."""
+    """Returns the capacity of this process's pod, whose device it sees."""
     import torch
 
     shared = os.statvfs(_SHARED_MEMORY)
@@ -129,18 +138,21 @@ def own_pod() -> Pod:
 
 
 def planned(spec: RLJobSpec, pod: Pod, past: Past) -> Outcome:
-    """Plans a job whose trainer pods all have what `pod` has. In a process without a group of ranks.
+    """Plans a job whose trainer pods are like `pod`. The process must not be in a group of ranks.
 
-    Figures are kept in the checkpoint directory. Raises SpecProblem if the model can't be trained as the spec says.
+    Stores figures in the checkpoint directory. Raises SpecProblem if the model can't be trained as the spec says.
     """
     from longboat_runtime.plan import report
     from longboat_runtime.plan.capacity import Capacity
     from longboat_runtime.plan.fit import Case, judge, refusal
     from longboat_runtime.plan.trace import Traces, model_values
 
-    memory: Mapping[str, int] = {} if pod.memory is None else {"trainer": pod.memory}
-    # Engines check their own devices, which needn't be like the trainer's.
-    capacity = Capacity(pod.device, {"trainer": pod.shared_memory}, memory, engine_device=None, claim=past.claim)
+    # Engines check their own devices, which needn't be like the trainer's. In a local run all roles share one host, without a template;
+    # what doesn't fit into its shared memory goes through the disk.
+    capacity = Capacity(pod.device)
+    if past.claim is not None:
+        memory: Mapping[str, int] = {} if pod.memory is None else {"trainer": pod.memory}
+        capacity = Capacity(pod.device, {"trainer": pod.shared_memory}, memory, claim=past.claim)
     case = Case(spec, model_values(Path(spec.model.path)), capacity, started=past.claim is not None)
     judgement = judge(case, Traces(past.root / FOLDER))
     uncertain, problems = judgement.warnings, judgement.problems

@@ -10,15 +10,15 @@ import torch
 
 # Layers of a shortened model: FSDP gathers one ahead, and experts' weights live longer than that.
 LEAST, LEAST_OF_EXPERTS = 2, 4
-# How many more the second has, at least.
+# The least difference between both.
 STEP = 2
-# The longest pattern of layers that is looked for.
+# The longest pattern of layers that is searched for.
 LONGEST_PERIOD = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """Two numbers of layers, `counts`, whose difference is one period of the model's `layers`."""
+    """Two numbers of layers, `counts`, that differ by whole periods of the model's `layers`."""
 
     layers: int
     counts: tuple[int, int]
@@ -38,7 +38,7 @@ class Shortened:
 
 
 def shortened(config: Any) -> Shortened | None:
-    """Returns the numbers of layers to trace for the model of `config`; None if it has hardly more, or its layers follow no pattern."""
+    """Returns the numbers of layers to trace for a model; None if it has hardly more, or its layers follow no pattern."""
     kinds = layer_kinds(config)
     least = LEAST_OF_EXPERTS if any("experts" in name for kind in kinds for name, _ in kind) else LEAST
     counts = repeating(kinds, least)
@@ -46,13 +46,13 @@ def shortened(config: Any) -> Shortened | None:
 
 
 def repeating(kinds: Sequence[Any], least: int) -> tuple[int, int] | None:
-    """Returns two numbers of layers, a period apart, after which `kinds` only repeats, the first at least `least`; None without. Pure.
+    """Returns two numbers of layers, whole periods apart, after which `kinds` only repeats; None if it never does. Pure.
 
-    Both end within the pattern where the whole does.
+    Neither is below `least`. Both end at the same place of the pattern as all layers do.
     """
     layers = len(kinds)
     for period in range(1, min(LONGEST_PERIOD, layers - 1) + 1):
-        # The layers at the beginning that don't repeat.
+        # The number of first layers that don't repeat.
         start = next((i + 1 for i in range(layers - period - 1, -1, -1) if kinds[i] != kinds[i + period]), 0)
         fewer = max(least, start + period)
         fewer += (layers - fewer) % period
@@ -62,7 +62,7 @@ def repeating(kinds: Sequence[Any], least: int) -> tuple[int, int] | None:
 
 
 def layer_kinds(config: Any) -> list[tuple[Any, ...]]:
-    """Lists what each layer of the model is made of: names and shapes of its weights, and what lists of the config say of it."""
+    """Describes each layer of the model by names and shapes of its weights, and by its entries in lists of the config."""
     from transformers import AutoModelForCausalLM
 
     from longboat_runtime.trainer.sharding import layers

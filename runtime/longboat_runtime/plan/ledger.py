@@ -34,13 +34,14 @@ class Ledger(TorchDispatchMode):
     """Follows, while it is entered, the storages of fake tensors until the last tensor releases them; those on HOST are host memory.
 
     In bytes: `allocated` and `host` are held now, as of the last `settle`; `peak` is the most that devices held at one time since
-    `restart`. `gathered` and `scattered` are what this rank received and sent in collectives. `real` is the largest storage of a tensor that
-    isn't fake. `operators` counts all that were dispatched.
+    `restart`. `moved` is what this rank received in gathers, sent in scatters, and had summed over copies of the model. `real` is the
+    largest storage of a tensor that isn't fake. `operators` counts all that were dispatched.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.allocated = self.host = self.peak = self.gathered = self.scattered = self.real = self.operators = 0
+        self.allocated = self.host = self.peak = self.real = self.operators = 0
+        self.moved = (0, 0, 0)
         self._storages: dict[int, _Storage] = {}
         self._counts = True
 
@@ -51,7 +52,7 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Doesn't count storages that are made in the block, now or later: a device would have no memory for them."""
+        """Never counts storages that are made in the block: a device would have no memory for them."""
         self._counts = False
         try:
             yield
@@ -65,7 +66,7 @@ class Ledger(TorchDispatchMode):
         return self.allocated
 
     def settle(self) -> None:
-        """Counts again what is held: storages end, and FSDP resizes them, without an operator."""
+        """Counts all live storages again: they end, and FSDP resizes them, without an operator."""
         strong = torch.UntypedStorage._new_with_weak_ptr
         allocated = host = 0
         for address, entry in list(self._storages.items()):
@@ -79,15 +80,6 @@ class Ledger(TorchDispatchMode):
             elif entry.counts:
                 allocated += rounded(entry.nbytes)
         self.allocated, self.host, self.peak = allocated, host, max(self.peak, allocated)
-
-    def largest(self) -> dict[int, int]:
-        """Counts the live device storages by size, those of 16 MiB and more."""
-        self.settle()
-        sizes: dict[int, int] = {}
-        for entry in self._storages.values():
-            if entry.counts and not entry.host and entry.nbytes >= 2**24:
-                sizes[entry.nbytes] = sizes.get(entry.nbytes, 0) + 1
-        return dict(sorted(sizes.items(), reverse=True))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -118,15 +110,16 @@ class Ledger(TorchDispatchMode):
         entry.nbytes = nbytes
 
     def _move(self, name: str, args: Any) -> None:
-        """Adds what a collective of this rank receives (gathers) or sends (scatters), without its own part."""
-        if "allgather" not in name and "reduce_scatter" not in name:
-            return
+        """Adds what a collective of this rank moves, of gathers and scatters without its own part."""
         sizes = [sum(tensor.nbytes for tensor in _tensors(part)) for part in args[:2]]
-        moved = max(sizes) - min(sizes)
+        gathered, scattered, reduced = self.moved
         if "allgather" in name:
-            self.gathered += moved
-        else:
-            self.scattered += moved
+            gathered += max(sizes) - min(sizes)
+        elif "reduce_scatter" in name:
+            scattered += max(sizes) - min(sizes)
+        elif "allreduce" in name:
+            reduced += sizes[0]
+        self.moved = gathered, scattered, reduced
 
 
 def rounded(nbytes: int) -> int:

@@ -1,9 +1,10 @@
-"""Writes a plan for people. Pure."""
+"""Formats a plan as text. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.fit import Case, Judgement
 from longboat_runtime.plan.needs import GIB, MIB, Resource
@@ -19,9 +20,9 @@ _PHASES = {
 
 
 def lines(case: Case, judgement: Judgement) -> Iterator[str]:
-    """Yields the lines of a plan: the trainer by phase, each need with what is given, bytes by link, and what doesn't fit."""
+    """Yields the lines of a plan: the trainer by phase, needs and limits, bytes by link, and what doesn't fit."""
     figures, trainer = judgement.figures, case.spec.trainer
-    settings = [f"{trainer.replicas} ranks", f"bins of {trainer.max_tokens_per_bin} tokens"]
+    settings = [_ranks(trainer), f"bins of {trainer.max_tokens_per_bin} tokens"]
     settings += [
         "layers recomputed" if judgement.recomputed or trainer.gradient_checkpointing else "layers not recomputed"
     ]
@@ -47,14 +48,21 @@ def lines(case: Case, judgement: Judgement) -> Iterator[str]:
     yield ""
     yield "Bytes by link (GB)"
     for link, size in needs.links(case.spec, figures).items():
-        yield f"  {link:<52} {size / 1e9:>8.2f}"
+        yield f"  {link:<56} {size / 1e9:>8.2f}"
     yield ""
     if not judgement.problems and not judgement.warnings:
         yield "Fits, as far as it is given." if any(need.available is None for need in judgement.needs) else "Fits."
-    for problem in judgement.problems:
-        yield f"DoesNotFit: {problem.field}: {problem.message}"
-    for problem in judgement.warnings:
-        yield f"May not fit: {problem.field}: {problem.message}"
+    for label, problems in (("DoesNotFit", judgement.problems), ("May not fit", judgement.warnings)):
+        for problem in problems:
+            yield f"{label}: {problem.field}: {problem.message}"
+
+
+def _ranks(trainer: TrainerSpec) -> str:
+    """Says how many ranks there are, and where."""
+    ranks = f"{trainer.ranks} rank{'s' if trainer.ranks > 1 else ''}"
+    pods = f" in {trainer.replicas} pod{'s' if trainer.replicas > 1 else ''}"
+    copies = f" with {trainer.replicate_degree} copies of the model" if trainer.replicate_degree > 1 else ""
+    return ranks + pods + copies
 
 
 def _engines(case: Case, judgement: Judgement) -> Iterator[str]:

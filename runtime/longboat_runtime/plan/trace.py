@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.model import DType
 from longboat_runtime.model_config import language_model
 from longboat_runtime.plan.compiled import Interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
@@ -30,14 +31,14 @@ from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
-# Bins of a rank in a minibatch: the second meets the gradients of the first.
+# Bins of a rank in a minibatch: the second is computed beside the gradients of the first.
 BINS = 2
-# The largest part of a sample that is taken for its prompt.
+# The largest share of a sample that counts as its prompt.
 PROMPT = 1 / 16
 
 
 def model_values(path: Path) -> dict[str, Any]:
-    """Returns the values of the model's config.json by standard names, and the defaults of its class for those that it lacks.
+    """Returns the model's config.json by standard names, with the defaults of its class for missing values.
 
     Raises SpecProblem unless the model can be trained.
     """
@@ -45,7 +46,7 @@ def model_values(path: Path) -> dict[str, Any]:
 
 
 class Traces:
-    """Traces jobs, each of whose trainers is traced once. Figures are kept in `folder`, if one is given, for later processes."""
+    """Traces each trainer once. Stores figures in `folder`, if there is one, for later processes."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._figures: dict[str, Figures] = {}
@@ -54,10 +55,10 @@ class Traces:
     def __call__(self, spec: RLJobSpec) -> Figures:
         key = digest(spec)
         if key not in self._figures:
-            self._figures[key] = self._find(key) or self._keep(key, trace(spec))
+            self._figures[key] = self._load(key) or self._save(key, trace(spec))
         return self._figures[key]
 
-    def _find(self, key: str) -> Figures | None:
+    def _load(self, key: str) -> Figures | None:
         if self._folder is None:
             return None
         try:
@@ -65,10 +66,10 @@ class Traces:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def _keep(self, key: str, figures: Figures) -> Figures:
+    def _save(self, key: str, figures: Figures) -> Figures:
         if self._folder is not None:
             partial = self._folder / f".{key}.{os.getpid()}"
-            # Without room for them they are traced again.
+            # On a full volume the next process traces again.
             with suppress(OSError):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 partial.write_text(figures.to_json())
@@ -77,7 +78,7 @@ class Traces:
 
 
 def digest(spec: RLJobSpec) -> str:
-    """Returns a digest of all that figures depend on: the model's config.json, and what of the spec a trainer reads."""
+    """Hashes everything that figures depend on: the model's config.json, the sections of the spec that a trainer reads, and versions."""
     parts = {name: getattr(spec, name).model_dump(mode="json") for name in ("model", "trainer", "algorithm", "rounds")}
     parts["sampling"] = spec.rollout.sampling.model_dump(mode="json")
     parts["versions"] = [version(name) for name in ("longboat", "torch", "transformers")]
@@ -86,11 +87,14 @@ def digest(spec: RLJobSpec) -> str:
 
 
 def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
-    """Returns what a rank of the job holds and moves, on GPUs. Reads config.json of `spec.model.path`, and nothing else.
+    """Returns what a rank of the job holds and moves on GPUs. Reads nothing but config.json of `spec.model.path`.
 
-    Two models of few layers are traced, and their figures are extended to the model's layers, which is exact where layers repeat;
-    with `whole`, or if the model has no more, all layers are. Raises SpecProblem if the model can't be trained as the spec says.
+    Traces two models of few layers and extends their figures to all layers, which is exact where layers repeat. With `whole`, or for
+    a short model, traces all layers. Traces Float16 as BFloat16, which takes as much, since fake tensors of experts can't be multiplied
+    in it. Raises SpecProblem if the model can't be trained as the spec says.
     """
+    if spec.model.dtype is DType.FLOAT16:
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": DType.BFLOAT16})})
     path = Path(spec.model.path)
     config = read_config(path)
     attention, fused = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
@@ -115,13 +119,13 @@ def _extended(spec: RLJobSpec, attention: str, fused: bool, path: Path, short: S
 def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
     """Traces rank 0 of a trainer, all layers of its model: load, one step, publication and snapshot.
 
-    `attention` is what the model trains with; `fused` says whether its head may be fused.
+    `attention` names the model's attention; `fused` says whether its head may be fused.
     """
     minibatches = min(2, spec.trainer.minibatches)
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"minibatches": minibatches})})
-    ranks = spec.trainer.replicas
+    ranks = spec.trainer.ranks
     ledger, phases = Ledger(), {}
-    torch._dynamo.reset()  # each trace is another backend to it, and after eight it would no longer compile
+    torch._dynamo.reset()  # each trace is a new backend, and dynamo compiles for no more than eight
     machine = FakeMachine(attention, fused, ledger)
     with fake_group():
         rank = TrainerRank(spec, 0, ranks, "", machine)
@@ -142,14 +146,14 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             samples = _samples(ranks * BINS * minibatches, spec, info.max_length, info.vocabulary)
             by_id = {sample.id: sample for sample in samples}
             entries = tuple(TrainSample(sample.id, 1.0, sample.size) for sample in samples)
-            before, gathered, scattered = ledger.restart(), ledger.gathered, ledger.scattered
+            before, earlier = ledger.restart(), ledger.moved
             machine.reads.clear()
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
             ledger.settle()
             accumulated, *later = [*machine.reads, ledger.peak]
             phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
             phases["update"] = Phase(before, max(later), ledger.allocated)
-            moved = (ledger.gathered - gathered, ledger.scattered - scattered)
+            moved = [now - then for now, then in zip(ledger.moved, earlier, strict=True)]
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
             together = units(rank.model, TORCH_DTYPES[spec.model.dtype])
@@ -178,16 +182,17 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
         ),
         gathered=moved[0] / (BINS * minibatches),
         scattered=moved[1] / (BINS * minibatches),
+        reduced=moved[2] / (BINS * minibatches),
         operators=ledger.operators,
         real=ledger.real,
     )
 
 
 def _samples(count: int, spec: RLJobSpec, longest: int, vocabulary: int) -> list[GeneratedSample]:
-    """Makes samples that fill `count` bins: the longest that the model takes.
+    """Makes samples as long as the model allows, which fill `count` bins.
 
-    A bin's head computes logits of response tokens only. Prompts are what the longest response leaves of model.maxLength, at most
-    PROMPT of a sample.
+    Only response tokens have logits. A prompt is as long as the longest response leaves room for in model.maxLength, and at most PROMPT
+    of its sample.
     """
     capacity = spec.trainer.max_tokens_per_bin
     room = (spec.model.max_length or 0) - spec.rollout.sampling.max_tokens

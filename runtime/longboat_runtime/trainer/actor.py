@@ -30,7 +30,7 @@ CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1, "buckets": 4}
 
 
 class TrainerActor:
-    """One rank of a trainer group. The group makes all calls on all ranks, except `address`, those about samples, and `alive`.
+    """One rank of a trainer group. The group makes all calls on all ranks, except `address` and those about samples; `alive` also on one.
 
     Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """
@@ -45,7 +45,7 @@ class TrainerActor:
 
             from longboat_runtime.trainer.threads import available_threads
 
-        torch.set_num_threads(available_threads())
+        torch.set_num_threads(available_threads(spec.trainer.devices_per_pod))
 
     def address(self) -> str:
         """Serves the store at which the group meets, and returns its address. Only on rank 0."""
@@ -68,7 +68,9 @@ class TrainerActor:
         self._writers = dist.new_group(backend="gloo")
         info = self._trainer.load(fits=fits)
         self._groups = SenderGroups()
-        self._publisher = RankPublisher(self._trainer, sender_ranks(self._world_size))
+        self._publisher = RankPublisher(
+            self._trainer, sender_ranks(self._world_size, self._spec.trainer.devices_per_pod)
+        )
         return info
 
     def accumulate(self, request: ChunkRequest) -> float:

@@ -40,10 +40,10 @@ class StreamCopies:
 
 
 def pinned(size: int) -> Tensor:
-    """Allocates `size` bytes of host memory and pins them until nothing uses them any more. Raises SpecProblem if the host refuses.
+    """Allocates `size` bytes of host memory, pinned until the last tensor releases them. Raises SpecProblem if the host refuses.
 
-    Torch's own pinned memory has sizes that are powers of two: up to twice as much. CUDA pins whole pages, and none twice, so the memory
-    begins with a page and shares none.
+    Torch's own pinned memory is rounded up to powers of two: up to twice as much. CUDA pins whole pages, and none twice, so the memory
+    starts at a page boundary and shares no page.
     """
     whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = torch.empty(whole + mmap.PAGESIZE, dtype=torch.uint8)
@@ -56,7 +56,7 @@ def pinned(size: int) -> Tensor:
             "spec.trainer.offloadActivations",
             f"the trainer's host can't pin {size} more bytes (CUDA error {failed}); raise the memory of trainer pods, or set it to false",
         )
-    # All views share the storage; its finalizer runs before it is freed. At the end of the process there may be no device any more.
+    # All views share the storage, whose finalizer runs before it is freed. At exit it doesn't run: there may be no device any more.
     weakref.finalize(memory.untyped_storage(), _unpin, pages.data_ptr()).atexit = False
     return pages[:size]
 

@@ -1,4 +1,4 @@
-"""A model's head together with the log-probs of its logits, some rows at a time: the logits of a bin are never whole.
+"""Computes a model's head and the log-probs of its logits together, some rows at a time: the logits of a bin are never whole.
 
 Logits are the largest tensor of a long bin: 34,816 tokens of a vocabulary of 152,000 are 10 GiB in half precision, and as much again for
 their gradient. Here each chunk of rows is multiplied by the head's weight in the forward pass, and once more in the backward pass.
@@ -18,19 +18,19 @@ from longboat_runtime.trainer import logprobs
 
 # Rows of logits at a time. A product of fewer rows would be bound by memory: each adds to the whole weight's gradient.
 ROWS = 2048
-# Bytes of a bin's logits above which computing them twice is worth what it saves.
+# Bytes of a bin's logits above which saving their memory is worth computing them twice.
 LARGEST_LOGITS = 2**30
-# The mark of a model whose log-probs `FusedHead` computes as the model's own head would: the bytes of a row of its logits.
+# The attribute of models whose log-probs `FusedHead` computes as their own head does: the bytes of a row of logits.
 ROW_BYTES = "_longboat_row_bytes"
 
 
 def exceeds(rows: int, row_bytes: int, limit: int = LARGEST_LOGITS) -> bool:
-    """Whether so many rows of logits have more than `limit` bytes. Pure."""
+    """Whether `rows` rows of logits take more than `limit` bytes. Pure."""
     return rows * row_bytes > limit
 
 
 def replaces(model: nn.Module, rows: int, limit: int) -> bool:
-    """Whether `FusedHead` computes so many rows in place of the head of `model`."""
+    """Whether `FusedHead` computes `rows` rows in place of the head of `model`."""
     return exceeds(rows, getattr(model, ROW_BYTES, 0), limit)
 
 
@@ -67,30 +67,38 @@ class FusedHead(torch.autograd.Function):
                 for result, value in zip(results, values(logits[part], targets[chunk][part], temperature), strict=True):
                     result[part] = value
         ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
-        of_rows = (targets, normalisers, entropy) if entropies else (targets, normalisers)
-        ctx.save_for_backward(hidden, weight, *of_rows)
+        per_row = (targets, normalisers, entropy) if entropies else (targets, normalisers)
+        ctx.save_for_backward(hidden, weight, *per_row)
         if not entropies:
             ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, *of_rows = ctx.saved_tensors
-        of_rows += gradients if ctx.entropies else gradients[:1]
-        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        of_weight = None
+        hidden, weight, *per_row = ctx.saved_tensors
+        per_row += gradients if ctx.entropies else gradients[:1]
+        hidden_gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        weight_gradient = None
         if ctx.needs_input_grad[1]:
-            of_weight = torch.zeros_like(weight, dtype=torch.float32)
+            weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         for part in logprobs.chunks(len(hidden), ctx.rows):
             chunk = linear(hidden[part], weight)
-            of_chunk = [each[part] for each in of_rows]
-            logprobs.gradient(chunk, of_chunk, ctx.temperature, logprobs.CHUNK_ROWS, chunk, compiled=ctx.compiled)
-            if of_hidden is not None:
-                torch.mm(chunk, weight, out=of_hidden[part])
-            if of_weight is not None:
-                # Of half precision, the product is rounded to it once for each chunk, and added without a copy in float32.
-                of_weight += chunk.t() @ hidden[part]
-        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype), None, None, None, None, None
+            in_chunk = [each[part] for each in per_row]
+            logprobs.gradient(chunk, in_chunk, ctx.temperature, logprobs.CHUNK_ROWS, chunk, compiled=ctx.compiled)
+            if hidden_gradient is not None:
+                torch.mm(chunk, weight, out=hidden_gradient[part])
+            if weight_gradient is not None:
+                # In half precision each chunk's product is rounded once, and added without a copy in float32.
+                weight_gradient += chunk.t() @ hidden[part]
+        return (
+            hidden_gradient,
+            None if weight_gradient is None else weight_gradient.to(weight.dtype),
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 @contextmanager
@@ -99,12 +107,12 @@ def in_place_of(
 ) -> Iterator[None]:
     """Makes `head`, within the block, return log-probs of `targets` (K) and entropies, (1, K, 2), from (1, K, hidden size).
 
-    Only its forward pass is another: hooks, by which FSDP2 gathers the weight and reduces its gradient, stay around it.
+    Replaces only its `forward`: the hooks by which FSDP2 gathers the weight and reduces its gradient stay.
     """
 
     def forward(hidden: Tensor) -> Tensor:
         both = FusedHead.apply(hidden[0], head.weight, targets, temperature, ROWS, compiled, entropies)
-        # Not a view: FSDP2 hangs its hooks on what a module returns.
+        # Not a view: FSDP2 registers hooks on a module's result.
         return torch.stack([each[None] for each in both], -1)
 
     head.forward = forward

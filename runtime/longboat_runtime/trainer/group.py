@@ -10,6 +10,7 @@ from typing import Any
 import ray
 import structlog
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
@@ -17,13 +18,14 @@ from longboat_crds.problems import SpecProblem
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.object_store import store_shortage
-from longboat_runtime.ray_nodes import have_gpus, offering, on_first
+from longboat_runtime.ray_nodes import have_gpus
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
+from longboat_runtime.trainer.placement import RESOURCE, placed, pod_nodes
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout, sender_ranks
@@ -32,7 +34,6 @@ from longboat_runtime.weights.source import TrainerSource
 
 log = structlog.get_logger()
 
-RESOURCE = "longboat-trainer"
 # Resources of the Ray nodes whose object stores buckets of weights go through.
 BUCKET_NODES = {RESOURCE, f"longboat-{Role.ROLLOUT.value}"}
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
@@ -44,10 +45,10 @@ PROBE_TOKENS = 32
 
 
 class RayTrainerGroup:
-    """One actor for each rank, on nodes with the resource `longboat-trainer`.
+    """One actor for each rank, on the node of its pod (see `placement`): rank r is in pod r // devicesPerPod.
 
     Methods that call all ranks, except `stacks`, raise TrainerLost if one is gone, or failed in a way that leaves its state in doubt.
-    All ranks are then ended, and `load` starts new ones, as soon as Ray has nodes for them. A rank's SpecProblem is raised instead.
+    All ranks are then ended, and `load` starts new ones, as soon as Ray has a node of each pod. A rank's SpecProblem is raised instead.
     """
 
     def __init__(self, spec: RLJobSpec, store: SampleStore, plan: Plan | None = None) -> None:
@@ -64,23 +65,43 @@ class RayTrainerGroup:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
         self._end()
         fits = self._plan is None or await self._plan.fits()
-        count = self._spec.trainer.replicas
-        nodes = await offering(RESOURCE, count)
-        # An actor that asks for no GPU sees none.
-        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
-        # The first rank is where the job's memory was planned.
-        first = options | {"scheduling_strategy": on_first(nodes)}
-        self._actors = [
-            actor.options(**(options if rank else first)).remote(self._spec, rank, count, self._store)
-            for rank in range(count)
-        ]
+        await self._start()
         [address] = await self._gather([self._actors[0].address.remote()])
         self._info, *_ = await self._call("load", address, fits)
         [self._layout] = await self._gather([self._actors[0].layout.remote()])
         if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info
+
+    async def _start(self) -> None:
+        """Starts the ranks in their pods.
+
+        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises
+        TrainerLost if they can't be started where they belong.
+        """
+        trainer = self._spec.trainer
+        while True:
+            nodes = await placed(trainer)
+            # An actor that asks for no GPU sees none.
+            options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
+            actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
+            ids = [node["NodeID"] for node in nodes]
+            places = [
+                NodeAffinitySchedulingStrategy(node, soft=False) for node in ids for _ in range(trainer.devices_per_pod)
+            ]
+            self._actors = [
+                actor.options(scheduling_strategy=place, **options).remote(self._spec, rank, trainer.ranks, self._store)
+                for rank, place in enumerate(places)
+            ]
+            try:
+                await self._call("alive")
+            except TrainerLost as lost:
+                current = pod_nodes(ray.nodes(), trainer.replicas, trainer.devices_per_pod)
+                if current is not None and [node["NodeID"] for node in current] == ids:
+                    raise
+                log.warning("trainer pods have changed; ranks are started again", error=str(lost))
+            else:
+                return
 
     async def accumulate(self, request: ChunkRequest) -> float:
         """See protocol.TrainerGroup."""
@@ -99,7 +120,9 @@ class RayTrainerGroup:
         await self._check_stores()
         ids = probe_ids(self._info)
         probe, *_ = await self._call("begin_publication", version, ids)
-        self._publishers = [self._actors[rank] for rank in sender_ranks(len(self._actors))]
+        self._publishers = [
+            self._actors[rank] for rank in sender_ranks(len(self._actors), self._spec.trainer.devices_per_pod)
+        ]
         self._gathering = asyncio.create_task(self._call("gather_publication"))
         return WeightPublication(version, TrainerSource(version, self._layout, self._publishers), ids, tuple(probe))
 

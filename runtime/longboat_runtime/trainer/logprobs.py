@@ -42,35 +42,35 @@ class ChosenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        logits, *of_rows = ctx.saved_tensors
-        of_rows += gradients if ctx.entropies else gradients[:1]
+        logits, *per_row = ctx.saved_tensors
+        per_row += gradients if ctx.entropies else gradients[:1]
         result = torch.empty_like(logits)
-        gradient(logits, of_rows, ctx.temperature, ctx.rows, result, compiled=ctx.compiled)
+        gradient(logits, per_row, ctx.temperature, ctx.rows, result, compiled=ctx.compiled)
         return result, None, None, None, None, None
 
 
 def row_values(*, compiled: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Returns the function that computes log-probs of targets, normalisers and entropies of rows of logits, which it holds in float32."""
+    """Returns a function from rows of logits to log-probs of targets, normalisers and entropies. It casts the rows to float32."""
     return _compiled(_values) if compiled else _values
 
 
 def chunks(size: int, rows: int) -> Iterator[slice]:
-    """Cuts `size` rows into chunks of `rows`."""
+    """Yields slices that cut `size` rows into chunks of `rows`."""
     return (slice(start, start + rows) for start in range(0, size, rows))
 
 
 def gradient(
-    logits: Tensor, of_rows: Sequence[Tensor], temperature: float, rows: int, result: Tensor, *, compiled: bool
+    logits: Tensor, per_row: Sequence[Tensor], temperature: float, rows: int, result: Tensor, *, compiled: bool
 ) -> None:
     """Writes the gradient of `logits` into `result`, which may be `logits` itself, `rows` rows at a time.
 
-    `of_rows`, each (K), are targets, normalisers and the gradients of log-probs; if entropies have a gradient, targets, normalisers,
+    `per_row`, each (K), are targets, normalisers and the gradients of log-probs; if entropies have a gradient, targets, normalisers,
     entropies, and both gradients.
     """
-    function: Callable[..., Tensor] = _gradient if len(of_rows) == 3 else _gradient_with_entropy
+    function: Callable[..., Tensor] = _gradient if len(per_row) == 3 else _gradient_with_entropy
     computed = _compiled(function) if compiled else function
     for part in chunks(len(logits), rows):
-        result[part] = computed(logits[part], *(each[part] for each in of_rows), temperature)
+        result[part] = computed(logits[part], *(each[part] for each in per_row), temperature)
 
 
 def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

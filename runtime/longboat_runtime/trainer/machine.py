@@ -30,8 +30,8 @@ class Machine:
     def device(self) -> str:
         return process_group.device_type()
 
-    def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
-        return process_group.join(address, rank, world_size)
+    def join(self, address: str, rank: int, world_size: int, copies: int) -> tuple[DeviceMesh, DeviceMesh]:
+        return process_group.join(address, rank, world_size, copies)
 
     def together(self) -> AbstractContextManager[None]:
         return process_group.together()

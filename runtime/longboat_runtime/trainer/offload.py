@@ -1,4 +1,4 @@
-"""What layers are recomputed from, kept in host memory between the forward and the backward pass."""
+"""Keeps the inputs of recomputed layers in host memory between the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longboat_runtime.trainer.platform import Platform
 
 @dataclass(frozen=True, slots=True)
 class _Offloaded:
-    """Says which copy stands for a saved tensor: that of the layer at `position` of forward pass `number`."""
+    """Stands for a saved tensor: the input of the layer at `position` in forward pass `number`."""
 
     number: int
     position: int
@@ -28,14 +28,14 @@ class _Offloaded:
 
 
 class Offload:
-    """Moves the first argument of each recomputed layer of one model to pinned host memory, and back when its backward pass is near.
+    """Moves the first argument of each recomputed layer to pinned host memory, and back shortly before its backward pass.
 
-    Copies run beside the computation: a layer's argument leaves while that layer computes, and comes back while the layer after it
-    goes through its backward pass. So the device holds two of them, or three, instead of one for each layer. What isn't computed in the
-    pass stays: weights, and tables that all layers share. Other arguments do too.
+    Copies run beside the computation: a layer's argument leaves while that layer computes, and returns during the backward pass of the
+    next layer. So the device holds two or three of them instead of one for each layer. Other arguments stay, and so do tensors that the
+    forward pass didn't compute: weights, and tables that all layers share.
 
-    There is one copy for each place in the order of layers, whose memory is allocated once, for bins of `bin_tokens` tokens. A forward
-    pass replaces those of the pass before it: only the newest has a backward pass.
+    Each position in the order of layers has one buffer, allocated once for bins of `bin_tokens` tokens. A forward pass overwrites the
+    buffers of the last one: only the newest can have a backward pass.
     """
 
     def __init__(self, platform: Platform, bin_tokens: int) -> None:
@@ -49,7 +49,7 @@ class Offload:
         self._coming: tuple[Any, Tensor, int] | None = None
 
     def install(self, model: nn.Module) -> None:
-        """Has `model`, whose gradient checkpointing is on, offload. Before each of its forward passes the last one is forgotten."""
+        """Installs hooks in `model`, whose gradient checkpointing must be on. Each forward pass discards the last one."""
         for module in model.modules():
             if hasattr(module, "_gradient_checkpointing_func"):
                 module._gradient_checkpointing_func = self._checkpoint
@@ -66,7 +66,7 @@ class Offload:
         self._tokens = keywords["input_ids"].numel()
 
     def _end(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # The head's backward pass takes more memory than any layer's.
+        # Releases memory for the head's backward pass, which needs more than any layer's.
         del model, inputs, output
         self._settle()
 
@@ -86,7 +86,7 @@ class Offload:
 
     def _pack(self, saved: Tensor) -> Tensor | _Offloaded:
         argument = self._argument
-        # What is saved is another tensor object of the same memory.
+        # Autograd saves another tensor object of the same memory.
         if argument is None or saved.shape != argument.shape or not torch._C._is_alias_of(saved, argument):
             return saved
         self._argument = None
@@ -115,19 +115,19 @@ class Offload:
         return result
 
     def _fetch(self, position: int) -> None:
-        """Starts to copy back what the layer at `position` was given."""
+        """Starts to copy back the input of the layer at `position`."""
         entry = self._offloaded[position]
         result = torch.empty(entry.shape, dtype=entry.dtype, device=entry.device)
         self._coming = self._copies.start(result, self._copy_of(entry)), result, position
 
     def _settle(self) -> None:
-        """Releases what was copied to the host last; the device reuses its memory after the copy."""
+        """Releases the tensor that was last copied to the host; the device reuses its memory after the copy."""
         if self._leaving is not None:
             self._copies.wait(self._leaving[0])
             self._leaving = None
 
     def _reserve(self, position: int, size: int) -> None:
-        """Makes sure of memory for a copy of `size` bytes, and in later passes for one of a bin of `bin_tokens`."""
+        """Allocates a buffer unless there is one of `size` bytes, large enough for a bin of `bin_tokens` tokens."""
         largest = max(size, size * self._bin_tokens // self._tokens)
         if position == len(self._memory):
             self._memory.append(self._platform.pinned(largest))

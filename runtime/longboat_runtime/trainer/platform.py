@@ -1,4 +1,4 @@
-"""Defines what a rank asks of the machine that it runs on: its group, files and devices, and values that the host reads."""
+"""Defines the interface between a rank and its machine: its group, files and devices, and values that the host reads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class Copies(Protocol):
-    """Copies between device and pinned host memory, one after another, beside what the device computes."""
+    """Copies between device and pinned host memory, one after another, while the device computes."""
 
     def start(self, target: Tensor, source: Tensor) -> Any:
-        """Starts to copy `source` into `target`, once the device has done what it was given so far. Returns what `wait` takes."""
+        """Copies `source` into `target` once the device has finished its earlier work. Returns a handle for `wait`."""
 
     def wait(self, done: Any) -> None:
-        """Has the device do what it is given from now on after that copy."""
+        """Makes the device's later work wait for that copy."""
 
 
 class Platform(Protocol):
-    """Everything that a rank asks of the machine that it runs on; all else is tensors.
+    """The machine that a rank runs on; everything else that a rank uses is tensors.
 
-    A plan of a job's memory hands a rank another one, which has no files, devices or values. `device` is the type of the devices
-    (`cuda`, `cpu`); `host` is where copies in host memory are allocated.
+    A plan of a job's memory hands the rank a fake one without files, devices or values. `device` is the type of the devices (`cuda`,
+    `cpu`); `host` is the device on which copies in host memory are allocated.
     """
 
     @property
@@ -35,7 +35,7 @@ class Platform(Protocol):
     @property
     def host(self) -> torch.device: ...
 
-    def join(self, address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
+    def join(self, address: str, rank: int, world_size: int, copies: int) -> tuple[DeviceMesh, DeviceMesh]:
         """See `process_group.join`."""
 
     def together(self) -> AbstractContextManager[None]:
@@ -57,13 +57,13 @@ class Platform(Protocol):
         """See `attention.takes_all`."""
 
     def pinned(self, size: int) -> Tensor:
-        """Allocates `size` bytes of host memory, from and to which the device copies while it computes. Raises SpecProblem."""
+        """Allocates `size` bytes of host memory for copies beside the device's computation. Raises SpecProblem if there isn't enough."""
 
     def copies(self) -> Copies:
-        """Returns copies in an order of their own."""
+        """Returns a new, independent queue of copies."""
 
     def read(self, tensor: Tensor) -> Any:
         """Returns the values of `tensor` as numbers, in lists as `tolist` nests them. Waits for the device."""
 
     def time_done(self) -> float:
-        """Returns the time, in seconds, once the device has done what it was given."""
+        """Waits for the device to finish; returns the monotonic time in seconds."""

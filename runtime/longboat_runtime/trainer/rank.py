@@ -53,7 +53,7 @@ class TrainerRank:
         torch.manual_seed(spec.rounds.seed)
         set_deterministic(spec.trainer.is_deterministic(platform.device), platform.device)
         self.spec, self.rank, self.world_size, self.platform = spec, rank, world_size, platform
-        self.mesh, self.hosts = platform.join(address, rank, world_size)
+        self.mesh, self.hosts = platform.join(address, rank, world_size, spec.trainer.replicate_degree)
         self.device = torch.device(self.mesh.device_type)
 
     def load(self, *, fits: bool = True) -> ModelInfo:

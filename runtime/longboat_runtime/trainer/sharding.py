@@ -50,6 +50,8 @@ def load_sharded(
 ) -> nn.Module:
     """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
+    Over a mesh (replicate, shard) there are copies of the model, each sharded over the second dimension.
+
     Every rank reads its shards from the files, one weight after another (see `load_weights`). Weights are float32,
     arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. A `frozen` model has no
     gradients, and its weights are kept in the spec's number format: they would be rounded to it in every pass. If the logits of

@@ -87,6 +87,6 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def sender_ranks(ranks: int, ranks_per_pod: int = 1) -> list[int]:
+def sender_ranks(ranks: int, ranks_per_pod: int) -> list[int]:
     """Returns the trainer's ranks that send: the first of each pod, whose network it has for itself."""
     return [*range(0, ranks, ranks_per_pod)]
