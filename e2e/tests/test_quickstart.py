@@ -7,6 +7,7 @@ import pytest
 from e2e import quickstart
 from e2e.jobs import Job
 from e2e.prompts import fates_in, nothing_is_lost
+from e2e.tests.test_code import records_of
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +31,10 @@ def succeeds(job: Job, steps: int) -> None:
 def test_the_quickstart_trains_in_short_and_long_rounds_and_succeeds(quickstart_job: Job) -> None:
     succeeds(quickstart_job, quickstart.STEPS)
     training = quickstart_job.status()["training"]
-    assert float(training["reward"]) > 0
+    means = [metrics["critic/score/mean"] for metrics in records_of(quickstart_job)]
+    assert training["reward"] == f"{means[-1]:.4g}"
+    # All 32 responses of a step begin wrong once in seventy, after this short a warm-up.
+    assert max(means) > 0
     assert {summary["kind"] for summary in training["recentRounds"]} == {"Short", "Long"}
     assert fates_in(quickstart_job)["deferred"] > 0, "short rounds left prompts behind"
 
