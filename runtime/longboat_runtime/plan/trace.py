@@ -135,7 +135,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
         ):
             before = ledger.restart()
             info = rank.load()
-            ledger.settle()
+            ledger.collect()
             phases["load"] = Phase(before, ledger.peak, ledger.allocated)
             weights = sum(_local(parameter).nbytes for parameter in rank.updates.parameters.values())
             reference = rank.updates.reference
@@ -147,18 +147,18 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             before, earlier = ledger.restart(), ledger.moved
             machine.reads.clear()
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
-            ledger.settle()
+            ledger.collect()
             accumulated, *later = [*machine.reads, ledger.peak]
             phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
             phases["update"] = Phase(before, max(later), ledger.allocated)
             moved = [now - then for now, then in zip(ledger.moved, earlier, strict=True)]
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
-            ledger.settle()
+            ledger.collect()
             phases["publish"] = Phase(before, ledger.peak, ledger.allocated)
             before = ledger.restart()
             rank.snapshot()
-            ledger.settle()
+            ledger.collect()
             phases["snapshot"] = Phase(before, ledger.peak, ledger.allocated)
     return Figures(
         ranks=ranks,
