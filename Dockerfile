@@ -60,9 +60,10 @@ FROM user AS runtime-system
 ARG BACKEND=cpu
 # vLLM's CPU kernels link against libnuma. On a GPU, Triton compiles C against libc's and Python's headers when an engine starts,
 # and torch.compile C++ for what stays on the CPU. Official Python images bring Python's headers; Debian has them in a package.
+# NCCL loads libibverbs for RDMA between nodes, and has only TCP without it.
 RUN packages=libnuma1; \
     if [ "$BACKEND" = gpu ]; then \
-      packages="$packages gcc g++ libc6-dev"; \
+      packages="$packages gcc g++ libc6-dev libibverbs1 ibverbs-providers"; \
       headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
       [ -e "$headers/Python.h" ] || packages="$packages libpython3-dev"; \
     fi; \
@@ -76,5 +77,7 @@ ARG BACKEND=cpu
 LABEL org.opencontainers.image.title="Longboat runtime" dev.longboat.backend="${BACKEND}"
 COPY --from=runtime-dependencies /opt/longboat /opt/longboat
 COPY --from=application /application /opt/longboat
+# A library that no package brings would be missed only when an engine starts, on a GPU.
+RUN longboat doctor --libraries /opt/longboat
 USER 10001:10001
 ENTRYPOINT ["longboat"]

@@ -22,6 +22,7 @@ from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -182,7 +183,7 @@ class TimedStore(CheckpointStore):
     times: Times
 
     async def save(
-        self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
+        self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[Sequence[FileEntry]]]
     ) -> Manifest:
         began = time.monotonic()
         manifest = await super().save(step, state, write_model)
@@ -225,7 +226,7 @@ async def _train(spec: RLJobSpec, root: Path, vocabulary: int) -> Times:
 
     times = Times()
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
-        resources = {"longboat-store": 1, "longboat-trainer": spec.trainer.replicas}
+        resources = {"longboat-store": 1, "longboat-trainer": spec.trainer.ranks}
         ray.init(
             address="local",
             num_cpus=0,

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from longboat_graders.messages import IsolationInForce
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver.components import Components
 from longboat_runtime.reward.cpus import PoolLoad
@@ -168,9 +169,10 @@ class Trainer:
 
     async def snapshot(self) -> None: ...
 
-    async def write(self, directory: Path) -> None: ...
+    async def write(self, directory: Path) -> Sequence[FileEntry]:
+        return ()
 
-    async def restore(self, directory: Path) -> None: ...
+    async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None: ...
 
     async def write_samples(self, request: SampleFileRequest, root: Path) -> None: ...
 
@@ -216,8 +218,10 @@ class Checkpoints:
     def newest(self) -> Manifest | None:
         return None
 
+    def pass_over(self, checkpoint: Manifest, cause: str) -> None: ...
+
     async def save(self, step: int, state: Mapping[str, Any], write_model: Any) -> Manifest:
-        return Manifest(1, step, self._root, state)
+        return Manifest(1, step, self._root, state, ())
 
 
 def components(root: Path) -> Components:

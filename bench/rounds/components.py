@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from bench.rounds.drawn import DrawnFleet
 from bench.rounds.paced import engines_of
 from bench.rounds.tasks import CONFIG_MAP, QUICKSTART, Task
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_prompts, open_source
 from longboat_runtime.driver.components import Components
@@ -30,15 +31,16 @@ class KeptTrainer:
     def __init__(self, trainer: TrainerGroup, folder: Path) -> None:
         self._trainer, self._beginning = trainer, folder / "beginning"
         self._info: ModelInfo | None = None
+        self._files: Sequence[FileEntry] = ()
 
     async def load(self) -> ModelInfo:
         if self._info is None:
             self._info = await self._trainer.load()
             self._beginning.mkdir()
             await self._trainer.snapshot()
-            await self._trainer.write(self._beginning)
+            self._files = await self._trainer.write(self._beginning)
         else:
-            await self._trainer.restore(self._beginning)
+            await self._trainer.restore(self._beginning, self._files)
         return self._info
 
     def __getattr__(self, name: str) -> Any:

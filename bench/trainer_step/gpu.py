@@ -25,7 +25,8 @@ from bench.samples import random_sample
 from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.samples import GeneratedSample, SampleId
-from longboat_runtime.trainer import attention, forward, process_group
+from longboat_runtime.trainer import forward, process_group
+from longboat_runtime.trainer.machine import MACHINE, Machine
 from longboat_runtime.trainer.rank import TrainerRank
 
 GROUP_SIZE = 8
@@ -47,7 +48,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
         flops = rank.load().flops
         longboat = _longboat_step(rank, samples)
         not_compiled = _not_compiled(rank, longboat)
-        arms["Longboat, not compiled, sample by sample"] = _sample_by_sample(not_compiled)
+        arms["Longboat, not compiled, sample by sample"] = _sample_by_sample(rank, not_compiled)
         arms |= {"Longboat, not compiled": not_compiled, "Longboat": longboat}
         arms = {name: step for name, step in arms.items() if name not in arguments.without}
         for number in range(1, WARM_UP + arguments.steps + 1):
@@ -152,16 +153,20 @@ def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[i
     return slower
 
 
-def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
+class _SampleBySample(Machine):
+    def takes_all(self, query: Any) -> bool:
+        return False
+
+
+def _sample_by_sample(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[int], None]:
     """Makes the same step with attention computed for one sample, or several of one length, at a time."""
 
     def slower(number: int) -> None:
-        rule = attention.takes_all
-        attention.takes_all = lambda *_: False
+        rank.updates.platform = _SampleBySample()
         try:
             step(number)
         finally:
-            attention.takes_all = rule
+            rank.updates.platform = MACHINE
 
     return slower
 

@@ -74,7 +74,7 @@ class Bench:
         self._spec, self._rank = spec, rank
         rank.load()
         self._beginning = folder / "beginning"
-        sharded.write(rank.snapshot(), self._beginning)
+        self._files = sharded.write(rank.snapshot(), self._beginning)
         self._tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         self.training, self.held_out = (self._questions(folder / f"{name}.jsonl") for name in ("train", "heldout"))
         module_spec = importlib.util.spec_from_file_location("quickstart_reward", QUICKSTART / "reward.py")
@@ -103,7 +103,7 @@ class Bench:
         """
         rank, prompts = self._rank, spec.rounds.prompts_per_round
         rank.spec, rank.updates = spec, Updates(spec, rank.model, None)
-        rank.restore(self._beginning)
+        rank.restore(self._beginning, self._files)
         chosen = random.Random(spec.rounds.seed).sample(range(len(self.training)), prompts * spec.rounds.steps)
         versions = deque([self._weights()], maxlen=staleness + 1)
         steps: dict[str, list[float]] = {name: [] for name in ("reward", "right", "tokens", *RECORDED)}
@@ -131,7 +131,7 @@ class Bench:
         The random numbers are always the same.
         """
         if weights is None:
-            self._rank.restore(self._beginning)
+            self._rank.restore(self._beginning, self._files)
             weights = self._weights()
         answers = self._answers(weights, self.held_out, range(len(self.held_out)), each, (0, 0))
         right = [answer.score >= FULL_SCORE for answer in answers]

@@ -178,6 +178,15 @@ COHERENCE = (
         "trainer.minibatches",
     ),
     Rule(
+        either(
+            negation(field_or("trainer.offloadActivations", False)),
+            negation(present("trainer.gradientCheckpointing")),
+            equals(field("trainer.gradientCheckpointing"), constant(True)),
+        ),
+        "offloads what layers are recomputed from, which gradientCheckpointing false rules out: set that to true, or leave it out",
+        "trainer.offloadActivations",
+    ),
+    Rule(
         either(negation(_STREAMS_ALWAYS), _ONE_MINIBATCH),
         "with several minibatches the log-probs of all samples are needed before the first update, so none can be trained while the "
         "round is open: set minibatches to 1, or stream to Auto or Never",

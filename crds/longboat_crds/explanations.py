@@ -119,9 +119,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.POD_TEMPLATE_INVALID: _configuration(
-        "The API server rejected a pod made from the runtime template, or no job can run with the template, as with hostNetwork; the "
-        "message names the field.",
-        "Correct the template; the job starts as soon as it is accepted.",
+        "The API server rejected a pod made from the runtime template, or the job can't run with the template, as with hostNetwork, or "
+        "if a trainer pod's limit of GPUs isn't trainer.devicesPerPod; the message names the field.",
+        "Correct the template or the job, which starts as soon as the template is accepted.",
         _RESOLVED,
         _SCHEDULED,
         _READY,
@@ -169,7 +169,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Give a Hugging Face causal language model with config.json, safetensors and tokenizer, of an architecture that vLLM has.",
     ),
     Reason.PARALLELISM_INVALID: _configuration(
-        "The model can't be split over rollout.tensorParallel devices or trainer.replicas ranks.",
+        "The model can't be split over rollout.tensorParallel devices or the trainer's ranks.",
         "Choose a tensorParallel that divides the attention heads and divides the key heads, or is a multiple of them; check the devices "
         "of the runtime template's pods.",
     ),
@@ -191,6 +191,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.DEVICE_MEMORY_TOO_SMALL: _configuration(
         "The weights of one rank and a reserve of a tenth take all of rollout.deviceMemory.",
         "Raise rollout.deviceMemory to what the devices have, or rollout.tensorParallel so that each holds less of the weights.",
+    ),
+    Reason.DOES_NOT_FIT: _configuration(
+        "By the plan of its memory (`longboat plan`) the job needs more of something than it has: the memory of trainers' devices, a bin, the KV "
+        "cache, /dev/shm or memory of a pod, or the checkpoint claim. No pod has loaded the model. A job with a checkpoint never ends for this reason.",
+        "Make the changes that the message names (the cheapest that fit), or others that `longboat plan` accepts, in a new job.",
     ),
     Reason.DATASET_NOT_FOUND: _configuration(
         "A file of the dataset doesn't exist in the driver pod, or no reasoning-gym task has that name.",

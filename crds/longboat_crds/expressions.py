@@ -111,6 +111,13 @@ def plus(first: Expression, second: Expression) -> Expression:
     return _binary("+", first, second, lambda a, b: a + b)
 
 
+def divides(divisor: Expression, number: Expression) -> Expression:
+    """Holds where the whole number is a multiple of the divisor."""
+    return Expression(
+        f"({number.cel} % {divisor.cel} == 0)", lambda s: bool(number.evaluate(s) % divisor.evaluate(s) == 0)
+    )
+
+
 def cores(quantity: Expression) -> Expression:
     """Converts a CPU quantity to a number of cores."""
     return Expression(

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from longboat_crds.base import READER_DEFAULT, ApiModel
 from longboat_crds.job import RLJobSpec
-from longboat_crds.rules import Changeable, FieldError, removed, validation
+from longboat_crds.rules import Changeable, FieldError, FormerDefault, removed, validation
 
 
 def section(info: FieldInfo) -> type[ApiModel] | None:
@@ -95,19 +95,27 @@ def _unchanged(paths: Iterable[str], unless: str, message: str) -> list[dict[str
 
 
 def _same(path: str) -> str:
-    """Returns the CEL text that requires the value at a path of `spec` to be unchanged, or to be still unset."""
+    """Returns the CEL text that requires the value at a path of `spec` to be unchanged, or to be still unset (see `FormerDefault`)."""
     new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
-    if _always_present(path):
+    info = _field(path)
+    if _always_present(info):
         return f"{new} == {old}"
-    return f"(has({new}) ? has({old}) && {new} == {old} : !has({old}))"
+    former = next((part for part in info.metadata if isinstance(part, FormerDefault)), None)
+    unset = f"!has({old})" + (f" || {old} == {str(former.value).lower()}" if former else "")
+    return f"(has({new}) ? has({old}) && {new} == {old} : {unset})"
 
 
-def _always_present(path: str) -> bool:
-    """Whether the last field of a path is required, or the API server fills in a default; those on the way to it are (`section`)."""
+def _field(path: str) -> FieldInfo:
+    """Returns the last field of a path; those on the way to it are always there (`section`)."""
     model: type[ApiModel] = RLJobSpec
     for key in path.split("."):
         info = next(info for name, info in model.model_fields.items() if key in (info.alias, name))
         model = section(info) or model
+    return info
+
+
+def _always_present(info: FieldInfo) -> bool:
+    """Whether a field is required, or the API server fills in a default."""
     extra = info.json_schema_extra
     filled_in = not (isinstance(extra, dict) and READER_DEFAULT in extra)
     return info.is_required() or (filled_in and info.get_default(call_default_factory=True) is not None)

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     MAX_LENGTH_EXCEEDED = "MaxLengthExceeded"
     KV_CACHE_TOO_SMALL = "KVCacheTooSmall"
     DEVICE_MEMORY_TOO_SMALL = "DeviceMemoryTooSmall"
+    DOES_NOT_FIT = "DoesNotFit"
     DATASET_NOT_FOUND = "DatasetNotFound"
     DATASET_INVALID = "DatasetInvalid"
     DATASET_EMPTY = "DatasetEmpty"

@@ -25,6 +25,16 @@ class Changeable(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class FormerDefault:
+    """Marks a field that has no default any more. Stored jobs have the `value` that the API server filled in.
+
+    A started job may drop it: a PUT of its manifest, which never had the field, does.
+    """
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Removed:
     """Marks a field that was removed, or with `values` the values that were. `cure` says what to do instead.
 

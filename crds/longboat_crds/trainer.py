@@ -1,12 +1,16 @@
 """`spec.trainer`: FSDP2 ranks and the optimizer."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from longboat_crds.base import READER_DEFAULT, ApiModel
-from longboat_crds.rules import Changeable
+from longboat_crds.expressions import at_most, constant, divides, field, field_or, product
+from longboat_crds.rules import Changeable, FormerDefault, Rule
+
+# The most ranks of one trainer, and so the most pods.
+MAX_RANKS = 4096
 
 
 class Schedule(StrEnum):
@@ -49,9 +53,38 @@ class OptimizerSpec(ApiModel):
 
 
 class TrainerSpec(ApiModel):
-    """One trainer pod is one FSDP2 rank."""
+    """Trainer pods, and one FSDP2 rank for each of their devices."""
 
-    replicas: int = Field(default=1, ge=1, le=4096, description="Ranks.")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            at_most(product(field("replicas"), field_or("devicesPerPod", 1)), constant(MAX_RANKS)),
+            f"replicas x devicesPerPod is the number of ranks, at most {MAX_RANKS}: lower one of them",
+            "devicesPerPod",
+        ),
+        Rule(
+            divides(field_or("replicateDegree", 1), field("replicas")),
+            "each copy of the model is sharded over the same number of whole pods: choose a divisor of replicas",
+            "replicateDegree",
+        ),
+    )
+
+    replicas: int = Field(default=1, ge=1, le=4096, description="Trainer pods.")
+    devices_per_pod: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Devices of one pod, and ranks in it: GPUs, which the trainer container of the runtime template has to ask for, or on "
+        "CPUs processes that share the pod's threads. Ranks of one pod talk over NVLink or its memory, others over the pods' network.",
+        json_schema_extra={READER_DEFAULT: True},
+    )
+    replicate_degree: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Copies of the model, each sharded over replicas / replicateDegree pods. More copies need more memory, and pods then "
+        "exchange shards of gradients instead of weights and gradients. 1 shards the model over all ranks.",
+        json_schema_extra={READER_DEFAULT: True},
+    )
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     max_tokens_per_bin: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         default=8192,
@@ -75,8 +108,16 @@ class TrainerSpec(ApiModel):
         description="A minibatch whose gradient is not finite is skipped. The job fails after this many steps in a row in which every "
         "minibatch was skipped.",
     )
-    gradient_checkpointing: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
-        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    gradient_checkpointing: Annotated[bool | None, Changeable.WHILE_SUSPENDED, FormerDefault(value=False)] = Field(
+        default=None,
+        description="Recompute activations in the backward pass: less memory, more time. Default: true where a bin doesn't fit otherwise, or "
+        "with offloadActivations. Jobs that were created before false stopped being the default have false.",
+    )
+    offload_activations: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
+        default=False,
+        description="Keep in host memory, until the backward pass, the activations from which layers are recomputed: for bins that don't fit "
+        "otherwise. Takes maxTokensPerBin x hidden size x layers numbers of the host's memory, pinned, for each rank.",
+        json_schema_extra={READER_DEFAULT: True},
     )
     compile: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
         default=None,
@@ -90,6 +131,20 @@ class TrainerSpec(ApiModel):
         "holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
     )
 
+    @property
+    def ranks(self) -> int:
+        """FSDP2 ranks in all pods. Rank r is in pod r // devicesPerPod."""
+        return self.replicas * self.devices_per_pod
+
     def is_deterministic(self, device: str) -> bool:
         """Whether trainers use deterministic kernels on devices of this type (`cuda`, `cpu`)."""
         return device == "cpu" if self.deterministic is None else self.deterministic
+
+    def recomputes(self, *, fits: bool) -> bool:
+        """Whether layers are computed again in the backward pass; if the spec doesn't say, where it has to be so.
+
+        `fits` says whether a bin fits if they are not.
+        """
+        if self.gradient_checkpointing is None:
+            return self.offload_activations or not fits
+        return self.gradient_checkpointing

@@ -106,6 +106,69 @@ def run(
     )
 
 
+@app.command("plan")
+def plan(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file with one RLJob, and maybe its runtime template, beside config.json.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory with config.json.",
+            show_default="spec.model.path, or the directory of FILE",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file with the runtime template.",
+            show_default="FILE",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="79Gi", help="Memory of one GPU.")] = None,
+) -> None:
+    """Says what memory, shared memory and storage a job on GPUs takes, phase by phase, and whether it fits. Needs no GPU.
+
+    Ends with 1 if something doesn't fit, and then names the cheapest change that does.
+    """
+    from longboat_runtime.plan.command import plan_file
+
+    raise typer.Exit(plan_file(file, model, runtime, device))
+
+
+@app.command("doctor")
+def doctor(
+    libraries: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Only check that `ldd` finds what the extensions below DIR need, such as site-packages.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Says whether this pod, or this machine, has what its role needs: GPUs, driver, NCCL's paths, shared memory, volumes, Ray's head, clock.
+
+    Ends with 1 if something is wrong. What is wrong or could be better has its cure in a line. In a pod: kubectl exec POD -- longboat doctor.
+    """
+    from longboat_runtime.doctor.command import check_libraries, diagnose
+
+    raise typer.Exit(check_libraries(libraries, as_json=as_json) if libraries else diagnose(as_json=as_json))
+
+
 @app.command("profile")
 def profile(
     file: Annotated[Path, typer.Argument(help="YAML file with one RLJob.", exists=True, dir_okay=False)],

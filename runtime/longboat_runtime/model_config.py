@@ -120,7 +120,10 @@ def architectures() -> Architectures | None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    package = importlib.util.find_spec("vllm")
+    try:
+        package = importlib.util.find_spec("vllm")
+    except ImportError:
+        package = None
     others = [
         point
         for point in entry_points(group=_PLUGINS)

@@ -34,8 +34,8 @@ pytestmark = [
 # How many one after the other the agents below are given.
 PORTS = 25
 
-# What the agents of a head, a rollout and a driver do; the driver's own program writes down when it was started, and waits.
-AGENT = """
+# What the agents of a head, a rollout and a driver do; the driver's own program notes that it has reached the API server, and waits.
+AGENT = '''
 import sys
 from dataclasses import replace
 from longboat_crds.base import Role
@@ -54,7 +54,13 @@ place = roles.Place(
     temp_dir=f"{directory}/ray",
     grace=1e6,  # a drain that waited as long would never end
 )
-program = f"import os, time; open('{directory}/started', 'a').write('x'); time.sleep(1e6)"
+program = f"""
+import time
+from longboat_runtime.contact import Contact
+Contact().note_answer()
+open('{directory}/started', 'a').write('x')
+time.sleep(1e6)
+"""
 
 def made():
     if role == "head":
@@ -68,7 +74,7 @@ def duty():
     return replace(made(), rules=replace(made().rules, quick=1e6, quick_failures=1000))
 
 sys.exit(roles.run_agent(duty))
-"""
+'''
 
 
 @dataclass
@@ -118,6 +124,21 @@ print({call})
         done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
+    def head_by_the_doctor(self, pod: str, **environment: str) -> str:
+        """Returns what the doctor finds of the head in a container of a pod, with these changes to the environment."""
+        program = f"""
+import asyncio
+from longboat_runtime.doctor.head import judge_head, reach
+from longboat_runtime.doctor.place import Place
+place = Place("rollout", {self.head!r}, 2, {pod!r})
+print(judge_head(asyncio.run(reach(place)), place).text)
+"""
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, env=self.environment | environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+        return done.stdout.splitlines()[-1]
+
     def ask_to_stop(self) -> None:
         (agent,) = children(self.process.pid)
         os.kill(agent, signal.SIGTERM)
@@ -143,7 +164,8 @@ def agents() -> Iterator[dict[str, Agent]]:
     directory = Path(tempfile.mkdtemp(prefix="lb-"))
     token = directory / "token"
     token.write_text(secrets.token_hex(32))
-    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    # What a pod's containers tell each other is in its directory of temporary files.
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "TMPDIR": str(directory)}
     base = adjacent_ports(PORTS)
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.getuid() != 0:
@@ -202,3 +224,13 @@ def test_a_rollout_pod_does_not_wait_for_a_head_that_is_gone(agents: dict[str, A
     assert [agents[role].process.wait() for role in ("head", "driver")] == [0, 0]
     agents["rollout"].ask_to_stop()
     assert agents["rollout"].process.wait() == 0
+
+
+def test_the_doctor_finds_the_head_and_whether_it_counts_the_pod(agents: dict[str, Agent], tmp_path: Path) -> None:
+    head = agents["rollout"]
+    until(agents, head.ready)
+    assert head.head_by_the_doctor("pod-rollout").endswith("serves, and counts this pod's node")
+    assert head.head_by_the_doctor("pod-elsewhere").endswith("serves, and this pod hasn't joined")
+    (tmp_path / "token").write_text(secrets.token_hex(32))
+    refused = head.head_by_the_doctor("pod-rollout", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"))
+    assert refused.endswith("takes connections and answers no request")

@@ -1,12 +1,7 @@
 import pytest
 
-from longboat_runtime.agent.ray_command import (
-    RayNode,
-    head_command,
-    object_store_need,
-    object_store_size,
-    worker_command,
-)
+from longboat_runtime.agent.ray_command import RayNode, head_command, worker_command
+from longboat_runtime.object_store import object_store_need, object_store_size
 
 NODE = RayNode(
     "10.0.0.7", {"longboat-rollout": 2}, {"longboat.dev/role": "rollout", "longboat.dev/pod": "x-rollout-0-a0"}

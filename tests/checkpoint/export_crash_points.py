@@ -25,7 +25,7 @@ def written(root: Path, source: Path, incarnation: int, step: int, value: float)
     exports = Exports(root, 2, incarnation)
     directory = exports.path(step)
     tensors = {name: torch.full((64,), value) for name in ("first", "second")}
-    export(source, tensors, "float32", directory, aside(directory, incarnation))
+    export(source, tensors.items(), "float32", directory, aside(directory, incarnation))
     exports.prune(step)
 
 

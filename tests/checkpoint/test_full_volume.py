@@ -22,7 +22,7 @@ tensors = {f"weight{number}": torch.ones(64, 1024) for number in range(16)}
 try:
     if sys.argv[2] == "export":
         try:
-            export(volume, tensors, "float32", volume / "export", volume / ".export.1.partial")
+            export(volume, tensors.items(), "float32", volume / "export", volume / ".export.1.partial")
         finally:
             assert not (volume / ".export.1.partial").exists()
     else:

@@ -5,14 +5,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.files import FilesDamaged
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
+from tests.support.checkpoints import bytes_read, described
 
 SCRIPT = "tests.checkpoint.crash_points"
 
@@ -22,8 +26,9 @@ def write(directory: Path, content: bytes = b"0123456789" * 100) -> None:
     (directory / "weights").write_bytes(content)
 
 
-async def write_model(directory: Path) -> None:
+async def write_model(directory: Path) -> Sequence[FileEntry]:
     write(directory)
+    return described(directory)
 
 
 async def saved(root: Path, *steps: int, incarnation: int = 1, keep: int = 2) -> CheckpointStore:
@@ -33,8 +38,8 @@ async def saved(root: Path, *steps: int, incarnation: int = 1, keep: int = 2) ->
     return store
 
 
-def directories(root: Path) -> list[str]:
-    return sorted(path.name for path in root.glob("incarnations/*/*"))
+def directories(root: Path, pattern: str = "incarnations/*/*") -> list[str]:
+    return sorted(path.name for path in root.glob(pattern))
 
 
 async def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
@@ -107,8 +112,14 @@ async def test_a_checkpoint_counts_though_an_old_one_cannot_be_removed(
     assert directories(tmp_path) == ["step-00000030"]
 
 
-@pytest.mark.parametrize("file", ["trainer/weights", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["truncated", "one byte changed", "missing"])
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        *product(["truncated", "missing"], ["trainer/weights", "state.json", "manifest.json"]),
+        ("one byte changed", "state.json"),
+        ("one byte changed", "manifest.json"),
+    ],
+)
 async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: str) -> None:
     store = await saved(tmp_path, 10, 20)
     path = tmp_path / "incarnations" / "1" / "step-00000020" / file
@@ -124,6 +135,78 @@ async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, da
     assert found.step == 10
     told = [] if (damage, file) == ("missing", "manifest.json") else ["step-00000020"]  # one that was never finished
     assert [Path(each.partition(" ")[0]).name for each in store.damaged] == told
+
+
+async def test_checkpoints_that_ranks_have_found_damaged_are_passed_over_in_turn(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10, 20)
+    for step, older in ((20, 10), (10, None)):
+        found = store.newest()
+        assert found is not None
+        assert (found.step, found.model_files) == (step, described(found.model))
+        store.pass_over(found, "weights is not as it was written")
+        if older is None:
+            with pytest.raises(
+                SpecProblem, match=r"step-00000020 .*; .*step-00000010 .weights is not as it was written"
+            ):
+                store.newest()
+    assert [Path(each.partition(" ")[0]).name for each in store.damaged] == ["step-00000020"]
+
+
+@pytest.mark.parametrize("by_rank", [True, False])
+async def test_a_damaged_checkpoint_takes_no_place_of_those_that_are_kept(tmp_path: Path, *, by_rank: bool) -> None:
+    await saved(tmp_path, 10, 20)
+    store = CheckpointStore(tmp_path, 2, 2)
+    (tmp_path / "incarnations" / "2").mkdir()
+    if not by_rank:
+        (tmp_path / "incarnations" / "1" / "step-00000020" / "trainer" / "weights").unlink()
+    found = store.newest()
+    assert found is not None
+    if by_rank:
+        store.pass_over(found, "weights is not as it was written")
+        found = store.newest()
+        assert found is not None
+    assert found.step == 10
+    assert directories(tmp_path) == ["step-00000010", "step-00000020"], "until the next one is saved"
+    await store.save(20, {}, write_model)
+    assert directories(tmp_path / "incarnations" / "1", "*") == ["step-00000010"]
+    assert directories(tmp_path / "incarnations" / "2", "*") == ["step-00000020"]
+
+
+async def test_what_ranks_have_written_is_not_read(tmp_path: Path) -> None:
+    async def write_large(directory: Path) -> Sequence[FileEntry]:
+        write(directory, bytes(8 << 20))
+        return described(directory)
+
+    store = await saved(tmp_path, 10)
+    before = bytes_read()
+    await store.save(20, {}, write_large)
+    own = bytes_read() - before - (8 << 20)  # what `described` reads
+    found = CheckpointStore(tmp_path, 2, 2).newest()
+    assert found is not None
+    assert found.step == 20
+    assert own < 1 << 20
+    assert bytes_read() - before - (8 << 20) < 1 << 20
+
+
+async def test_a_checkpoint_whose_files_are_not_on_the_volume_is_none(tmp_path: Path) -> None:
+    """A rank has written to another volume than the driver's."""
+    store = await saved(tmp_path, 10)
+
+    async def elsewhere(directory: Path) -> Sequence[FileEntry]:
+        entries = await write_model(directory)
+        (directory / "weights").unlink()
+        return entries
+
+    with pytest.raises(FilesDamaged, match="trainer/weights is missing"):
+        await store.save(20, {}, elsewhere)
+    assert directories(tmp_path) == ["step-00000010"]
+
+
+async def test_a_state_that_cannot_be_read_hides_no_older_one(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10, 20)
+    (tmp_path / "incarnations/1/step-00000020/state.json").write_text("{")
+    assert store.newest_state() == {"ledger": {"step": 10}}
+    assert store.newest_state(20) is None
 
 
 async def test_where_no_checkpoint_is_whole_the_job_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
@@ -142,7 +225,7 @@ async def test_where_no_checkpoint_is_whole_the_job_does_not_begin_anew_by_itsel
 async def test_a_full_volume_is_a_problem_that_names_the_cure_and_loses_nothing(tmp_path: Path, number: int) -> None:
     store = await saved(tmp_path, 10)
 
-    async def fail(directory: Path) -> None:
+    async def fail(directory: Path) -> Sequence[FileEntry]:
         await write_model(directory)
         raise OSError(number, "no space")
 
@@ -162,8 +245,9 @@ async def test_a_really_full_volume(small_volume: Path) -> None:
     """A file system of 1 MiB."""
     store = await saved(small_volume, 10)
 
-    async def fill(directory: Path) -> None:
+    async def fill(directory: Path) -> Sequence[FileEntry]:
         write(directory, bytes(4 << 20))
+        return described(directory)
 
     with pytest.raises(SpecProblem) as problem:
         await store.save(20, {}, fill)
@@ -175,7 +259,7 @@ async def test_a_really_full_volume(small_volume: Path) -> None:
 async def test_an_error_of_the_trainer_leaves_nothing_half_made(tmp_path: Path) -> None:
     store = await saved(tmp_path, 10)
 
-    async def fail(directory: Path) -> None:
+    async def fail(directory: Path) -> Sequence[FileEntry]:
         await write_model(directory)
         raise RuntimeError("a rank ended")
 
@@ -193,9 +277,10 @@ async def test_the_same_step_twice_keeps_the_first(tmp_path: Path) -> None:
 async def test_training_goes_on_while_the_model_is_written(tmp_path: Path) -> None:
     released = asyncio.Event()
 
-    async def slow(directory: Path) -> None:
-        await write_model(directory)
+    async def slow(directory: Path) -> Sequence[FileEntry]:
+        entries = await write_model(directory)
         await released.wait()
+        return entries
 
     store = CheckpointStore(tmp_path, 2, 1)
     saving = asyncio.create_task(store.save(10, {}, slow))

@@ -109,7 +109,7 @@ def accepted_changes(root: Path) -> None:
     """Followed while a driver waits, with the inputs of its checkpoint changed."""
     site = drive(root, go_on)
     site.digests = {TrainingInput.MODEL: {"config.json": "2"}}
-    saved = Manifest(1, 5, root, {"digests": {"Model": {"config.json": "1"}}})
+    saved = Manifest(1, 5, root, {"digests": {"Model": {"config.json": "1"}}}, ())
 
     async def accepted() -> None:
         driver = site.driver()

@@ -8,6 +8,7 @@ import pytest
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load, load_job
 from longboat_crds.model import DType, ModelSpec
+from longboat_crds.yaml_text import dump, parse
 from longboat_graders.adapters import load_scorer
 from longboat_graders.messages import RewardFunction
 from longboat_graders.result import RewardResult, RewardSample
@@ -22,7 +23,8 @@ MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if "apiVersion: lon
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_examples_are_valid(path: Path) -> None:
-    assert load(path.read_text()).metadata is not None
+    for document in parse(path.read_text()):
+        assert load(dump(document)).metadata is not None
 
 
 @pytest.fixture(scope="module")

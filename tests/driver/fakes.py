@@ -20,6 +20,8 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.status import RewardGrant, RolloutGrant
 from longboat_graders.messages import IsolationInForce
 from longboat_runtime.checkpoint.digests import Digests
+from longboat_runtime.checkpoint.files import read
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -68,6 +70,7 @@ from longboat_runtime.samples import (
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
+from tests.support.checkpoints import described
 
 
 class Crash(Exception):
@@ -420,7 +423,7 @@ class FakeTrainer:
     async def snapshot(self) -> None:
         self.snapshots.append(self.weights)
 
-    async def write(self, directory: Path) -> None:
+    async def write(self, directory: Path) -> Sequence[FileEntry]:
         self.writes += 1
         if self.writes in self.full:
             raise OSError(28, "No space left on device")
@@ -428,6 +431,7 @@ class FakeTrainer:
         await self.may_write.wait()
         assert weights == self.snapshots[-1], "there is one copy, and it is being written"
         await self._write(directory, weights)
+        return described(directory)
 
     async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
         await self.may_write_samples.wait()
@@ -440,7 +444,9 @@ class FakeTrainer:
 
         write(root, request, responses, lambda ids: [f"prompt {held[id_].prompt_ids[0]}" for id_ in ids])
 
-    async def restore(self, directory: Path) -> None:
+    async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
+        for entry in entries:
+            read(directory, entry)
         self.weights = (directory / "weights").read_text()
 
     async def export(self, directory: Path, partial: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.files import FilesDamaged
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.eventlog import EventLog
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.errors import TrainerLost
-from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import finished, manifests, saved_steps, trained, until
 from tests.support.examples import examples
@@ -237,6 +239,27 @@ async def test_a_lost_trainer_is_loaded_from_the_checkpoint_that_is_being_writte
     assert len(site.fleet.requests) == len(whole.fleet.requests), "nothing is generated again"
 
 
+async def test_a_lost_trainer_is_not_loaded_from_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """The next driver goes back to an older one."""
+    whole = await finished(tmp_path / "whole", checkpoint={"every_steps": 1})
+    site = Site(tmp_path / "damaged", whole.spec)
+    driver, load = site.driver(), site.trainer.load
+
+    async def damaged() -> ModelInfo:
+        if site.trainer.loads == 1:
+            weights = site.root / "incarnations" / "1" / "step-00000002" / "trainer" / "weights"
+            weights.write_bytes(bytes(weights.stat().st_size))
+        return await load()
+
+    site.trainer.load, site.trainer.lost = damaged, {3}
+    with pytest.raises(ExceptionGroup) as ended:
+        await driver.run()
+    assert ended.group_contains(FilesDamaged)
+    assert await site.driver().run() is RunOutcome.DONE
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
+
+
 async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_the_newest_manifest(
     tmp_path: Path,
 ) -> None:
@@ -245,11 +268,12 @@ async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_
     site.trainer.may_write.set()
     dead, write = asyncio.Event(), site.trainer.write
 
-    async def lost(directory: Path) -> None:
-        await write(directory)
+    async def lost(directory: Path) -> Sequence[FileEntry]:
+        entries = await write(directory)
         if site.trainer.writes == 2:
             await dead.wait()
             raise TrainerLost("a trainer rank failed")
+        return entries
 
     site.trainer.write, site.trainer.lost = lost, {5}
     await until(lambda: not site.trainer.lost, running)
@@ -310,9 +334,10 @@ def killing(method: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
         kill = called()
         if kill and not after:
             raise Killed
-        await method(*arguments)
+        result = await method(*arguments)
         if kill:
             raise Killed
+        return result
 
     return awaited if asyncio.iscoroutinefunction(method) else plain
 

@@ -272,17 +272,19 @@ async def test_evaluation_changes_nothing_about_training_and_is_not_repeated(tmp
     assert {request.id.epoch for request in site.fleet.requests if request.evaluation} == {-4, -5, -6}
 
 
+@pytest.mark.parametrize("file", ["state.json", "trainer/weights"])
 async def test_a_damaged_checkpoint_is_reported_until_there_is_another_and_the_steps_are_repeated(
-    tmp_path: Path,
+    tmp_path: Path, file: str
 ) -> None:
+    """The driver finds what is wrong with its own file, and the trainer with the others."""
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "damaged", make_spec())
     driver = site.driver()
     crash_once_saved(site, step=5, saved=4)
     with pytest.raises(ExceptionGroup):
         await driver.run()
-    newest = max((tmp_path / "damaged").rglob("step-*/state.json"))
-    newest.write_bytes(b"{}")
+    newest = max((tmp_path / "damaged").rglob("step-*"))
+    (newest / file).write_bytes(bytes((newest / file).stat().st_size))
     driver = site.driver()
     seen = []
     publish = site.broker.publish
@@ -290,7 +292,7 @@ async def test_a_damaged_checkpoint_is_reported_until_there_is_another_and_the_s
     assert await driver.run() is RunOutcome.DONE
     (problem,) = {(p.reason, p.field, p.message) for status in seen if (p := status.problem)}
     assert problem[:2] == ("CheckpointCorrupt", "spec.checkpoint")
-    assert newest.parent.name in problem[2]
+    assert newest.name in problem[2]
     assert seen[-1].problem is None
     assert site.trainer.weights == whole.trainer.weights
 

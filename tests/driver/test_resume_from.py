@@ -62,6 +62,17 @@ async def test_each_prompt_is_trained_once_by_the_two_jobs(
             assert all(span.version == step - 1 for of in spans for span in of)
 
 
+async def test_a_damaged_checkpoint_of_another_job_is_passed_over_too(tmp_path: Path) -> None:
+    before = site_of(tmp_path / "first", "Synchronous")
+    assert await before.driver().run() is RunOutcome.DONE
+    [weights] = before.root.glob(f"incarnations/*/*{STEPS}/trainer/weights")
+    weights.write_bytes(bytes(weights.stat().st_size))
+    after = site_of(tmp_path / "second", "Synchronous", before.root)
+    assert await after.driver().run() is RunOutcome.DONE
+    assert [step for step, _ in trained(after)] == [STEPS]
+    assert after.trainer.weights == before.trainer.weights
+
+
 async def test_engines_start_in_the_shape_of_the_checkpoint_that_the_job_starts_from(tmp_path: Path) -> None:
     before, after = tmp_path / "first", tmp_path / "second"
     assert await site_of(before, "Synchronous").driver().run() is RunOutcome.DONE

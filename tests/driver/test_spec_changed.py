@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import spec_problem_in
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.loop import Driver
@@ -50,12 +51,12 @@ def once_saved(site: Site, number: int, happen: Callable[[], object]) -> None:
     """Something happens while this checkpoint is written, and the driver gets to know of it."""
     write = site.trainer.write
 
-    async def writes(directory: Path) -> None:
+    async def writes(directory: Path) -> Sequence[FileEntry]:
         if site.trainer.writes + 1 == number:
             happen()
             for _ in range(10):
                 await asyncio.sleep(0)
-        await write(directory)
+        return await write(directory)
 
     site.trainer.write = writes
 

@@ -9,10 +9,10 @@ import pytest
 import ray
 
 from longboat_crds.rewards import DEFAULT_POOL, default_pools
-from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.driver import sample_files
 from longboat_runtime.local.graders import local_graders
 from longboat_runtime.local.ray import start_ray
+from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.reward.slots import resource
 from longboat_runtime.tracking import trackers
 from tests.support.waiting import DEADLINE_SECONDS

@@ -13,8 +13,10 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.local.display import Display, heading, line
 from longboat_runtime.local.picture import draw, points
-from longboat_runtime.local.run import move_aside, on_one_node, on_this_machine, run_file
+from longboat_runtime.local.run import _resources, move_aside, on_one_node, on_this_machine, run_file
 from longboat_runtime.metrics.record import JsonLines, Record
+from longboat_runtime.reward.slots import resource
+from longboat_runtime.trainer.placement import pod_nodes
 from tests.driver.fakes import make_spec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -25,13 +27,23 @@ def test_one_machine_hosts_all_engines_and_graders() -> None:
     spec = make_spec()
     rollout = spec.rollout.model_copy(update={"replicas": 3, "engines_per_pod": 2})
     pools = [RewardPoolSpec(name="code", replicas=2, graders_per_pod=4), RewardPoolSpec(name="math", graders_per_pod=3)]
-    local = on_one_node(spec.model_copy(update={"rollout": rollout, "reward_pools": pools}))
+    trainer = spec.trainer.model_copy(update={"replicas": 2, "devices_per_pod": 4})
+    local = on_one_node(spec.model_copy(update={"rollout": rollout, "reward_pools": pools, "trainer": trainer}))
     assert (local.rollout.replicas, local.rollout.engines_per_pod) == (1, 6)
     assert [(pool.name, pool.replicas, pool.graders_per_pod) for pool in local.reward_pools] == [
         ("code", 1, 8),
         ("math", 1, 3),
     ]
-    assert local.rounds == spec.rounds
+    assert (local.rounds, local.trainer) == (spec.rounds, trainer)
+    offered = _resources(local)
+    assert offered == {
+        "longboat-store": 1,
+        "longboat-rollout": 6,
+        "longboat-trainer": 8,
+        resource("code"): 8,
+        resource("math"): 3,
+    }
+    assert pod_nodes([{"NodeID": "here", "Alive": True, "Resources": offered}], 2, 4)
 
 
 def test_paths_of_pods_are_found_in_the_directories_that_stand_for_their_volumes() -> None:

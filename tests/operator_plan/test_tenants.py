@@ -223,6 +223,67 @@ def test_a_template_that_no_job_can_run_with_is_refused_with_its_field(spec: dic
     assert cluster.status.phase is Phase.RUNNING
 
 
+def trainer_limits(**limits: Any) -> dict[str, Any]:
+    return template(containers=[{"name": "trainer", "resources": {"limits": limits}}])
+
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "gpus"),
+    [
+        ({"roles": {"trainer": trainer_limits(**{GPU: "8"})}}, 1, 8),
+        ({"roles": {"trainer": trainer_limits(**{GPU: 4})}}, 8, 4),
+        ({"common": trainer_limits(**{"amd.com/gpu": 2})}, 1, 2),
+        ({"common": trainer_limits(**{GPU: 4}), "roles": {"trainer": trainer_limits(**{GPU: 8})}}, 4, 8),
+        ({"roles": {"trainer": trainer_limits(**{"nvidia.com/mig-3g.40gb": 2})}}, 1, 2),
+    ],
+)
+def test_a_template_whose_trainers_have_another_number_of_gpus_is_refused(
+    spec: dict[str, Any], devices: int, gpus: int
+) -> None:
+    cluster = SimulatedCluster(spec_of(trainer={"devicesPerPod": devices}), runtime_of(**spec))
+    cluster.settle()
+    reason, text = message(cluster)
+    assert reason == Reason.POD_TEMPLATE_INVALID
+    assert f"spec.trainer.devicesPerPod: is {devices}, but" in text
+    assert f"gives trainer pods {gpus} (spec." in text
+    assert not cluster.pods()
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices"),
+    [
+        ({"roles": {"trainer": trainer_limits(**{GPU: "8"})}}, 8),
+        # On CPUs, and where GPUs are claimed in another way, the template says nothing of them.
+        ({}, 4),
+        ({"common": trainer_limits(**{GPU: 4}), "roles": {"trainer": trainer_limits(**{GPU: None})}}, 2),
+        ({"roles": {"trainer": trainer_limits(**{GPU: 2, "rdma/hca": 1, "nvidia.com/hostdev": 8})}}, 2),
+    ],
+)
+def test_trainer_pods_offer_a_rank_for_each_device(spec: dict[str, Any], devices: int) -> None:
+    cluster = SimulatedCluster(spec_of(trainer={"devicesPerPod": devices}), runtime_of(**spec))
+    cluster.up()
+    assert cluster.status.phase is Phase.RUNNING
+    trainers = [pod for pod in cluster.pods() if "-trainer-" in pod["metadata"]["name"]]
+    assert len(trainers) == 2
+    for pod in trainers:
+        [args] = [c["args"] for c in pod["spec"]["containers"] if c["name"] == "trainer"]
+        assert args[args.index("--slots") + 1] == str(devices)
+
+
+def test_a_started_job_keeps_a_template_whose_trainers_have_idle_gpus() -> None:
+    """As one that an operator without devicesPerPod started."""
+    cluster = SimulatedCluster()
+    cluster.up()
+    cluster.children["ControllerRevision"]["sums-runtime-1"]["data"] |= {
+        "roles": {"trainer": trainer_limits(**{GPU: 8})}
+    }
+    cluster.settle()
+    assert message(cluster)[0] == Reason.RUNTIME_RESOLVED
+
+
 def test_a_role_may_leave_the_host_network_again_and_a_started_job_runs_on() -> None:
     back = {role: template(hostNetwork=False) for role in Role}
     cluster = SimulatedCluster(runtime=runtime_of(common=template(hostNetwork=True), roles=back))

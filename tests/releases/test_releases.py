@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from longboat_crds.trainer import TrainerSpec
 from longboat_operator.cli import _parser
 from tests.charts.rendering import CHART, RELEASE, helm
 from tests.operator_plan.simulated_cluster import SimulatedCluster
@@ -68,6 +69,42 @@ DriverStatus.from_json(job["status"])
 json.dump([target_of(action) for action in made.actions], sys.stdout)
 """
 
+# Saves a checkpoint of one tensor.
+SAVE = """
+import asyncio, json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.store import CheckpointStore
+
+async def write(directory):
+    return sharded.write({"weight": torch.arange(10.0)}, directory)
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+asyncio.run(CheckpointStore(Path(json.load(sys.stdin)), 2, 1).save(10, {"ledger": {"step": 10}}, write))
+json.dump(None, sys.stdout)
+"""
+
+# Resumes from it; prints the driver's state and the tensor.
+RESUME = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.store import CheckpointStore
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+saved = CheckpointStore(Path(json.load(sys.stdin)), 2, 2).newest()
+tensors = {"weight": torch.zeros(10)}
+model = saved.model
+if hasattr(saved, "model_files"):
+    model = sharded.SavedTensors(model, saved.model_files, 0, 1)
+sharded.read(tensors, model)
+json.dump([saved.state, tensors["weight"].tolist()], sys.stdout)
+"""
+
 
 @pytest.fixture(scope="session", params=RELEASES, ids=[release.version for release in RELEASES])
 def released(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -95,6 +132,31 @@ def test_the_api_server_adds_no_field_to_stored_objects(released: Path, kind: st
     old, new = spec_of(released, kind), spec_of(ROOT, kind)
     assert [*filled_in(old, new, "spec")] == []
     assert [*filled_in({**old, "properties": {"a": {}}}, {**new, "default": {"b": 1}}, "spec")], "it would be noticed"
+
+
+# Prints whether a trainer's section, as JSON, has layers recomputed.
+READ = """
+import json, sys
+from longboat_crds.trainer import TrainerSpec
+
+print(json.dumps(TrainerSpec.model_validate(json.load(sys.stdin)).gradient_checkpointing))
+"""
+
+
+def test_gradient_checkpointing_that_was_not_set_stays_off_in_jobs_of_a_release_and_in_its_drivers(
+    released: Path,
+) -> None:
+    """The API server of a release wrote its default into jobs; now it leaves the field out, which means that the plan decides."""
+    field = {
+        tree: spec_of(tree, "rljobs")["properties"]["trainer"]["properties"]["gradientCheckpointing"]
+        for tree in (released, ROOT)
+    }
+    assert "default" not in field[ROOT]
+    stored = {name: field[released][name] for name in ("default",) if name in field[released]}
+    if stored:
+        assert not TrainerSpec.model_validate({"gradientCheckpointing": stored["default"]}).recomputes(fits=False)
+        assert run_script(released, READ, {}) is False
+    assert TrainerSpec().recomputes(fits=False)
 
 
 @pytest.mark.helm
@@ -140,3 +202,15 @@ def test_a_release_goes_on_with_a_job_whose_node_is_being_drained(release: Relea
     snapshot = [observed.job, observed.children, cluster.now.isoformat()]
     targets = run_script(release.extract(tmp_path), PLAN, snapshot)
     assert [kind for kind, _ in targets if kind in ("Pod", "PodDisruptionBudget")] == []
+
+
+def test_a_job_of_a_release_is_resumed(released: Path, tmp_path: Path) -> None:
+    run_script(released, SAVE, str(tmp_path))
+    assert run_script(ROOT, RESUME, str(tmp_path)) == [{"ledger": {"step": 10}}, [*range(10)]]
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.rollback], ids=lambda release: release.version)
+def test_a_release_resumes_a_job_of_this_version(release: Release, tmp_path: Path) -> None:
+    run_script(ROOT, SAVE, str(tmp_path / "claim"))
+    old = release.extract(tmp_path / "release")
+    assert run_script(old, RESUME, str(tmp_path / "claim")) == [{"ledger": {"step": 10}}, [*range(10)]]

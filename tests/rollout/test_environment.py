@@ -41,6 +41,12 @@ def test_cpus_of_an_engine_on_an_accelerator_are_left_alone() -> None:
     assert made.keys().isdisjoint({"VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE"})
 
 
+@pytest.mark.parametrize("accelerators", [None, "0"])
+def test_every_engine_runs_the_model_runner_that_tests_run(accelerators: str | None) -> None:
+    """On a GPU vLLM would choose another."""
+    assert environment(CONFIG, SHARE, in_process=True, accelerators=accelerators)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
 def share(
     affinity: set[int],
     limit: float | None = None,

@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.local.ray import start_ray
+from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.rollout import fleet as fleets
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.member import MemberState

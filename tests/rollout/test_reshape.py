@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 import ray
 
-from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.local.ray import start_ray
+from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import Load, total
 from longboat_runtime.rollout.protocol import ReshapePhase

@@ -10,6 +10,7 @@ from longboat_crds.model import DType
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.trainer import sharding
 from longboat_runtime.trainer.rank import TrainerRank
+from tests.support.checkpoints import described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank
 
@@ -36,7 +37,7 @@ def test_a_rank_that_is_alone_computes_the_same_bits_without_fsdp(
             found[wanted] = (first, weights(rank))
         monkeypatch.setattr(sharding, "needs_fsdp", lambda *_, other=other: other)
         with only_rank(spec) as rank:
-            rank.restore(tmp_path / f"fsdp-{wanted}")
+            rank.restore(tmp_path / f"fsdp-{wanted}", described(tmp_path / f"fsdp-{wanted}"))
             rank.train(make_request(SAMPLES, step=2), fetch_from(SAMPLES))
             assert torch.equal(weights(rank), found[wanted][1])
     assert found[True][0] == found[False][0]

@@ -75,6 +75,29 @@ def test_what_was_not_trained_is_exported_as_it_came(tmp_path: Path, name: str) 
     assert all(torch.equal(exported[key], given[key]) for key in given)
 
 
+def test_an_export_that_fails_leaves_no_rank_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take part in gathering all weights, so rank 0 has to as well."""
+    models()["fused experts"].save_pretrained(tmp_path / "model")
+    actor = TrainerActor(make_spec(tmp_path / "model"), 0, 1, store=None)
+    gathered = []
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    try:
+        actor.load(process_group.serve("127.0.0.1"))
+        weights = [*actor._trainer.weights()]
+        monkeypatch.setattr(actor._trainer, "weights", lambda: (gathered.append(each) or each for each in weights))
+        monkeypatch.setattr("longboat_runtime.checkpoint.export._write_file", full)
+        monkeypatch.setattr("longboat_runtime.checkpoint.export.FILE_BYTES", 1)
+        with pytest.raises(OSError, match="No space"):
+            actor.export(tmp_path / "export", tmp_path / ".export.1.partial")
+    finally:
+        process_group.leave()
+    assert len(gathered) == len(weights) > 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_weights_of_experts_are_gathered_layer_by_layer(tmp_path: Path) -> None:
     layers = 8
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from longboat_runtime.trainer import attention
+from longboat_runtime.trainer.machine import MACHINE
 
 HEADS, SIZE = 8, 64
 LENGTHS = (301, 301, 97, 64, 63, 1)
@@ -22,7 +23,7 @@ def inputs(key_heads: int, dtype: torch.dtype) -> list[Tensor]:
 def attended(tensors: list[Tensor], window: int | None) -> list[Tensor]:
     """The result, and the gradients of the inputs."""
     result, _ = attention.packed_attention(
-        torch.nn.Identity(), *tensors, None, packing=attention.Packing(LENGTHS), sliding_window=window
+        torch.nn.Identity(), *tensors, None, packing=attention.Packing(LENGTHS, MACHINE), sliding_window=window
     )
     ramp = torch.linspace(-1.0, 1.0, result.numel(), device="cuda").view_as(result)
     (result.float() * ramp).sum().backward()

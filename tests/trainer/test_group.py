@@ -16,6 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.files import FilesDamaged
+from longboat_runtime.checkpoint.manifest import FileEntry
+from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -25,6 +28,7 @@ from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import ChunkRequest
 from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publish import pack
+from tests.support.checkpoints import bytes_read, described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
 
@@ -54,10 +58,10 @@ class HeldWriter(TrainerActor):
     """Writes nothing while a file `hold` beside the directory is locked."""
 
     @ray.method(concurrency_group="write")
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path) -> tuple[FileEntry, ...]:
         with suppress(OSError), directory.with_name("hold").open() as hold:
             fcntl.flock(hold, fcntl.LOCK_SH)
-        super().write(directory)
+        return super().write(directory)
 
 
 @contextmanager
@@ -95,7 +99,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
         assert not another.done(), "there is one copy, and it is being written"
     await writing
     await another
-    await group.restore(tmp_path / "trainer")
+    await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.publish(1)
     assert again.checksum == publication.checksum
     assert await group.checksum() == publication.checksum
@@ -115,6 +119,44 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
         model
     ).decode([70, 71])
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in (tmp_path / "export").iterdir())
+
+
+async def test_the_driver_reads_nothing_of_what_ranks_write(group: RayTrainerGroup, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2, 1)
+    await group.snapshot()
+    before = bytes_read()
+    saved = await store.save(10, {}, group.write)
+    found = CheckpointStore(tmp_path, 2, 2).newest()
+    assert found is not None
+    await group.restore(found.model, found.model_files)
+    own = bytes_read() - before
+    written = sum(entry.size for entry in saved.model_files)
+    assert {entry.path for entry in found.model_files} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert own < min(1 << 20, written / 4)
+
+
+async def test_one_damaged_file_sends_all_ranks_back_to_the_older_checkpoint(
+    group: RayTrainerGroup, tmp_path: Path
+) -> None:
+    store, checksums = CheckpointStore(tmp_path, 2, 1), []
+    for step in (10, 20):
+        await group.train(make_request(SAMPLES, step=step))
+        await group.snapshot()
+        await store.save(step, {}, group.write)
+        checksums.append(await group.checksum())
+    newest = store.newest()
+    assert newest is not None
+    file = newest.model / "__1_0.distcp"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(FilesDamaged, match=r"__1_0.distcp is not as it was written \(rank 1\)") as damage:
+        await group.restore(newest.model, newest.model_files)
+    assert await group.checksum() == checksums[1], "the ranks live, and have restored nothing"
+    store.pass_over(newest, str(damage.value))
+    older = store.newest()
+    assert older is not None
+    assert older.step == 10
+    await group.restore(older.model, older.model_files)
+    assert await group.checksum() == checksums[0]
 
 
 @pytest.mark.extended
@@ -143,7 +185,7 @@ async def test_a_group_whose_ranks_live_writes_what_it_has_copied_before_it_is_l
     with pytest.raises(TrainerLost):
         await failing
     await group.load()
-    await group.restore(tmp_path / "trainer")
+    await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.train(make_request(SAMPLES, step=2))
     assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
     assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]
@@ -169,7 +211,7 @@ async def test_a_killed_rank_is_told_and_the_group_starts_again_in_its_place(
     with pytest.raises(TrainerLost):
         await group.train(make_request(SAMPLES, step=3))
     await group.load()
-    await group.restore(tmp_path / "trainer")
+    await group.restore(tmp_path / "trainer", described(tmp_path / "trainer"))
     again = await group.train(make_request(SAMPLES, step=2))
     assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
     assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]

@@ -48,7 +48,7 @@ response_advantages = arrays(np.float64, 3, elements=st.floats(-3, 3))
 
 @given(logs, logs)
 def test_the_sequence_ratio_is_the_geometric_mean_of_a_responses_ratios(new: FloatArray, old: FloatArray) -> None:
-    ratio = losses.sequence_ratio(torch.tensor(new), torch.tensor(old), torch.tensor(OWNERS))
+    ratio = losses.sequence_ratio(torch.tensor(new), torch.tensor(old), torch.tensor(OWNERS), max(OWNERS) + 1)
     expected = [np.exp(np.mean([n - o for n, o, k in zip(new, old, OWNERS, strict=True) if k == i])) for i in OWNERS]
     np.testing.assert_allclose(ratio, expected, rtol=1e-9)
 
@@ -73,7 +73,7 @@ def test_the_token_form_of_gspo_has_the_gradient_of_the_clipped_ratio_of_respons
     new: FloatArray, old: FloatArray, advantages: FloatArray, low: float, high: float
 ) -> None:
     owners, logprobs, width = torch.tensor(OWNERS), torch.tensor(new, requires_grad=True), 1e-6
-    ratio = losses.sequence_ratio(logprobs, torch.tensor(old), owners)
+    ratio = losses.sequence_ratio(logprobs, torch.tensor(old), owners, int(owners.max()) + 1)
     bounds = (1 - low, 1 + high)
     assume(all(abs(value / bound - 1) > 2 * width for value in ratio.tolist() for bound in bounds))
     loss = losses.policy_loss(ratio, torch.tensor(advantages)[owners], low, high) / owners.bincount()[owners]
@@ -159,7 +159,9 @@ def test_a_sequence_mask_keeps_or_leaves_out_whole_responses(
     trainer: FloatArray, engine: FloatArray, low: float, high: float
 ) -> None:
     owners = [0, 0, 1, 2, 2, 2]
-    kept = losses.sequence_mask(torch.tensor(trainer), torch.tensor(engine), torch.tensor(owners), low, high)
+    kept = losses.sequence_mask(
+        torch.tensor(trainer), torch.tensor(engine), torch.tensor(owners), max(owners) + 1, low, high
+    )
     totals = [math.fsum((trainer - engine)[[o == owner for o in owners]]) for owner in owners]
     certain = [abs(total - math.log(bound)) > 1e-9 for total in totals for bound in (low, high)]
     if all(certain):
@@ -183,5 +185,5 @@ def test_half_of_all_responses_pass_the_sequence_mask_at_the_stated_product(
     assert divergence == pytest.approx(wanted, rel=0.15)
     drawn = torch.multinomial(engine.exp(), responses * tokens, replacement=True, generator=generator)
     owners = torch.arange(responses).repeat_interleave(tokens)
-    kept = losses.sequence_mask(trainer[drawn], engine[drawn], owners, 0.5, 2.0)
+    kept = losses.sequence_mask(trainer[drawn], engine[drawn], owners, int(owners.max()) + 1, 0.5, 2.0)
     assert kept.double().mean().item() == pytest.approx(passing, abs=0.06)

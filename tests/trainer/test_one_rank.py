@@ -21,10 +21,12 @@ from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.protocol import TrainRequest
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates
+from tests.support.checkpoints import described
 from tests.support.examples import examples
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import (
@@ -72,7 +74,7 @@ def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
         build_batch([WeightedSample(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
         for positions in bins
     ]
-    reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
+    reference = [frozen_logprobs(rank.updates.reference, batch, platform=MACHINE) for batch in batches]
     rank.updates.accumulate(batches, None, reference)
     result = whole([parameter.grad for parameter in rank.updates.parameters.values()])
     rank.updates.optimizer.zero_grad()
@@ -180,7 +182,7 @@ def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRa
     exact = []
     for sample in SAMPLES:
         batch = build_batch([WeightedSample(sample, 0.0, 1.0)], rank.device)
-        exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch).numpy()))
+        exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch, platform=MACHINE).numpy()))
     metrics = rank.train(make_request(exact), fetch_from(exact)).metrics
     assert metrics["training/rollout_probs_diff_max"] < 1e-6
     assert abs(metrics["mismatch_kl/k1"]) < 1e-5
@@ -209,7 +211,7 @@ def test_the_step_is_the_same_for_any_size_of_bins(rank: TrainerRank, tmp_path: 
     sharded.write(rank.snapshot(), tmp_path / "state")
     results = []
     for capacity in (32, 64, 4096):
-        rank.restore(tmp_path / "state")
+        rank.restore(tmp_path / "state", described(tmp_path / "state"))
         rank.spec = rank.spec.model_copy(
             update={"trainer": rank.spec.trainer.model_copy(update={"max_tokens_per_bin": capacity})}
         )
@@ -240,11 +242,11 @@ def test_ten_steps_are_the_same_bits_as_five_a_restore_and_five(rank: TrainerRan
     sharded.write(rank.snapshot(), tmp_path / "middle")
     run(6, 10)
     straight = weights(rank)
-    rank.restore(tmp_path / "start")
-    rank.restore(tmp_path / "middle")
+    rank.restore(tmp_path / "start", described(tmp_path / "start"))
+    rank.restore(tmp_path / "middle", described(tmp_path / "middle"))
     run(6, 10)
     assert torch.equal(weights(rank), straight)
-    rank.restore(tmp_path / "start")
+    rank.restore(tmp_path / "start", described(tmp_path / "start"))
     run(1, 10)
     assert torch.equal(weights(rank), straight)
 
@@ -255,7 +257,7 @@ def test_a_snapshot_does_not_change_with_the_next_step(rank: TrainerRank, tmp_pa
     rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
     assert not torch.equal(weights(rank), before)
     sharded.write(snapshot, tmp_path / "state")
-    rank.restore(tmp_path / "state")
+    rank.restore(tmp_path / "state", described(tmp_path / "state"))
     assert torch.equal(weights(rank), before)
 
 
@@ -279,7 +281,7 @@ def test_a_restore_is_seen_by_passes_without_gradient(rank: TrainerRank, tmp_pat
     before = rank.probe([10, 20, 30])
     rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
     assert rank.probe([10, 20, 30]) != before
-    rank.restore(tmp_path / "state")
+    rank.restore(tmp_path / "state", described(tmp_path / "state"))
     assert rank.probe([10, 20, 30]) == before
 
 
@@ -320,7 +322,7 @@ def test_a_gradient_that_is_not_finite_is_never_applied(rank: TrainerRank, tmp_p
     assert torch.equal(weights(rank), before)
     rank.train(make_request(SAMPLES, step=2), fetch_from(SAMPLES))
     after = weights(rank)
-    rank.restore(tmp_path / "start")
+    rank.restore(tmp_path / "start", described(tmp_path / "start"))
     rank.train(make_request(SAMPLES, step=2), fetch_from(SAMPLES))
     assert torch.equal(weights(rank), after)
 
@@ -343,7 +345,7 @@ def test_a_gradient_that_overflows_is_computed_again_at_half_the_scale(rank: Tra
     sharded.write(rank.snapshot(), tmp_path / "start")
     rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
     expected = weights(rank)
-    rank.restore(tmp_path / "start")
+    rank.restore(tmp_path / "start", described(tmp_path / "start"))
     rank.updates.loss_scale = LossScale(2.0**72, 5)
     report = rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
     assert report.skipped == 0
@@ -395,7 +397,7 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_refused(rank: TrainerR
     local(next(value for name, value in snapshot.items() if name.startswith("model."))).view(-1)[0] = math.nan
     sharded.write(snapshot, tmp_path / "state")
     with pytest.raises(SpecProblem, match="in the checkpoint") as problem:
-        rank.restore(tmp_path / "state")
+        rank.restore(tmp_path / "state", described(tmp_path / "state"))
     assert (problem.value.reason, problem.value.field) == (Reason.WEIGHTS_NOT_FINITE, "spec.checkpoint.resumeFrom")
 
 

@@ -14,6 +14,7 @@ from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
 from longboat_runtime.trainer.forward import recurring_size, response_logprobs
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.self_check import choose_attention
 from tests.support.architectures import ARCHITECTURES, tiny_config
 from tests.trainer.trainer_world import make_samples
@@ -46,8 +47,8 @@ def alone(model: PreTrainedModel, sample: GeneratedSample) -> Tensor:
 
 def together(model: PreTrainedModel, samples: Sequence[GeneratedSample]) -> Tensor:
     """As the trainer does it."""
-    model.set_attn_implementation(choose_attention(model.config))
-    return response_logprobs(model, batch_of(samples, packed=attention.packs(model)))[0]
+    model.set_attn_implementation(choose_attention(model.config, MACHINE))
+    return response_logprobs(model, batch_of(samples, packed=attention.packs(model)), platform=MACHINE)[0]
 
 
 def gradients(model: PreTrainedModel, logprobs: Tensor) -> tuple[Tensor, ...]:

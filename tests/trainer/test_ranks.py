@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.trainer.forward import frozen_logprobs
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.architectures import tiny_config
+from tests.support.checkpoints import described
 from tests.support.tiny_model import save_random_model
 from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank, run_ranks
 
@@ -24,7 +26,7 @@ def whole_gradient(rank: TrainerRank) -> torch.Tensor:
     """Of the first minibatch of SAMPLES, in float32."""
     request = make_request(SAMPLES)
     _, [batches, *_] = rank._minibatches(request, fetch_from(SAMPLES))
-    reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
+    reference = [frozen_logprobs(rank.updates.reference, batch, platform=MACHINE) for batch in batches]
     rank.updates.accumulate(batches, None, reference)
     parts = [full(parameter.grad).flatten() for parameter in rank.updates.parameters.values()]
     rank.updates.optimizer.zero_grad()
@@ -52,7 +54,7 @@ def work_of_two(rank: TrainerRank, directory: Path) -> None:
         rank.train(make_request(SAMPLES), fetch_from(held))
     (directory / f"rank-{rank.rank}-saw-the-error").touch()
     train_and_record(rank, directory)
-    rank.restore(directory / "checkpoint")
+    rank.restore(directory / "checkpoint", described(directory / "checkpoint"))
     rank.train(make_request(MORE, step=2), fetch_from(MORE))
     again = dict(rank.weights())
     if rank.rank == 0:
@@ -100,7 +102,7 @@ def test_two_ranks_have_the_gradient_of_one(of_one: Path, of_two: Path) -> None:
 def test_what_two_ranks_saved_one_restores_and_goes_on(spec: RLJobSpec, of_two: Path) -> None:
     two = read(of_two / "record")
     with only_rank(spec) as rank:
-        rank.restore(of_two / "checkpoint")
+        rank.restore(of_two / "checkpoint", described(of_two / "checkpoint"))
         assert rank.probe(PROBE) == pytest.approx(two["probe"], abs=1e-6)
         again = rank.train(make_request(MORE, step=2), fetch_from(MORE))
         assert again.metrics["actor/pg_loss"] == pytest.approx(two["metrics"][1]["actor/pg_loss"], rel=1e-4)

@@ -21,6 +21,7 @@ from transformers import (
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.trainer import attention
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.self_check import choose_attention
 
 # As large as they come: what is built to decide must not be.
@@ -57,15 +58,15 @@ LARGE = {
     ],
 )
 def test_what_can_be_packed_is_and_all_else_is_padded(config: PretrainedConfig, expected: str) -> None:
-    assert choose_attention(config) == expected
+    assert choose_attention(config, MACHINE) == expected
 
 
 def test_convolutions_along_the_sequence_are_noticed_wherever_their_layers_are() -> None:
     config = Lfm2Config(num_hidden_layers=16, layer_types=["full_attention"] * 9 + ["conv"] * 7)
-    assert choose_attention(config) != attention.NAME
+    assert choose_attention(config, MACHINE) != attention.NAME
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:
     with pytest.raises(SpecProblem, match="bert can't be trained") as problem:
-        choose_attention(BertConfig(is_decoder=False))
+        choose_attention(BertConfig(is_decoder=False), MACHINE)
     assert (problem.value.reason, problem.value.field) == (Reason.MODEL_INVALID, "spec.model.path")

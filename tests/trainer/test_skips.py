@@ -20,6 +20,7 @@ from longboat_runtime.checkpoint import sharded
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.protocol import TrainReport
 from longboat_runtime.trainer.rank import TrainerRank
+from tests.support.checkpoints import described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, local, make_request, make_samples, make_spec, run_ranks
 
@@ -84,7 +85,7 @@ def work(rank: TrainerRank, directory: Path) -> None:
     train(rank, 4)
     record["after"], weights = scale(rank), shards(rank)
     rank.updates.loss_scale = LossScale(2.0**3, 77)
-    rank.restore(directory / "checkpoint")
+    rank.restore(directory / "checkpoint", described(directory / "checkpoint"))
     record["restored"] = scale(rank)
     train(rank, 4)
     record["again"], record["same bits"] = scale(rank), torch.equal(weights, shards(rank))

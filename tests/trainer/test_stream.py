@@ -21,6 +21,7 @@ from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.protocol import ChunkRequest, TrainReport, TrainRequest
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.updates import Updates
+from tests.support.checkpoints import described
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import (
     fetch_from,
@@ -203,7 +204,7 @@ def after(rank: TrainerRank, directory: Path, work: Callable[[], object]) -> Ten
     """The weights that `work` leaves; the rank is put back into the state it was in."""
     work()
     result = weights(rank)
-    rank.restore(directory / "before")
+    rank.restore(directory / "before", described(directory / "before"))
     return result
 
 
@@ -325,7 +326,7 @@ def test_chunks_that_were_abandoned_leave_nothing(rank: TrainerRank, tmp_path: P
             rank.updates.discard()
             assert all(weight.grad is None for weight in rank.updates.parameters.values())
         case "restored":
-            rank.restore(tmp_path / "before")
+            rank.restore(tmp_path / "before", described(tmp_path / "before"))
             assert all(weight.grad is None for weight in rank.updates.parameters.values())
         case "replaced":
             stream(rank, request, CUT, SAMPLES)

@@ -17,8 +17,11 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.machine import MACHINE
+from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
+from tests.support.checkpoints import described
 
 VOCABULARY = 264
 PRELOADED = [
@@ -94,9 +97,9 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def only_rank(spec: RLJobSpec) -> Iterator[TrainerRank]:
+def only_rank(spec: RLJobSpec, platform: Platform = MACHINE) -> Iterator[TrainerRank]:
     """A group of one rank in this process, loaded."""
-    rank = TrainerRank(spec, 0, 1, process_group.serve("127.0.0.1"))
+    rank = TrainerRank(spec, 0, 1, process_group.serve("127.0.0.1"), platform)
     try:
         rank.load()
         yield rank
@@ -146,4 +149,4 @@ def put_back(rank: TrainerRank, directory: Path) -> Iterator[None]:
     spec = rank.spec
     yield
     rank.spec = rank.updates.spec = spec
-    rank.restore(directory)
+    rank.restore(directory, described(directory))

@@ -95,6 +95,21 @@ def test_a_stored_job_with_a_removed_field_keeps_running_and_its_field_can_only_
     assert keys[-1] not in spec
 
 
+@pytest.mark.parametrize(("stored", "dropped"), [(False, True), (True, False)])
+def test_a_running_job_may_drop_what_was_a_default(jobs: Jobs, new_job: NewJob, *, stored: bool, dropped: bool) -> None:
+    """The API server of a release filled it in, and a PUT of the manifest doesn't have it."""
+    field = "spec.trainer.gradientCheckpointing"
+    running = new_job({field: stored}, status={"startTime": STARTED, "phase": "Running"})
+    if not dropped:
+        with pytest.raises(Refused, match="only while the job is suspended"):
+            jobs.merge(running, _patch({field: None}))
+        return
+    assert "gradientCheckpointing" not in jobs.merge(running, _patch({field: None}))["spec"]["trainer"]
+    for value in (False, True):
+        with pytest.raises(Refused, match="only while the job is suspended"):
+            jobs.merge(running, _patch({field: value}))
+
+
 def test_a_stored_job_keeps_a_pool_of_a_name_that_is_refused_today(
     server: Cluster, jobs: Jobs, new_job: NewJob
 ) -> None:

@@ -11,11 +11,11 @@ from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, Refused, may, once_known
 from longboat_crds.base import Role
-from longboat_crds.load import load, load_job
 from longboat_crds.objects import ClusterRLRuntime
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
+from longboat_runtime.plan import documents
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -57,14 +57,17 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
     assert remains == ""
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples/gpu").glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    sorted((REPOSITORY / "examples/gpu").rglob("*.yaml")),
+    ids=lambda file: str(file.relative_to(REPOSITORY / "examples/gpu")),
+)
 def test_gpu_examples_are_accepted(server: Cluster, file: Path) -> None:
     server.kubectl("-n", NAMESPACE, "apply", "--dry-run=server", "-f", str(file))
 
 
 def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) -> None:
-    folder = REPOSITORY / "examples/gpu"
-    job, runtime = load_job((folder / "qwen2.5-7b.yaml").read_text()), load((folder / "runtime.yaml").read_text())
+    job, runtime = documents.read(REPOSITORY / "examples/gpu/qwen3-8b/rljob.yaml", None)
     assert isinstance(runtime, ClusterRLRuntime)
     ref = JobRef(restricted, job.metadata.name, "00000000-0000-0000-0000-000000000000")
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ref.driver_account}}
@@ -76,7 +79,8 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
         containers = {container["name"]: container for container in made["spec"]["containers"]}
         if role in (Role.ROLLOUT, Role.TRAINER):
             assert list(containers) == [role]
-            assert containers[role]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+            devices = job.spec.trainer.devices_per_pod if role is Role.TRAINER else 1
+            assert containers[role]["resources"]["limits"]["nvidia.com/gpu"] == str(devices)
 
 
 def _runtime(server: Cluster) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from longboat_crds.base import Role
+from longboat_crds.gpus import gpu_problem
 from longboat_crds.job import RuntimeKind
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import ConditionType, Reason
@@ -161,6 +162,8 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
             f"serviceAccountName {account}: leave one of the two out"
         )
         return _unresolved(Reason.POD_TEMPLATE_INVALID, message)
+    if (problem := gpu_problem(view.spec.trainer, runtime, name)) is not None:
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, problem)
     return None
 
 

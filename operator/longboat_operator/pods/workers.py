@@ -37,9 +37,10 @@ def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[s
 
 
 def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
-    """Builds the part that only a trainer pod's spec has: one rank, and the checkpoint volume."""
+    """Builds the part that only a trainer pod's spec has: a rank for each device, and the checkpoint volume."""
+    offer = ["--slots", str(spec.trainer.devices_per_pod)]
     return {
-        "containers": [worker(Role.TRAINER, job, command, ["--slots", "1"], checkpoint_mounts(spec.checkpoint))],
+        "containers": [worker(Role.TRAINER, job, command, offer, checkpoint_mounts(spec.checkpoint))],
         "volumes": checkpoint_volumes(job, spec.checkpoint),
     }
 

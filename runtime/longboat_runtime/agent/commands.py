@@ -70,7 +70,7 @@ def rollout(
 def trainer(
     head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
 ) -> None:
-    """Joins a pod of a trainer rank to the job."""
+    """Joins a pod of trainer ranks to the job."""
     _worker(Role.TRAINER, head, slots, _place(health_port, grace_seconds))
 
 
@@ -99,7 +99,7 @@ def _worker(role: Role, head: str, number: int, place: roles.Place) -> None:
 def _place(health_port: int, grace: float) -> roles.Place:
     """Returns the pod as the downward API tells it; outside a pod, this machine."""
     from longboat_runtime.agent import roles
-    from longboat_runtime.agent.ray_command import object_store_size
+    from longboat_runtime.object_store import object_store_size
 
     name = socket.gethostname()
     shared_memory = os.statvfs("/dev/shm")  # noqa: S108 - where Ray keeps its store

@@ -13,15 +13,9 @@ from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.agent import Agent, Duty
 from longboat_runtime.agent.decide import Rules
 from longboat_runtime.agent.head_probe import Head, HeadProbe
-from longboat_runtime.agent.ray_command import (
-    ENVIRONMENT,
-    MINIMAL_OBJECT_STORE,
-    RayNode,
-    RayPorts,
-    head_command,
-    worker_command,
-)
+from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, head_command, worker_command
 from longboat_runtime.contact import Contact
+from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.slots import resource
 

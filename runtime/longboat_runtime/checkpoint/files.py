@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
 from longboat_runtime.checkpoint.manifest import NAME, FileEntry
 
-_CHUNK = 1 << 24
-# Reading is bound by the volume, and hashing releases the interpreter's lock.
-_READERS = 4
+# How much of a file is in memory while its checksum is computed. More needs fresh pages for each read, which take longer than the checksum.
+_CHUNK = 1 << 20
 
 
 class FilesDamaged(Exception):
@@ -71,42 +70,54 @@ def remove_tree(root: Path) -> None:
     shutil.rmtree(root)
 
 
-def describe(root: Path) -> tuple[FileEntry, ...]:
-    """Describes all files below `root`, sorted by path."""
-    paths = sorted(_files(root))
-    with ThreadPoolExecutor(_READERS) as readers:
-        sums = list(readers.map(checksum, [root / path for path in paths]))
+def entry(path: str, content: bytes) -> FileEntry:
+    """Describes a file of this content. Pure."""
+    return FileEntry(path=path, size=len(content), checksum=xxhash.xxh3_128_hexdigest(content))
+
+
+def describe(root: Path, paths: Iterable[str]) -> tuple[FileEntry, ...]:
+    """Describes these files below `root`, sorted by path. Reads them, so it is cheap while the system still caches what was written."""
     return tuple(
-        FileEntry(path=path, size=(root / path).stat().st_size, checksum=total)
-        for path, total in zip(paths, sums, strict=True)
+        FileEntry(path=path, size=(root / path).stat().st_size, checksum=checksum(root / path))
+        for path in sorted(paths)
     )
 
 
-def verify(root: Path, entries: tuple[FileEntry, ...]) -> None:
-    """Raises FilesDamaged unless every file of `entries` is there with its size and content, or OSError if one can't be read."""
-    for entry in entries:
-        path = root / entry.path
+def check_sizes(root: Path, entries: Iterable[FileEntry]) -> None:
+    """Raises FilesDamaged unless every file of `entries` is there with its size. Reads none of them."""
+    for expected in entries:
+        path = root / expected.path
         if not path.is_file():
-            raise FilesDamaged(f"{entry.path} is missing")
-        if path.stat().st_size != entry.size:
-            raise FilesDamaged(f"{entry.path} has {path.stat().st_size} bytes, not {entry.size}")
-    with ThreadPoolExecutor(_READERS) as readers:
-        sums = readers.map(checksum, [root / entry.path for entry in entries])
-        for entry, total in zip(entries, sums, strict=True):
-            if total != entry.checksum:
-                raise FilesDamaged(f"{entry.path} is not as it was written")
+            raise FilesDamaged(f"{expected.path} is missing")
+        check(expected, path.stat().st_size)
+
+
+def check(expected: FileEntry, size: int, checksum: str | None = None) -> None:
+    """Raises FilesDamaged if a file's size, or its checksum where that is known, isn't what was written. Pure."""
+    if size != expected.size:
+        raise FilesDamaged(f"{expected.path} has {size} bytes, not {expected.size}")
+    if checksum not in (None, expected.checksum):
+        raise FilesDamaged(f"{expected.path} is not as it was written")
+
+
+def read(root: Path, expected: FileEntry) -> bytes:
+    """Reads a small file. Raises FilesDamaged if it isn't as it was written, or OSError if it can't be read."""
+    content = (root / expected.path).read_bytes()
+    check(expected, len(content), xxhash.xxh3_128_hexdigest(content))
+    return content
 
 
 def checksum(path: Path) -> str:
     """Computes the XXH3 (128 bits) of a file's content, in hexadecimal digits."""
     total = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            total.update(chunk)
+        add(total, file)
     return total.hexdigest()
 
 
-def _files(root: Path) -> Iterator[str]:
-    for directory, _, names in os.walk(root):
-        for name in names:
-            yield str((Path(directory) / name).relative_to(root))
+def add(total: xxhash.xxh3_128, file: BinaryIO, count: int | None = None) -> None:
+    """Adds the next `count` bytes of a file to a checksum, or all that are left."""
+    while chunk := file.read(_CHUNK if count is None else min(_CHUNK, count)):
+        total.update(chunk)
+        if count is not None:
+            count -= len(chunk)

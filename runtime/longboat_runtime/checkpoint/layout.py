@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -41,18 +41,16 @@ def parse(incarnation: str, step: str) -> Position | None:
 
 
 def removable(
-    complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position, newest: int
+    every: Iterable[Position], usable: Iterable[Position], keep: int, saved: Position, newest: int
 ) -> list[Position]:
-    """Returns what may be removed once `saved` is complete: unfinished ones, and complete ones but for `saved` and the `keep` newest.
+    """Returns what may be removed once `saved` is complete: all but `saved` and the `keep` newest that are `usable`.
 
-    Nothing may if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its
-    partial ones are its own business.
+    The others, unfinished or damaged, don't count for `keep`. Nothing may be removed if a later incarnation than that of `saved` exists
+    (`newest` is the highest): it may resume from any checkpoint, and removes its own unfinished ones.
     """
     if newest > saved.incarnation:
         return []
-    every = [*complete, *partial]
-    retained = set(sorted(complete)[-keep:]) | {saved}
-    return sorted(set(every) - retained)
+    return sorted(set(every) - {saved, *sorted(usable)[-keep:]})
 
 
 def surplus_exports(steps: Iterable[int], keep: int, written: int) -> list[int]:

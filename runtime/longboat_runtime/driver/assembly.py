@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.shape_plan import check_profile, starting_shape
 from longboat_runtime.model_config import checked_model
+from longboat_runtime.plan.capacity import claim_size
+from longboat_runtime.plan.job import JobPlan, Past
 from longboat_runtime.reward.canary import canaries
 from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
@@ -30,9 +33,11 @@ from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.tasks import task_rewards
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.protocol import RolloutFleet
+from longboat_runtime.rollout.ray_cluster import RESOURCE as ROLLOUT_RESOURCE
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.placement import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.protocol import TrainerGroup
 
 if TYPE_CHECKING:
@@ -72,6 +77,13 @@ class AdoptingStore(CheckpointStore):
             )
         return adopted
 
+    def pass_over(self, checkpoint: Manifest, cause: str) -> None:
+        """See protocol.Checkpoints."""
+        if checkpoint.directory.is_relative_to(self.root):
+            super().pass_over(checkpoint, cause)
+        else:
+            self._adopted.pass_over(checkpoint, cause)
+
     def newest_state(self, step: int | None = None) -> Mapping[str, Any] | None:
         """Returns the driver's state in the checkpoint that the job starts from; see `newest`."""
         return super().newest_state(step) or self._adopted.newest_state(self._resume.step)
@@ -101,12 +113,16 @@ async def open_components(
         state = await asyncio.to_thread(checkpoints.newest_state)
         fleet.start_in(starting_shape(job, state))
         stack.push_async_callback(_close, fleet)
-        trainer = RayTrainerGroup(spec, store)
+        past = await asyncio.to_thread(_past, job, in_pods=sockets is None)
+        plan = JobPlan(spec, TRAINER_RESOURCE, ROLLOUT_RESOURCE, past)
+        trainer = RayTrainerGroup(spec, store, plan)
         stack.push_async_callback(_close, trainer)
 
         # Engines take longest to start, and graders are needed too; neither needs the data.
         starting = asyncio.create_task(
-            _start(rewards, fleet, spec.rollout.replicas * (spec.rollout.devices_per_pod // fleet.tensor_parallel))
+            _start(
+                rewards, fleet, plan, spec.rollout.replicas * (spec.rollout.devices_per_pod // fleet.tensor_parallel)
+            )
         )
         stack.push_async_callback(_give_up, starting)
         quotas, check = spec.rounds.quotas or (), row_check(spec.rewards)
@@ -142,10 +158,10 @@ async def _close(component: RolloutFleet | RewardScheduler | TrainerGroup) -> No
         log.warning("a component could not be closed", component=type(component).__name__, error=str(error))
 
 
-async def _start(rewards: RayRewardScheduler, fleet: RayRolloutFleet, engines: int) -> None:
+async def _start(rewards: RayRewardScheduler, fleet: RayRolloutFleet, plan: JobPlan, engines: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rewards.start())
-        tasks.create_task(_engines_started(fleet, engines))
+        tasks.create_task(_engines_started(fleet, plan, engines))
 
 
 async def _give_up(starting: asyncio.Task[None]) -> None:
@@ -153,13 +169,25 @@ async def _give_up(starting: asyncio.Task[None]) -> None:
     await asyncio.gather(starting, return_exceptions=True)
 
 
-async def _engines_started(fleet: RayRolloutFleet, engines: int) -> None:
-    """Waits for all engines, so that every round has the same ones, but at most ENGINES_SECONDS after the first is up."""
+async def _engines_started(fleet: RayRolloutFleet, plan: JobPlan, engines: int) -> None:
+    """Waits for all engines, so that every round has the same ones, but at most ENGINES_SECONDS after the first is up.
+
+    None starts on a GPU before the plan says that the job fits.
+    """
+    await plan.engines_may_start()
     await fleet.wait_started(1)
     try:
         await asyncio.wait_for(fleet.wait_started(engines), ENGINES_SECONDS)
     except TimeoutError:
         log.warning("not all engines are up; the others join later", wanted=engines, seconds=ENGINES_SECONDS)
+
+
+def _past(job: Job, *, in_pods: bool) -> Past:
+    """Describes the checkpoint directory. In pods its file system is the claim's, which may be larger than the job requested."""
+    checkpoint = job.spec.checkpoint
+    own = CheckpointStore(job.root, checkpoint.keep, job.incarnation).newest_state()
+    claim = max(claim_size(checkpoint) or 0, shutil.disk_usage(job.root).total) if in_pods else None
+    return Past(job.root, claim, own is not None)
 
 
 def _checkpoints(job: Job, resume: Path) -> CheckpointStore:

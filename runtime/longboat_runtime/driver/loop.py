@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.changes import Changes
 from longboat_runtime.driver.components import Components
@@ -23,7 +24,7 @@ from longboat_runtime.driver.observer import Observer, Observers
 from longboat_runtime.driver.observers import OBSERVERS
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.resume import Restored, load, restore
+from longboat_runtime.driver.resume import Restored, load, older, restore
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
 from longboat_runtime.driver.streaming import streams, with_chunks
@@ -121,13 +122,20 @@ class Driver:
         return None
 
     async def _start(self) -> Restored:
-        """Loads the model and restores the newest checkpoint, once every difference from its inputs is accepted."""
+        """Loads the model and restores the newest checkpoint, once every difference from its inputs is accepted.
+
+        If a rank finds it damaged, all go back to an older one.
+        """
         with self._stages.running(Stage.START):
             loaded = await load(self._job, self._components)
-        if loaded.saved is not None:
-            await self._changes.settle(loaded.differences, loaded.saved)
-        with self._stages.running(Stage.START):
-            return await restore(self._job, self._components, loaded)
+        while True:
+            if loaded.saved is not None:
+                await self._changes.settle(loaded.differences, loaded.saved)
+            with self._stages.running(Stage.START):
+                try:
+                    return await restore(self._job, self._components, loaded)
+                except FilesDamaged as error:
+                    loaded = await asyncio.to_thread(older, self._components, loaded, error)
 
     async def _rounds(self) -> RunOutcome:
         """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from longboat_crds.checkpoint import TrainingInput
 from longboat_runtime.checkpoint.digests import Difference, Digests, differences, read, spec_differences, with_weights
+from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.components import Components
@@ -86,8 +87,18 @@ async def load(job: Job, components: Components) -> Loaded:
     return Loaded(info, saved, digests)
 
 
+def older(components: Components, loaded: Loaded, damage: FilesDamaged) -> Loaded:
+    """Returns the same with an older checkpoint. Raises SpecProblem (CheckpointCorrupt) if there is none."""
+    assert loaded.saved is not None, "only a checkpoint can be damaged"
+    log.warning("checkpoint is damaged", checkpoint=str(loaded.saved.directory), error=str(damage))
+    components.checkpoints.pass_over(loaded.saved, str(damage))
+    return replace(loaded, saved=components.checkpoints.newest())
+
+
 async def restore(job: Job, components: Components, loaded: Loaded) -> Restored:
     """Restores the checkpoint and opens this incarnation's log. Raises SpecProblem.
+
+    Raises FilesDamaged, before anything is restored, if any rank of the trainer finds one of the checkpoint's files damaged.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past. Its log stays where it is,
     incarnations are counted by this job, and rounds that were under way start over under this job's policy.
@@ -103,7 +114,7 @@ async def restore(job: Job, components: Components, loaded: Loaded) -> Restored:
         ledger, lengths = Ledger(job.spec.algorithm.group_size, job.spec.rounds.steps), LengthHistory()
         evaluated, identity, resumes = None, job.identity, None
     else:
-        await components.trainer.restore(manifest.model)
+        await components.trainer.restore(manifest.model, manifest.model_files)
         boundary, ledger, lengths, evaluated = read_boundary(manifest.state, job.spec.algorithm.group_size, timeouts)
         components.source.restore(boundary.source)
         parallelism = boundary.parallelism

@@ -295,7 +295,7 @@ class Steps:
         if flops is None or not report.trained:
             return {}
         lengths = [record.prompt_tokens + record.tokens for record in records]
-        share = flops.utilisation(lengths, self._computed, self._spec.trainer.replicas)
+        share = flops.utilisation(lengths, self._computed, self._spec.trainer.ranks)
         return {} if share is None else {"perf/mfu/actor": share}
 
     def _report_skips(self, report: TrainReport) -> None:
@@ -313,7 +313,8 @@ class Steps:
         """Does `work` on the trainer's state after step `committed`; retries once if the trainer is lost but its state isn't.
 
         The state survives if nothing was trained yet, or if the newest checkpoint is of exactly that step; a checkpoint that is
-        being written is waited for. Otherwise TrainerLost ends the run, and the next start resumes from the newest checkpoint.
+        being written is waited for. Otherwise TrainerLost ends the run (FilesDamaged if the checkpoint is damaged), and the next start
+        resumes from the newest checkpoint.
         """
         try:
             return await work()
@@ -322,11 +323,11 @@ class Steps:
             if committed and (self.saved is None or self.saved.step != committed):
                 raise
             log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
-            message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
+            message = f"{lost}; the state of step {committed} is loaded again."
             self.problems.put(Reason.TRAINER_LOST, None, message)
         await self._components.trainer.load()
         if committed and self.saved:
-            await self._components.trainer.restore(self.saved.model)
+            await self._components.trainer.restore(self.saved.model, self.saved.model_files)
         result = await work()
         self.problems.clear(Reason.TRAINER_LOST)
         return result
@@ -524,7 +525,7 @@ class Steps:
             self._reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
         if (skipped := self._components.source.skipped) is not None:
             self._reports.add(step, {"data/skipped_prompts": float(skipped)})
-        devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.replicas
+        devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.ranks
         record = self._reports.finish(step, timed=timed, devices=devices)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))
         ledger = self._run_state.ledger

@@ -27,4 +27,4 @@ def streams(spec: RLJobSpec, device: str) -> bool:
 
 def with_chunks(policy: Policy, spec: RLJobSpec) -> Policy:
     """Returns a policy that decides as `policy` does, and streams: in chunks that can fill a bin of every rank."""
-    return Streaming(policy, spec.trainer.replicas * spec.trainer.max_tokens_per_bin, unscored(spec.rewards))
+    return Streaming(policy, spec.trainer.ranks * spec.trainer.max_tokens_per_bin, unscored(spec.rewards))

@@ -56,10 +56,10 @@ def measure(spec: RLJobSpec, console: Console) -> ProfileFile:
     """
     import ray
 
-    from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
     from longboat_runtime.driver.job import Job
     from longboat_runtime.driver.shape_plan import bounds_of
     from longboat_runtime.local.ray import start_ray
+    from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
     from longboat_runtime.rollout.engine import engine_config
     from longboat_runtime.rollout.factory import read_model_config
     from longboat_runtime.rollout.profile import identity

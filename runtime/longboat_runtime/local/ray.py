@@ -14,15 +14,11 @@ import structlog
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
-from longboat_runtime.agent.ray_command import (
-    RESERVED_SHARED_MEMORY,
-    WORKERS,
-    object_store_need,
-    object_store_size,
-)
+from longboat_runtime.agent.ray_command import WORKERS
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.driver.main import RAY_NAMESPACE
 from longboat_runtime.model_config import tensor_shapes
+from longboat_runtime.object_store import RESERVED_SHARED_MEMORY, object_store_need, object_store_size
 
 log = structlog.get_logger()
 

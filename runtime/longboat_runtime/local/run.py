@@ -221,7 +221,7 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
     return {
         "longboat-store": 1,
         "longboat-rollout": spec.rollout.devices_per_pod,
-        "longboat-trainer": spec.trainer.replicas,
+        "longboat-trainer": spec.trainer.ranks,
         **{resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools},
     }
 

@@ -16,6 +16,8 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.rollout.engine import EngineConfig
 
 NO_BINDING = "nobind"
+# Whether vLLM runs its second model runner.
+MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,15 @@ def environment(
 
     On CPU an eager engine must not compile at all: vLLM's tensor-parallel path compiles one function even then, at
     the first request, and pods rarely have a compiler.
+
+    vLLM 0.32 would choose its second model runner where Triton can be used, so on GPUs, and its first on CPUs: the second ends there with
+    "Model Runner V2 requires Triton", whose wheels have no backend for CPUs. All tests of engines run on CPUs, so engines run what is
+    tested. A variable of the pod template changes nothing about it.
     """
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        MODEL_RUNNER: "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

@@ -17,7 +17,14 @@ from longboat_runtime.imports import uncollected, without_module
 from longboat_runtime.model_config import checked_model, language_model, longest_sequence, tensor_shapes
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
-from longboat_runtime.rollout.environment import CpuShare, NodeDevices, cpu_share, environment, visible_accelerators
+from longboat_runtime.rollout.environment import (
+    MODEL_RUNNER,
+    CpuShare,
+    NodeDevices,
+    cpu_share,
+    environment,
+    visible_accelerators,
+)
 from longboat_runtime.rollout.protocol import Engine
 from longboat_runtime.rollout.start_failures import Output, start_failure
 
@@ -74,7 +81,12 @@ def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[
     accelerators = visible_accelerators(config.devices, node, os.environ.get(VISIBLE)) if accelerator else None
     if share.cpus and not accelerator:
         os.sched_setaffinity(0, share.cpus)
-    os.environ.update(environment(config, share, in_process=local, accelerators=accelerators))
+    variables = environment(config, share, in_process=local, accelerators=accelerators)
+    if os.environ.get(MODEL_RUNNER, variables[MODEL_RUNNER]) != variables[MODEL_RUNNER]:
+        log.warning(
+            "%s=%s has no effect: engines run vLLM's first model runner", MODEL_RUNNER, os.environ[MODEL_RUNNER]
+        )
+    os.environ.update(variables)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
     model = read_model_config(config)  # transformers imports torch for it

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import ray
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.imports import uncollected
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import GeneratedSample, Response, SampleId
@@ -29,7 +30,7 @@ CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
 
 
 class TrainerActor:
-    """One rank of a trainer group. The group makes all calls on all ranks, except `address`, those about samples, and `alive`.
+    """One rank of a trainer group. The group makes all calls on all ranks, except `address` and those about samples; `alive` also on one.
 
     Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """
@@ -44,7 +45,7 @@ class TrainerActor:
 
             from longboat_runtime.trainer.threads import available_threads
 
-        torch.set_num_threads(available_threads())
+        torch.set_num_threads(available_threads(spec.trainer.devices_per_pod))
 
     def address(self) -> str:
         """Serves the store at which the group meets, and returns its address. Only on rank 0."""
@@ -52,8 +53,8 @@ class TrainerActor:
 
         return process_group.serve(ray.util.get_node_ip_address())
 
-    def load(self, address: str) -> ModelInfo:
-        """Joins the group and loads the model. Raises SpecProblem."""
+    def load(self, address: str, fits: bool = True) -> ModelInfo:
+        """Joins the group and loads the model; `fits`: see `TrainerRank.load`. Raises SpecProblem."""
         with uncollected():
             import torch.distributed as dist
             from transformers import AutoModelForCausalLM  # noqa: F401 - what loads the model imports it
@@ -63,7 +64,7 @@ class TrainerActor:
         self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
         # Collectives of `write` must not mix with those of a step.
         self._writers = dist.new_group(backend="gloo")
-        return self._trainer.load()
+        return self._trainer.load(fits=fits)
 
     def accumulate(self, request: ChunkRequest) -> float:
         """Accumulates the gradient of a chunk. Raises NotStreamed, and what `train` raises."""
@@ -91,11 +92,11 @@ class TrainerActor:
         self._snapshot = self._trainer.snapshot()
 
     @ray.method(concurrency_group="write")
-    def write(self, directory: Path) -> None:
-        """Writes the last snapshot. Raises OSError."""
+    def write(self, directory: Path) -> tuple[FileEntry, ...]:
+        """Writes the last snapshot; returns descriptions of this rank's files. Raises OSError."""
         from longboat_runtime.checkpoint import sharded
 
-        sharded.write(self._snapshot, directory, self._writers)
+        return sharded.write(self._snapshot, directory, self._writers)
 
     @ray.method(concurrency_group="samples")
     def prepare_samples(self) -> None:
@@ -127,9 +128,9 @@ class TrainerActor:
             for sample in self._fetch(samples)
         ]
 
-    def restore(self, directory: Path) -> None:
-        """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, and OSError."""
-        self._trainer.restore(directory)
+    def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
+        """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, FilesDamaged, and OSError."""
+        self._trainer.restore(directory, entries)
 
     def export(self, directory: Path, partial: Path) -> None:
         """Gathers the weights with all ranks; rank 0 writes a Hugging Face directory, as `partial` until it is whole. Raises OSError."""
@@ -137,22 +138,21 @@ class TrainerActor:
         from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
         def write(weights: Iterator[tuple[str, Tensor]]) -> None:
-            # Copies: the experts of a layer come as parts of one tensor, which a file can't have.
-            copies = {name: weight.to("cpu", copy=True) for name, weight in weights}
             dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
             own = self._spec.dataset.chat_template
-            export(Path(self._spec.model.path), copies, dtype, directory, partial, own.text if own else None)
+            export(Path(self._spec.model.path), weights, dtype, directory, partial, own.text if own else None)
 
         self._gathered(write)
 
     def _gathered(self, take: Callable[[Iterator[tuple[str, Tensor]]], T]) -> T | None:
         """Gathers the weights with all ranks, of which each has to take part. Rank 0 returns what `take` makes of them, the others None."""
         weights = self._trainer.weights()
-        if self._rank == 0:
-            return take(weights)
-        for _ in weights:
-            pass
-        return None
+        try:
+            return take(weights) if self._rank == 0 else None
+        finally:
+            # The others wait for rank 0 in every gather, also when it has failed.
+            for _ in weights:
+                pass
 
     @ray.method(concurrency_group="stacks")
     def stacks(self) -> str:

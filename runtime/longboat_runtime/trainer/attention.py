@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.protocol import PACKED
 
 NAME = "longboat_packed"
@@ -27,6 +28,7 @@ class Packing:
     """
 
     lengths: tuple[int, ...]
+    platform: Platform
     _ends: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def ends(self, device: torch.device) -> Tensor:
@@ -59,12 +61,12 @@ def packed_attention(
     """
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
         raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
-    if takes_all(query):
+    if packing.platform.takes_all(query):
         flat = (part[0].transpose(0, 1) for part in (query, key, value))
         return _flash(*flat, packing=packing, scaling=scaling, sliding_window=sliding_window)[None], None
     # Torch's kernels for CPUs read each key head for its whole group of query heads; of those for GPUs only some do.
     grouped = key.shape[1] < query.shape[1]
-    if grouped and query.device.type != "cpu":
+    if grouped and packing.platform.device != "cpu":
         groups, grouped = query.shape[1] // key.shape[1], False
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     runs = [(length, len(list(run))) for length, run in groupby(packing.lengths)]

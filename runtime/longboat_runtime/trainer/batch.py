@@ -31,7 +31,7 @@ class SampleBatch:
 
     `predicting` (K) are the positions in the flattened `input_ids` whose next token is a response token, and `targets` (K) are those
     tokens. `owners` (K) are the numbers, from 0, of the samples they belong to. `advantages`, `weights` and `engine_logprobs`
-    (K, float32) belong to the targets.
+    (K, float32) belong to the targets; `counted` are the positions among them whose weight isn't 0.
     """
 
     input_ids: Tensor
@@ -43,6 +43,12 @@ class SampleBatch:
     advantages: Tensor
     weights: Tensor
     engine_logprobs: Tensor
+    counted: Tensor
+
+    @property
+    def samples(self) -> int:
+        """Counts the samples."""
+        return len(self.input_ids) if self.lengths is None else len(self.lengths)
 
 
 # The prompt and response that a rank without samples runs, to take part in the collectives: two tokens with weight 0.
@@ -60,6 +66,7 @@ def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, pack
     texts = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
     lengths = [len(text) for text in texts]
     longest = max(lengths)
+    token_weights = np.repeat(np.asarray(weights, np.float32), counts)
     starts = np.cumsum([0, *lengths[:-1]]) if packed else np.arange(len(texts)) * longest
     # The token at position p is predicted at p - 1; the last token of a sample predicts nothing.
     predicting = [
@@ -84,8 +91,9 @@ def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, pack
         targets=tensor(np.concatenate(responses), torch.int64),
         owners=tensor(np.repeat(np.arange(len(counts)), counts), torch.int64),
         advantages=tensor(np.repeat(np.asarray(advantages, np.float32), counts), torch.float32),
-        weights=tensor(np.repeat(np.asarray(weights, np.float32), counts), torch.float32),
+        weights=tensor(token_weights, torch.float32),
         engine_logprobs=tensor(np.concatenate(engine), torch.float32),
+        counted=tensor(np.flatnonzero(token_weights > 0), torch.int64),
     )
 
 

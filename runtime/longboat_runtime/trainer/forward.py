@@ -16,39 +16,54 @@ from torch.nn.functional import pad
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.trainer import fused_head
 from longboat_runtime.trainer.attention import Packing
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
+from longboat_runtime.trainer.platform import Platform
 
 # The mark of a model whose layers are compiled.
 COMPILED = "_longboat_compiled"
 
 
 def response_logprobs(
-    model: nn.Module, batch: SampleBatch, temperature: float = 1.0, *, entropies: bool = False
+    model: nn.Module,
+    batch: SampleBatch,
+    temperature: float = 1.0,
+    *,
+    platform: Platform,
+    entropies: bool = False,
+    largest_logits: int = fused_head.LARGEST_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
     Entropies have a gradient only if `entropies`. A packed batch needs a model with `attention.NAME`. The model's head runs only on the K
     positions that predict a response token. On CPUs their number, and that of a packed batch's tokens, is padded to a `recurring_size`.
+    Logits of more than `largest_logits` bytes are never whole, if the model has the mark `fused_head.ROW_BYTES`.
     """
     input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
-    recurs = input_ids.device.type == "cpu"
+    recurs = platform.device == "cpu"
     if batch.lengths is not None:
         assert batch.position_ids is not None
-        keywords = {"position_ids": batch.position_ids, "packing": Packing(batch.lengths)}
+        keywords = {"position_ids": batch.position_ids, "packing": Packing(batch.lengths, platform)}
         missing = recurring_size(input_ids.shape[1]) - input_ids.shape[1] if recurs else 0
         if missing:
             # As a sample of its own, from which nothing is predicted.
             input_ids = pad(input_ids, (0, missing))
             positions = torch.cat([batch.position_ids, torch.arange(missing)[None]], 1)
-            keywords = {"position_ids": positions, "packing": Packing((*batch.lengths, missing))}
+            keywords = {"position_ids": positions, "packing": Packing((*batch.lengths, missing), platform)}
+    compiled = getattr(model, COMPILED, False)
+    if fused_head.replaces(model, len(predicting), largest_logits):
+        head = model.get_output_embeddings()
+        fused = fused_head.in_place_of(head, batch.targets, temperature, compiled=compiled, entropies=entropies)
+        with _head_at(model, predicting), fused:
+            logprobs, entropy = model(input_ids=input_ids, use_cache=False, **keywords).logits[0].unbind(-1)
+        return logprobs, entropy if entropies else entropy.detach()
     if recurs:
         predicting = pad(predicting, (0, recurring_size(len(predicting)) - len(predicting)))
     with _head_at(model, predicting):
         output = model(input_ids=input_ids, use_cache=False, **keywords)
     logits = output.logits[0, : len(batch.targets)]
-    compiled = getattr(model, COMPILED, False)
     logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS, compiled, entropies)
     return logprobs, entropy
 
@@ -115,13 +130,13 @@ def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
 
 
 @torch.no_grad()
-def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> Tensor:
+def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0, *, platform: Platform) -> Tensor:
     """Computes `response_logprobs` without gradient or entropies.
 
     FSDP keeps the weights of its outermost unit gathered from a forward pass until the backward pass frees them. Without one they
     would stay, and later passes would not see new values of the shards.
     """
-    logprobs, _ = response_logprobs(model, batch, temperature)
+    logprobs, _ = response_logprobs(model, batch, temperature, platform=platform)
     if isinstance(model, FSDPModule):
         model.reshard()
     return logprobs

@@ -15,6 +15,7 @@ def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
 
     A collective: every rank must run through the whole iterator, and sees the same tensors in the same order. One weight is gathered
     at a time, or as many as are needed for one in the form of the files (a layer's experts are several there, and one in the model).
+    Shards are rounded before they are gathered, so neither the whole weight nor what is sent has more bytes than the result.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -50,5 +51,5 @@ def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, li
 
 
 def _gather(value: Tensor, dtype: torch.dtype) -> Tensor:
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
-    return whole.to(dtype) if whole.is_floating_point() else whole
+    rounded = value.to(dtype) if value.is_floating_point() else value
+    return rounded.full_tensor() if isinstance(rounded, DTensor) else rounded

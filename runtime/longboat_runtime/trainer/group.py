@@ -10,40 +10,42 @@ from typing import Any
 import ray
 import structlog
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
+from longboat_runtime.checkpoint.files import FilesDamaged
+from longboat_runtime.checkpoint.manifest import FileEntry
+from longboat_runtime.ray_nodes import have_gpus
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.trainer.placement import RESOURCE, placed, pod_nodes
+from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
 
-RESOURCE = "longboat-trainer"
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
-HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, NotStreamed)
-# How often Ray is asked for the trainer's nodes, in seconds.
-NODES_SECONDS = 0.5
+HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError, FilesDamaged, NotStreamed)
 # Tokens of the probe by which engines are compared with the trainer.
 PROBE_TOKENS = 32
 
 
 class RayTrainerGroup:
-    """One actor for each rank, on nodes with the resource `longboat-trainer`.
+    """One actor for each rank, on the node of its pod (see `placement`): rank r is in pod r // devicesPerPod.
 
     Methods that call all ranks, except `stacks`, raise TrainerLost if one is gone, or failed in a way that leaves its state in doubt.
-    All ranks are then ended, and `load` starts new ones, as soon as Ray has nodes for them. A rank's SpecProblem is raised instead.
+    All ranks are then ended, and `load` starts new ones, as soon as Ray has a node of each pod. A rank's SpecProblem is raised instead.
     """
 
-    def __init__(self, spec: RLJobSpec, store: SampleStore) -> None:
-        self._spec, self._store = spec, store
+    def __init__(self, spec: RLJobSpec, store: SampleStore, plan: Plan | None = None) -> None:
+        self._spec, self._store, self._plan = spec, store, plan
         self._actors: list[Any] = []
         self._info: ModelInfo | None = None
         self._writing: asyncio.Task[list[Any]] | None = None
@@ -52,19 +54,43 @@ class RayTrainerGroup:
     async def load(self) -> ModelInfo:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
         self._end()
-        count = self._spec.trainer.replicas
-        options = {
-            "num_cpus": 0,
-            "num_gpus": await _gpus_of_a_rank(count),
-            "resources": {RESOURCE: 1},
-        }
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor).options(**options)
-        self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
+        fits = self._plan is None or await self._plan.fits()
+        await self._start()
         [address] = await self._gather([self._actors[0].address.remote()])
-        self._info, *_ = await self._call("load", address)
+        self._info, *_ = await self._call("load", address, fits)
         if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info
+
+    async def _start(self) -> None:
+        """Starts the ranks in their pods.
+
+        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises
+        TrainerLost if they can't be started where they belong.
+        """
+        trainer = self._spec.trainer
+        while True:
+            nodes = await placed(trainer)
+            # An actor that asks for no GPU sees none.
+            options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
+            actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
+            ids = [node["NodeID"] for node in nodes]
+            places = [
+                NodeAffinitySchedulingStrategy(node, soft=False) for node in ids for _ in range(trainer.devices_per_pod)
+            ]
+            self._actors = [
+                actor.options(scheduling_strategy=place, **options).remote(self._spec, rank, trainer.ranks, self._store)
+                for rank, place in enumerate(places)
+            ]
+            try:
+                await self._call("alive")
+            except TrainerLost as lost:
+                current = pod_nodes(ray.nodes(), trainer.replicas, trainer.devices_per_pod)
+                if current is not None and [node["NodeID"] for node in current] == ids:
+                    raise
+                log.warning("trainer pods have changed; ranks are started again", error=str(lost))
+            else:
+                return
 
     async def accumulate(self, request: ChunkRequest) -> float:
         """See protocol.TrainerGroup."""
@@ -103,11 +129,11 @@ class RayTrainerGroup:
         await self._written()
         await self._call("snapshot")
 
-    async def write(self, directory: Path) -> None:
+    async def write(self, directory: Path) -> tuple[FileEntry, ...]:
         """See protocol.TrainerGroup."""
         self._writing = asyncio.create_task(self._call("write", directory))
         try:
-            await self._writing
+            return tuple(entry for of_rank in await self._writing for entry in of_rank)
         finally:
             self._writing = None
 
@@ -122,9 +148,10 @@ class RayTrainerGroup:
             raise TrainerLost("the trainer is not loaded")
         await _result(self._actors[0].write_samples.remote(request, root))
 
-    async def restore(self, directory: Path) -> None:
+    async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
         """See protocol.TrainerGroup."""
-        await self._call("restore", directory)
+        await self._written()
+        await self._call("restore", directory, entries)
 
     async def export(self, directory: Path, partial: Path) -> None:
         """See protocol.TrainerGroup."""
@@ -190,12 +217,3 @@ async def _result(answer: Any) -> Any:
         return await answer
     except RayTaskError as error:
         raise error.cause from error
-
-
-async def _gpus_of_a_rank(ranks: int) -> int:
-    """Waits for the trainer's nodes; returns 1 if any has GPUs, since an actor that asks for none sees none, else 0."""
-    while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
-        if sum(node[RESOURCE] for node in nodes) >= ranks:
-            return int(any(node.get("GPU") for node in nodes))
-        await asyncio.sleep(NODES_SECONDS)

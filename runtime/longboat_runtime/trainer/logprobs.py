@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,9 +29,8 @@ class ChosenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         chosen = logits.new_empty(len(targets), dtype=torch.float32)
         normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
-        values = _compiled(_values) if compiled else _values
-        for start in range(0, len(targets), rows):
-            part = slice(start, start + rows)
+        values = row_values(compiled=compiled)
+        for part in chunks(len(targets), rows):
             chosen[part], normalisers[part], entropy[part] = values(logits[part], targets[part], temperature)
         ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
         if entropies:
@@ -43,15 +42,35 @@ class ChosenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        logits, *of_rows = ctx.saved_tensors
-        of_rows += gradients if ctx.entropies else gradients[:1]
+        logits, *per_row = ctx.saved_tensors
+        per_row += gradients if ctx.entropies else gradients[:1]
         result = torch.empty_like(logits)
-        function: Callable[..., Tensor] = _gradient_with_entropy if ctx.entropies else _gradient
-        gradient = _compiled(function) if ctx.compiled else function
-        for start in range(0, len(logits), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            result[part] = gradient(logits[part], *(values[part] for values in of_rows), ctx.temperature)
+        gradient(logits, per_row, ctx.temperature, ctx.rows, result, compiled=ctx.compiled)
         return result, None, None, None, None, None
+
+
+def row_values(*, compiled: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Returns a function from rows of logits to log-probs of targets, normalisers and entropies. It casts the rows to float32."""
+    return _compiled(_values) if compiled else _values
+
+
+def chunks(size: int, rows: int) -> Iterator[slice]:
+    """Yields slices that cut `size` rows into chunks of `rows`."""
+    return (slice(start, start + rows) for start in range(0, size, rows))
+
+
+def gradient(
+    logits: Tensor, per_row: Sequence[Tensor], temperature: float, rows: int, result: Tensor, *, compiled: bool
+) -> None:
+    """Writes the gradient of `logits` into `result`, which may be `logits` itself, `rows` rows at a time.
+
+    `per_row`, each (K), are targets, normalisers and the gradients of log-probs; if entropies have a gradient, targets, normalisers,
+    entropies, and both gradients.
+    """
+    function: Callable[..., Tensor] = _gradient if len(per_row) == 3 else _gradient_with_entropy
+    computed = _compiled(function) if compiled else function
+    for part in chunks(len(logits), rows):
+        result[part] = computed(logits[part], *(each[part] for each in per_row), temperature)
 
 
 def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,18 +21,23 @@ def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, owners: Tensor) -> Tensor:
+def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, owners: Tensor, responses: int) -> Tensor:
     """Computes for every token the ratio s of its whole response: exp of the mean log-ratio over the response's tokens.
 
-    `owners[k]` is the number of the response that token k belongs to. The logarithm of s is clamped to ±MAX_LOG_RATIO. The token form of
+    `owners[k]` is the number, below `responses`, of the response that token k belongs to. The logarithm of s is clamped to ±MAX_LOG_RATIO. The token form of
     GSPO (arXiv 2507.18071 §4.3): the value is s, the gradient is s times that of the token's own log-probability. With one advantage for a
     response and the mean over its tokens (SequenceMean), its tokens' gradients add up to that of s (§4.1).
     """
     log_ratio = (logprobs - old_logprobs).detach()
-    counts = owners.bincount().clamp(min=1)
-    means = log_ratio.new_zeros(len(counts)).index_add(0, owners, log_ratio) / counts
+    counts = response_tokens(owners, responses).clamp(min=1)
+    means = log_ratio.new_zeros(responses).index_add(0, owners, log_ratio) / counts
     ratio = means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[owners]
     return ratio * (logprobs - logprobs.detach()).exp()
+
+
+def response_tokens(owners: Tensor, responses: int) -> Tensor:
+    """Counts the tokens of each response (responses); `owners` are as in `sequence_ratio`. Reads no value on the host."""
+    return owners.new_zeros(responses).index_add(0, owners, torch.ones_like(owners))
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -102,10 +107,12 @@ def importance_mask(old_logprobs: Tensor, engine_logprobs: Tensor, low: float, h
     return ((low <= ratio) & (ratio <= high)).detach()
 
 
-def sequence_mask(old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, low: float, high: float) -> Tensor:
+def sequence_mask(
+    old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, responses: int, low: float, high: float
+) -> Tensor:
     """Returns True for all tokens of a response for which low <= trainer / engine <= high as a whole.
 
-    `owners[k]` is the number of the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
+    `owners[k]` is the number, below `responses`, of the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
     sequence-level masked importance sampling.
 
     The ratio of the whole response is the product of the ratios of its T tokens. If their logarithms are small and independent, the
@@ -113,6 +120,6 @@ def sequence_mask(old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor,
     responses or responses of old weights pass: with [1/2, 2], half of all responses pass at T*KL = SEQUENCE_MASK_HALF, fewer above.
     """
     log_ratio = old_logprobs - engine_logprobs
-    totals = log_ratio.new_zeros(int(owners.max()) + 1 if len(owners) else 0).index_add(0, owners, log_ratio)
+    totals = log_ratio.new_zeros(responses).index_add(0, owners, log_ratio)
     ratio = totals.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[owners]
     return ((low <= ratio) & (ratio <= high)).detach()

@@ -54,7 +54,7 @@ def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLo
     old, engine = logprobs.old, batch.engine_logprobs
     anchor = old if algorithm.clip_against is ClipAgainst.PROXIMAL else engine
     if algorithm.policy_loss is PolicyLoss.GSPO:
-        ratio = losses.sequence_ratio(logprobs.new, anchor, batch.owners)
+        ratio = losses.sequence_ratio(logprobs.new, anchor, batch.owners, batch.samples)
     else:
         ratio = losses.probability_ratio(logprobs.new, anchor)
     if algorithm.policy_loss is PolicyLoss.CISPO:
@@ -70,7 +70,7 @@ def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLo
     if (bounds := algorithm.importance_mask) is not None:
         tokens = losses.importance_mask(old, engine, bounds.low, bounds.high)
     if (bounds := algorithm.sequence_mask) is not None:
-        responses = losses.sequence_mask(old, engine, batch.owners, bounds.low, bounds.high)
+        responses = losses.sequence_mask(old, engine, batch.owners, batch.samples, bounds.low, bounds.high)
     weight = weight * (tokens & responses)
     total = policy_total = (policy * weight * batch.weights).sum()
     kl_total = torch.zeros_like(policy_total)
@@ -91,7 +91,7 @@ def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorit
     difference = (old.exp() - engine.exp()).abs()
     limit = float("inf") if algorithm.dual_clip is None else algorithm.dual_clip
     # Each token counts as its fraction of its response, so that these sums count responses.
-    parts = 1.0 / batch.owners.bincount()[batch.owners].double()
+    parts = 1.0 / losses.response_tokens(batch.owners, batch.samples)[batch.owners].double()
     clipped = losses.clipped(loss.ratio, batch.advantages, algorithm.clip_low, algorithm.clip_high)
     if algorithm.policy_loss is PolicyLoss.CISPO:
         clipped = loss.ratio > 1.0 + algorithm.clip_high
@@ -109,9 +109,9 @@ def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorit
         "masked_responses": parts * ~loss.responses,
         "weight": loss.weight,
     }
-    inside = batch.weights > 0
+    inside = batch.counted
     sums = {name: values[inside].double().sum() for name, values in by_token.items()}
-    sums["tokens"] = inside.double().sum()
+    sums["tokens"] = torch.full_like(sums["weight"], len(inside))
     parts_of_loss = {"pg_loss": loss.policy, "kl_loss": loss.kl, "entropy_loss": loss.entropy}
     sums |= {name: value.detach().double() for name, value in parts_of_loss.items()}
     most = difference[inside]

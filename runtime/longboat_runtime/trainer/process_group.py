@@ -32,14 +32,24 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Joins the group whose store is served at `address`. Returns the mesh of devices and the mesh of the hosts' memory."""
+def join(address: str, rank: int, world_size: int, copies: int = 1) -> tuple[DeviceMesh, DeviceMesh]:
+    """Joins the group whose store is served at `address`. Returns the mesh of devices and the mesh of the hosts' memory (`mesh`)."""
     backend = "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
     host, _, port = address.rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
-    hosts = init_device_mesh("cpu", (world_size,))
-    return (init_device_mesh("cuda", (world_size,)) if device_type() == "cuda" else hosts), hosts
+    hosts = mesh("cpu", world_size, copies)
+    return (mesh("cuda", world_size, copies) if device_type() == "cuda" else hosts), hosts
+
+
+def mesh(device: str, world_size: int, copies: int) -> DeviceMesh:
+    """Makes the mesh of a group's ranks: one dimension, over which the model is sharded, or (replicate, shard) for several copies of it.
+
+    Ranks of a copy are neighbours, so copies are made of whole pods if their number divides that of the pods.
+    """
+    if copies == 1:
+        return init_device_mesh(device, (world_size,))
+    return init_device_mesh(device, (copies, world_size // copies), mesh_dim_names=("replicate", "shard"))
 
 
 @contextmanager

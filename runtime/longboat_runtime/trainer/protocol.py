@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import SampleId, SampleSize
 from longboat_runtime.trainer.flops import ModelFlops
@@ -94,6 +95,13 @@ class ModelInfo:
     flops: ModelFlops | None = None
 
 
+class Plan(Protocol):
+    """Says what is known of a job's memory before its model is loaded."""
+
+    async def fits(self) -> bool:
+        """Returns whether a bin fits if layers aren't recomputed. Raises SpecProblem if the job doesn't fit at all."""
+
+
 class TrainerGroup(Protocol):
     """Runs all FSDP2 ranks as one trainer."""
 
@@ -127,10 +135,17 @@ class TrainerGroup(Protocol):
     async def snapshot(self) -> None:
         """Copies model, optimizer and RNG state of all ranks into host memory, after the write of an earlier copy has ended."""
 
-    async def write(self, directory: Path) -> None:
-        """Writes the newest snapshot; returns once files and directory are fsynced. Steps may be computed meanwhile."""
+    async def write(self, directory: Path) -> Sequence[FileEntry]:
+        """Writes the newest snapshot; returns descriptions of its files once these and the directory are fsynced.
 
-    async def restore(self, directory: Path) -> None: ...
+        Steps may be computed meanwhile.
+        """
+
+    async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
+        """Takes the state from what `write` wrote into `directory` and described in `entries`, on any number of ranks.
+
+        Raises FilesDamaged if any rank finds a file that isn't as described. No rank has taken anything then.
+        """
 
     async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
         """Writes the file of a step's samples below the job's directory `root`. Steps may be computed meanwhile.

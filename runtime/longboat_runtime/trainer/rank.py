@@ -14,16 +14,19 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.samples import GeneratedSample, SampleId
-from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.errors import NotStreamed
-from longboat_runtime.trainer.forward import check_compiler, compiles, frozen_logprobs
+from longboat_runtime.trainer.forward import compiles, frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
+from longboat_runtime.trainer.machine import MACHINE
+from longboat_runtime.trainer.offload import Offload
 from longboat_runtime.trainer.packing import SampleTooLong
+from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.trainer.sharding import (
     TORCH_DTYPES,
@@ -45,31 +48,39 @@ _SCALE, _GOOD_UPDATES = "loss_scale", "good_updates"
 class TrainerRank:
     """One rank. Every method is a collective: all ranks must call it, in the same order and with the same arguments."""
 
-    def __init__(self, spec: RLJobSpec, rank: int, world_size: int, address: str) -> None:
+    def __init__(self, spec: RLJobSpec, rank: int, world_size: int, address: str, platform: Platform = MACHINE) -> None:
         """Joins the group that meets at `address` (host:port on rank 0)."""
         torch.manual_seed(spec.rounds.seed)
-        device = process_group.device_type()
-        set_deterministic(spec.trainer.is_deterministic(device), device)
-        self.spec, self.rank, self.world_size = spec, rank, world_size
-        self.mesh, self.hosts = process_group.join(address, rank, world_size)
+        set_deterministic(spec.trainer.is_deterministic(platform.device), platform.device)
+        self.spec, self.rank, self.world_size, self.platform = spec, rank, world_size, platform
+        self.mesh, self.hosts = platform.join(address, rank, world_size, spec.trainer.replicate_degree)
         self.device = torch.device(self.mesh.device_type)
 
-    def load(self) -> ModelInfo:
-        """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
-        compiled = compiles(self.spec.trainer.compile, self.device.type)
+    def load(self, *, fits: bool = True) -> ModelInfo:
+        """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says.
+
+        `fits` says whether a bin fits into the device's memory without recomputation (`TrainerSpec.recomputes`).
+        """
+        platform = self.platform
+        compiled = compiles(self.spec.trainer.compile, platform.device)
         if compiled:
-            with process_group.together():
-                check_compiler(self.device.type)
-        model = load_sharded(self.spec.model, self.mesh, compiled=compiled)
+            with platform.together():
+                platform.check_compiler()
+        bin_tokens = self.spec.trainer.max_tokens_per_bin
+        model = load_sharded(self.spec.model, self.mesh, compiled=compiled, bin_tokens=bin_tokens, platform=platform)
         config = language_model(model.config.get_text_config().to_dict())
         longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)
-        if self.spec.trainer.gradient_checkpointing:
+        if self.spec.trainer.recomputes(fits=fits):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if self.spec.trainer.offload_activations:
+                Offload(platform, bin_tokens).install(model)
         reference = None
         if self.spec.algorithm.kl_coefficient > 0:
-            reference = load_sharded(self.spec.model, self.mesh, compiled=compiled).requires_grad_(False)
+            reference = load_sharded(
+                self.spec.model, self.mesh, compiled=compiled, frozen=True, bin_tokens=bin_tokens, platform=platform
+            )
         self.model = model.train()
-        self.updates = Updates(self.spec, model, reference)
+        self.updates = Updates(self.spec, model, reference, platform)
         self._check_weights("in the files", "spec.model.path", "give a model whose weights are finite numbers")
         self._snapshot: dict[str, Tensor] | None = None
         # Allocates the memory of snapshots now, so that a host that has too little fails before the first step.
@@ -79,7 +90,7 @@ class TrainerRank:
             longest,
             model.config.get_text_config().vocab_size,
             described(model.config),
-            self.device.type,
+            platform.device,
             model_flops(model, config, device_peak(self.device, self.spec.model.dtype)),
         )
 
@@ -115,7 +126,8 @@ class TrainerRank:
         """Computes the log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
         sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
         batch = build_batch([WeightedSample(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
-        return [float(value) for value in frozen_logprobs(self.model, batch)]
+        logprobs: list[float] = self.platform.read(frozen_logprobs(self.model, batch, platform=self.platform))
+        return logprobs
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole weights in the spec's number format by their Hugging Face names; every rank must exhaust the iterator."""
@@ -127,29 +139,33 @@ class TrainerRank:
 
         There is only one copy: it replaces the previous one, which must no longer be in use.
         """
-        self._snapshot = sharded.snapshot(self._state(), self.hosts, self._snapshot)
+        self._snapshot = sharded.snapshot(self._state(), self.hosts, self._snapshot, self.platform.host)
         return self._snapshot
 
-    def restore(self, directory: Path) -> None:
+    def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
         """Restores weights, optimizer and RNG state from a snapshot written by any number of ranks. Chunks are discarded.
 
-        With Float16 also the loss scale, or its initial value if the snapshot was made in another number format. Raises SpecProblem
-        if the snapshot belongs to another model, or holds weights that are not finite.
+        With Float16 also the loss scale, or its initial value if the snapshot was made in another number format. Raises FilesDamaged
+        unless all files are as `entries` describes them, and SpecProblem if the snapshot belongs to another model; nothing has changed
+        then. Raises SpecProblem if it holds weights that are not finite. Overwrites the copy of `snapshot`.
         """
+        assert self._snapshot is not None, "load the model first"
+        with self.platform.together():
+            saved = sharded.SavedTensors(directory, entries, self.rank, self.world_size)
+        copies = dict(self._snapshot)
+        if not saved.names >= {_SCALE, _GOOD_UPDATES}:
+            copies.pop(_SCALE, None)
+            copies.pop(_GOOD_UPDATES, None)
+        # Only once all ranks have read and checked everything does any rank change its state.
+        sharded.read(copies, saved)
         self.updates.discard()
-        state = self._state()
-        if self.updates.loss_scale.adapts:
-            with process_group.together():
-                scaled = sharded.names(directory) >= {_SCALE, _GOOD_UPDATES}
-            if not scaled:
-                del state[_SCALE], state[_GOOD_UPDATES]
-        sharded.read(state, directory)
+        sharded.put_back(copies, self._state())
         for of_parameter in self.updates.optimizer.state.values():
-            of_parameter["step"].copy_(state["updates"])
-        torch.set_rng_state(state["rng"])
+            of_parameter["step"].copy_(copies["updates"])
+        torch.set_rng_state(copies["rng"])
         self.updates.loss_scale = LossScale.from_dtype(self.spec.model.dtype)
-        if _SCALE in state:
-            self.updates.loss_scale = LossScale(float(state[_SCALE]), int(state[_GOOD_UPDATES]))
+        if _SCALE in copies:
+            self.updates.loss_scale = LossScale(float(copies[_SCALE]), int(copies[_GOOD_UPDATES]))
         self._check_weights(
             f"in the checkpoint {directory}",
             "spec.checkpoint.resumeFrom",
@@ -172,7 +188,7 @@ class TrainerRank:
 
     def _check_weights(self, where: str, field: str, cure: str) -> None:
         """Raises SpecProblem, on all ranks, if weights are not finite in the number format that engines get. A collective."""
-        if bad := not_finite(self.updates.parameters, TORCH_DTYPES[self.spec.model.dtype]):
+        if bad := not_finite(self.updates.parameters, TORCH_DTYPES[self.spec.model.dtype], self.platform):
             raise SpecProblem(
                 Reason.WEIGHTS_NOT_FINITE,
                 field,
@@ -219,7 +235,7 @@ class TrainerRank:
 
         So is NotStreamed if a rank doesn't hold the chunks that the request builds on.
         """
-        with process_group.together():
+        with self.platform.together():
             streamed = self.updates.streamed
             if request.chunks and (
                 streamed is None or (streamed.step, streamed.chunks) != (request.step, request.chunks)

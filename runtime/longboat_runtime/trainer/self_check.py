@@ -1,8 +1,9 @@
-"""Chooses the attention that a model trains with: packed if its architecture allows it, else padded by transformers' own."""
+"""Chooses the attention and the head that a model trains with: those that cost less where its architecture allows them."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from torch import nn
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.samples import GeneratedSample
-from longboat_runtime.trainer import attention
+from longboat_runtime.trainer import attention, fused_head
 from longboat_runtime.trainer.batch import WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.forward import response_logprobs
+from longboat_runtime.trainer.platform import Platform
 
 log = structlog.get_logger()
 
@@ -24,6 +26,8 @@ IMPLEMENTATIONS = (attention.NAME, "sdpa", "eager")
 
 # Log-probs of the same tokens that were computed in another way differ by rounding only; this is float32.
 TOLERANCE = 1e-3
+# The norm of the difference of two heads' results, or of their gradients, by the norm: rounding again.
+HEAD_TOLERANCE = 1e-4
 
 # The small copy of a model.
 _LAYERS = 4
@@ -48,7 +52,7 @@ _NOT_POSSIBLE = (
 )
 
 
-def choose_attention(config: Any) -> str:
+def choose_attention(config: Any, platform: Platform) -> str:
     """Chooses the first of IMPLEMENTATIONS with which samples that share a forward pass have the log-probs that they have alone.
 
     `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture, with a small vocabulary
@@ -65,7 +69,7 @@ def choose_attention(config: Any) -> str:
         log.warning("no small model of this architecture runs", architecture=config.model_type, error=repr(error))
         return "eager"
     for name in IMPLEMENTATIONS:
-        difference = _difference(small, name, alone)
+        difference = _difference(small, name, alone, platform)
         if difference < TOLERANCE:
             return name
     raise SpecProblem(
@@ -76,7 +80,42 @@ def choose_attention(config: Any) -> str:
     )
 
 
-def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
+def head_can_be_fused(config: Any, platform: Platform) -> bool:
+    """Whether `fused_head.FusedHead` computes the log-probs and entropies, and their gradients, that the model's own head gives.
+
+    `config` is the model's; its weights aren't needed. Decided on a small model like the attention. Guards against models that change
+    logits after their head, by a factor or a soft cap: what they get from the fused one isn't logits.
+    """
+    try:
+        model = _build(_small_config(config), "eager")
+        if not fused_head.is_plain(model.get_output_embeddings()):
+            return False
+        setattr(model, fused_head.ROW_BYTES, 1)
+        own, fused = (_head_results(model, limit, platform) for limit in (sys.maxsize, 0))
+    except _NOT_POSSIBLE as error:
+        log.warning(
+            "the fused head runs with no small model of this architecture",
+            architecture=config.model_type,
+            error=repr(error),
+        )
+        return False
+    # A NaN is no equality either.
+    return all(bool((a - b).norm() <= HEAD_TOLERANCE * a.norm()) for a, b in zip(own, fused, strict=True))
+
+
+def _head_results(model: nn.Module, largest_logits: int, platform: Platform) -> list[torch.Tensor]:
+    """Computes log-probs, entropies, and the gradient of a weighted sum of both by each weight that has one."""
+    model.zero_grad()
+    batch = build_batch([WeightedSample(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=False)
+    logprobs, entropies = response_logprobs(
+        model, batch, 0.7, platform=platform, entropies=True, largest_logits=largest_logits
+    )
+    (logprobs @ torch.linspace(-1.0, 1.0, len(logprobs)) + entropies.sum()).backward()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [logprobs.detach(), entropies.detach(), *gradients]
+
+
+def _difference(config: Any, name: str, alone: torch.Tensor, platform: Platform) -> float:
     """Returns the largest difference of any log-prob from `alone`; infinite for NaN, or if no model runs with the attention `name`."""
     packed = name == attention.NAME
     try:
@@ -85,7 +124,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
             [WeightedSample(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=packed
         )
         with torch.no_grad():
-            together, _ = response_logprobs(model, batch)
+            together, _ = response_logprobs(model, batch, platform=platform)
     except _NOT_POSSIBLE:
         return float("inf")
     return float((together - alone).abs().max().nan_to_num(float("inf")))

@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_runtime.trainer import fused_head
 from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
 from longboat_runtime.trainer.forward import compile_layers
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.model import read_config
-from longboat_runtime.trainer.process_group import together
-from longboat_runtime.trainer.self_check import choose_attention
-from longboat_runtime.trainer.weight_files import load_weights
+from longboat_runtime.trainer.platform import Platform
 
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
@@ -39,31 +39,53 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
     return ranks > 1 or dtype is not DType.FLOAT32
 
 
-def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
+def load_sharded(
+    spec: ModelSpec,
+    mesh: DeviceMesh,
+    *,
+    compiled: bool = False,
+    frozen: bool = False,
+    bin_tokens: int = 0,
+    platform: Platform = MACHINE,
+) -> nn.Module:
     """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
+    Over a mesh (replicate, shard) there are copies of the model, each sharded over the second dimension.
+
     Every rank reads its shards from the files, one weight after another (see `load_weights`). Weights are float32,
-    arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
-    all ranks, if the model can't be loaded on any.
+    arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. A `frozen` model has no
+    gradients, and its weights are kept in the spec's number format: they would be rounded to it in every pass. If the logits of
+    `bin_tokens` tokens are too large to be whole, the model has the mark `fused_head.ROW_BYTES` where its architecture allows it; on
+    CPUs never, whose own layers multiply faster and whose memory is the host's.
+    Raises SpecProblem, on all ranks, if the model can't be loaded on any.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
     path = Path(spec.path)
-    with together():
-        model = _empty_model(read_config(path))
+    with platform.together():
+        config = read_config(path)
+        row_bytes = config.get_text_config().vocab_size * TORCH_DTYPES[spec.dtype].itemsize
+        large = platform.device != "cpu" and fused_head.exceeds(bin_tokens, row_bytes)
+        fuses = large and platform.head_can_be_fused(config)
+        model = _empty_model(config, platform)
+        if fuses:
+            setattr(model, fused_head.ROW_BYTES, row_bytes)
         buffers = dict(model.named_buffers())
         # Before FSDP2 changes the names of classes, by which transformers knows how files name and keep their weights.
         conversions = get_model_conversion_mapping(model)
         stored_by = get_model_conversion_mapping(model, add_legacy=False)
         model._weight_conversions = [entry for entry in stored_by if not isinstance(entry, PrefixChange)]
-        if mesh.device_type == "cpu":
+        if platform.device == "cpu":
             from longboat_runtime.cpu import layers as cpu_layers
 
             if cpu_layers.are_faster(spec.dtype, onednn=torch.backends.mkldnn.is_available()):
                 cpu_layers.install(model, norms=not compiled)
         if compiled:
             compile_layers(model, layers(model))
+        if frozen:
+            for weight in model.requires_grad_(False).parameters():
+                weight.data = weight.data.to(TORCH_DTYPES[spec.dtype])
         if needs_fsdp(mesh.size(), spec.dtype):
             shard(model, mesh, compute_policy(spec.dtype))
             model.to_empty(device=mesh.device_type)
@@ -72,7 +94,7 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
             model.tie_weights(recompute_mapping=False)
         for name, value in buffers.items():
             model.get_buffer(name).copy_(value)
-        load_weights(model, path, conversions)
+        platform.load_weights(model, path, conversions)
     return model
 
 
@@ -122,7 +144,7 @@ def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
 
 
 @torch.no_grad()
-def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[str]:
+def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype, platform: Platform = MACHINE) -> list[str]:
     """Returns the names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
     bad = torch.zeros(len(weights), device=next(iter(weights.values())).device)
     for index, weight in enumerate(weights.values()):
@@ -131,7 +153,7 @@ def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[
             # For NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
             bad[index] = ~torch.linalg.vector_norm(part, float("inf")).to(dtype).isfinite()
     dist.all_reduce(bad, dist.ReduceOp.MAX)
-    return [name for name, is_bad in zip(weights, bad.tolist(), strict=True) if is_bad]
+    return [name for name, is_bad in zip(weights, platform.read(bad), strict=True) if is_bad]
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -160,11 +182,11 @@ def device_peak(device: torch.device, dtype: DType) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device))
 
 
-def _empty_model(config: Any) -> nn.Module:
+def _empty_model(config: Any, platform: Platform) -> nn.Module:
     """Makes the model without memory for its weights. Buffers, such as rotary frequencies, have the values that transformers gives them."""
     from transformers import AutoModelForCausalLM
 
-    attention = choose_attention(config)
+    attention = platform.choose_attention(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     for weight in model.parameters():

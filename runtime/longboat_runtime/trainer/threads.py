@@ -7,14 +7,14 @@ import os
 from longboat_graders.cgroup import cpu_limit
 
 
-def thread_count(quota: float | None, affinity: int) -> int:
-    """Returns the number of whole CPUs in the quota (None: unlimited), at most those that the process may run on, at least one.
+def thread_count(quota: float | None, affinity: int, ranks: int = 1) -> int:
+    """Returns a rank's share of the whole CPUs in the quota (None: unlimited), and of those that the process may run on; at least one.
 
-    More threads than the quota holds get throttled together: once they have used it up, all wait for the next period.
+    `ranks` share them. More threads than the quota holds get throttled together: once they have used it up, all wait for the next period.
     """
-    return max(1, min(affinity, int(quota) if quota is not None else affinity))
+    return max(1, min(affinity, int(quota) if quota is not None else affinity) // ranks)
 
 
-def available_threads() -> int:
-    """Returns how many threads this process may use now."""
-    return thread_count(cpu_limit(), len(os.sched_getaffinity(0)))
+def available_threads(ranks: int = 1) -> int:
+    """Returns how many threads this process may use now, as one of so many ranks of a pod."""
+    return thread_count(cpu_limit(), len(os.sched_getaffinity(0)), ranks)

@@ -19,9 +19,11 @@ from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.errors import NotStreamed
 from longboat_runtime.trainer.forward import frozen_logprobs, response_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
+from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.metrics import LOSSES, is_maximum, step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, metric_sums, objective
 from longboat_runtime.trainer.optimizer import build_optimizer, gradient_norm, learning_rate, set_learning_rate
+from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.step_plan import StepPlan
 
 
@@ -55,8 +57,10 @@ class Updates:
     `streamed` are the chunks that the next update may be made of.
     """
 
-    def __init__(self, spec: RLJobSpec, model: nn.Module, reference: nn.Module | None) -> None:
-        self.spec, self.model, self.reference = spec, model, reference
+    def __init__(
+        self, spec: RLJobSpec, model: nn.Module, reference: nn.Module | None, platform: Platform = MACHINE
+    ) -> None:
+        self.spec, self.model, self.reference, self.platform = spec, model, reference, platform
         self.algorithm = resolve_loss(spec.algorithm, off_policy=spec.rounds.policy in OFF_POLICY)
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
@@ -76,9 +80,9 @@ class Updates:
         mean_tokens = plan.tokens / plan.samples if plan.samples else float(self.spec.rollout.sampling.max_tokens)
         before, self.streamed = self.streamed or Streamed(step, mean_tokens), None
         reference = self._current_logprobs(self.reference, [batches])[0] if self.reference else None
-        started = _time_done()
+        started = self.platform.time_done()
         sums = self.accumulate(batches, None, reference)
-        seconds = _time_done() - started
+        seconds = self.platform.time_done() - started
         self.streamed = Streamed(
             step,
             before.mean_tokens,
@@ -111,7 +115,7 @@ class Updates:
         # With the round's weights, before any update. A single minibatch needs none: see `accumulate`.
         old = self._current_logprobs(self.model, minibatches) if len(minibatches) > 1 else None
         reference = self._current_logprobs(self.reference, minibatches) if self.reference else None
-        prepared = _time_done()
+        prepared = self.platform.time_done()
         rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
         attempted = [
@@ -144,6 +148,7 @@ class Updates:
                 batch,
                 self.spec.rollout.sampling.temperature,
                 entropies=self.algorithm.entropy_coefficient > 0,
+                platform=self.platform,
             )
             before = old[index] if old else new.detach()
             logprobs = TokenLogprobs(new, before, reference[index] if reference else None, entropy)
@@ -170,7 +175,7 @@ class Updates:
             self.loss_scale = scale
             sums = [*(streamed.sums if streamed else ()), *self.accumulate(batches, old, reference)]
             gradients = [_gradient(parameter) for parameter in self.parameters.values()]
-            norm = float(gradient_norm(gradients)) * factor / scale.value
+            norm = self.platform.read(gradient_norm(gradients)) * factor / scale.value
             if math.isfinite(norm):
                 limit = self.spec.trainer.optimizer.max_grad_norm
                 torch._foreach_mul_(gradients, min(1.0, limit / (norm + 1e-6)) * factor / scale.value)
@@ -188,21 +193,17 @@ class Updates:
         """Returns the metrics of the updates that were made; empty if none was made. A collective."""
         if not made:
             return {}
-        sums = _reduce([sums for update in made for sums in update.sums])
+        sums = _reduce([sums for update in made for sums in update.sums], self.platform)
         metrics = step_metrics(sums, len(made), self.algorithm)
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
     def _current_logprobs(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
         """Computes the log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
-        return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
-
-
-def _time_done() -> float:
-    """Returns the time once the device has done what it was given: a GPU computes after the calls have returned."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.monotonic()
+        return [
+            [frozen_logprobs(model, batch, temperature, platform=self.platform) for batch in batches]
+            for batches in minibatches
+        ]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
@@ -212,11 +213,12 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def _reduce(parts: Sequence[Mapping[str, Tensor]], platform: Platform) -> dict[str, float]:
     """Computes the sums (and maxima) over the batches of all ranks. A collective."""
     names = list(parts[0])
     values = torch.stack([torch.stack([part[name] for name in names]) for part in parts])
     totals, maxima = values.sum(0), values.amax(0)
     dist.all_reduce(totals)
     dist.all_reduce(maxima, dist.ReduceOp.MAX)
-    return {name: float(maxima[i] if is_maximum(name) else totals[i]) for i, name in enumerate(names)}
+    values = zip(names, platform.read(totals), platform.read(maxima), strict=True)
+    return {name: maximum if is_maximum(name) else total for name, total, maximum in values}

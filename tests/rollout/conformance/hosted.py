@@ -100,6 +100,8 @@ class HostedEngine:
 def _serve(connection: Connection, config: EngineConfig, spawned: bool, output: Path | None) -> None:
     from longboat_runtime.rollout import factory
 
+    # As a pod template may ask for: engines run the other model runner, which vLLM would refuse here.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     if output is not None:
         with output.open("ab") as file:
             os.dup2(file.fileno(), 1)

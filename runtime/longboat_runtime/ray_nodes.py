@@ -1,0 +1,28 @@
+"""Finds the nodes of a job's Ray cluster by what they offer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+# How often Ray is asked for nodes, in seconds.
+POLL_SECONDS = 0.5
+
+Node = Mapping[str, Any]
+
+
+async def offering(resource: str, least: float) -> list[Node]:
+    """Waits until all nodes together offer at least `least` of a resource; returns those that offer it, ordered by their ids."""
+    while True:
+        nodes = [node for node in ray.nodes() if node["Alive"] and resource in node["Resources"]]
+        if sum(node["Resources"][resource] for node in nodes) >= least:
+            return sorted(nodes, key=lambda node: str(node["NodeID"]))
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def have_gpus(nodes: Sequence[Node]) -> bool:
+    """Returns whether any of the nodes has a GPU. Pure."""
+    return any(node["Resources"].get("GPU") for node in nodes)
