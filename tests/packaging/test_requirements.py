@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+# Distributions of modules that are installed only beside GPUs.
+BESIDE_GPUS = {"pynvml": ["nvidia-ml-py"]}
 OWN = {"longboat_crds", "longboat_graders", "longboat_operator", "longboat_runtime"}
 
 
@@ -42,13 +44,13 @@ def normal(name: str) -> str:
     [
         (("crds/longboat_crds", "operator/longboat_operator"), ("operator",)),
         (("crds/longboat_crds", "runtime/longboat_graders"), ("graders",)),
-        (("crds/longboat_crds", "runtime/longboat_runtime"), ("runtime", "tracking", "cpu")),
+        (("crds/longboat_crds", "runtime/longboat_runtime"), ("runtime", "tracking", "cpu", "gpu")),
     ],
 )
 def test_what_is_imported_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     names = set.union(*(imported(REPOSITORY / folder) for folder in folders))
     assert names, "something is imported"
-    distributions = packages_distributions()
+    distributions = BESIDE_GPUS | packages_distributions()
     known = declared(*extras) | {"pydantic-core"}  # a part of pydantic
     missing = {name for name in names if not {normal(each) for each in distributions.get(name, [])} & known}
     assert missing == set()

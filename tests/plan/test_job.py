@@ -16,6 +16,7 @@ from longboat_crds.reasons import Reason
 from longboat_crds.trainer import TrainerSpec
 from longboat_runtime import ray_nodes
 from longboat_runtime.driver import assembly
+from longboat_runtime.plan import job
 from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
 from longboat_runtime.ray_nodes import have_gpus, offering
@@ -136,7 +137,12 @@ async def test_neither_engines_nor_trainers_load_a_model_that_does_not_fit(tmp_p
 def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     """A node of Ray with so many GPUs, as it believes."""
     ray.init(
-        num_cpus=1, num_gpus=request.param, resources={"trainers": 2}, include_dashboard=False, log_to_driver=False
+        "local",
+        num_cpus=1,
+        num_gpus=request.param,
+        resources={"trainers": 2},
+        include_dashboard=False,
+        log_to_driver=False,
     )
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
@@ -182,6 +188,17 @@ def test_a_process_that_dies_in_planning_decides_nothing_for_later_loads(gpus: N
     plan = JobPlan(make_spec(write_config(tmp_path, "small")), "trainers", "engines", past, look)
     assert not asyncio.run(plan.fits())
     dead.unlink()
+    assert asyncio.run(plan.fits())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+def test_a_plan_that_takes_too_long_is_given_up(gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(write_config(tmp_path, "small"))
+    plan = JobPlan(spec, "trainers", "engines", Past(tmp_path, None, trained=False), lambda: ROOMY)
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "PLAN_SECONDS", 0.1)  # Python itself takes longer to start
+        assert not asyncio.run(plan.fits())
     assert asyncio.run(plan.fits())
 
 

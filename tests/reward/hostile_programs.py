@@ -66,7 +66,7 @@ def ways_out() -> dict[str, Program]:
         "a session of its own": "import os\nif (pid := os.fork()) == 0: os._exit(escaped(os.setsid))\nscore = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
         "a signal to its parent": "import os; score = escaped(os.kill, os.getppid(), 0)",
         "a signal to everybody": "import os; score = escaped(os.kill, -1, 0)",
-        "another priority": "import os; score = escaped(os.setpriority, os.PRIO_PROCESS, 0, 5)",
+        "another priority": "import os; score = escaped(os.setpriority, os.PRIO_PROCESS, 0, 19)",
         "its parent's memory": "import os; score = escaped(os.open, f'/proc/{os.getppid()}/mem', os.O_RDWR)",
         "its parent's environment": "import os; score = escaped(os.open, f'/proc/{os.getppid()}/environ', os.O_RDONLY)",
         "its parent's limits": "import resource, os; score = escaped(resource.prlimit, os.getppid(), resource.RLIMIT_CORE, (0, 0))",

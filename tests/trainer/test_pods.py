@@ -129,6 +129,8 @@ async def test_ranks_are_in_their_pods_and_start_again_there_or_in_the_pods_that
 
     pods.kill(1)
     newer = pods.start(1, attempt=1)
+    # Until then its ranks may live on, and finish a step.
+    await asyncio.to_thread(eventually, lambda: living(second), operator.not_)
     with pytest.raises(TrainerLost):
         await group.train(make_request(SAMPLES, step=2))
     await group.load()

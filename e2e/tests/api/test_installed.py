@@ -79,7 +79,8 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
         containers = {container["name"]: container for container in made["spec"]["containers"]}
         if role in (Role.ROLLOUT, Role.TRAINER):
             assert list(containers) == [role]
-            assert containers[role]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+            devices = job.spec.trainer.devices_per_pod if role is Role.TRAINER else 1
+            assert containers[role]["resources"]["limits"]["nvidia.com/gpu"] == str(devices)
 
 
 def _runtime(server: Cluster) -> tuple[str, str]:

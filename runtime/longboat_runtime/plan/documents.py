@@ -37,7 +37,7 @@ def read(file: Path, runtime_file: Path | None) -> tuple[RLJob, Runtime | None]:
 def _objects(file: Path) -> list[RLJob | Runtime]:
     try:
         documents = [document for document in parse(file.read_text()) if document is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ApiError([f"{file}: not valid YAML: {error}"]) from error
     kinds = ("RLJob", "RLRuntime", "ClusterRLRuntime")
     return [load(dump(item)) for item in documents if isinstance(item, dict) and item.get("kind") in kinds]

@@ -25,6 +25,8 @@ _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 # The folder of the checkpoint directory that keeps figures for later starts.
 FOLDER = "plan"
+# Seconds after which a plan is given up: most take less than a minute, a search for a change that fits may take several.
+PLAN_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class JobPlan:
     async def fits(self) -> bool:
         """Returns whether a bin fits into the trainer's pods without recomputation. On CPUs True, without a plan.
 
-        Also returns False if planning fails; if a pod or process died meanwhile, the next call plans again. Waits for the first trainer node
+        Also returns False if planning fails or takes too long; unless the plan itself failed, the next call plans again. Waits for the first trainer node
         in Ray and, if it has a GPU, for all of them. Raises SpecProblem (DoesNotFit) if something certainly doesn't fit. Only logs
         uncertain problems, and all problems of a job that has a checkpoint, since that has run.
         """
@@ -95,7 +97,12 @@ class JobPlan:
         try:
             pods = await asyncio.gather(*(look.options(num_gpus=1, **self._beside(node)).remote() for node in nodes))
             first = plan.options(num_gpus=0, **self._beside(nodes[0]))
-            outcome: Outcome = await first.remote(self._spec, smallest(pods), self._past)
+            planning = first.remote(self._spec, smallest(pods), self._past)
+            try:
+                outcome: Outcome = await asyncio.wait_for(planning, PLAN_SECONDS)
+            except TimeoutError:
+                ray.cancel(planning, force=True)
+                raise
         except Exception as error:
             # A job with a checkpoint has trained; what its ranks find wrong they say themselves.
             if (problem := spec_problem_in(error)) is not None and not self._past.trained:
@@ -103,7 +110,9 @@ class JobPlan:
             if not isinstance(error, RayTaskError):
                 self._made = None
             # Recomputation costs time; a bin that doesn't fit ends the job.
-            log.warning("the job's memory can't be planned; layers are recomputed", error=str(error))
+            log.warning(
+                "the job's memory can't be planned; layers are recomputed", error=str(error) or type(error).__name__
+            )
             return False
         log.info("the plan of the job's memory\n%s", outcome.report)
         for warning in outcome.warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,9 +62,14 @@ class Ledger(TorchDispatchMode):
 
     def restart(self) -> int:
         """Starts a new peak, from what is held now, and returns that."""
-        self.settle()
+        self.collect()
         self.peak = self.allocated
         return self.allocated
+
+    def collect(self) -> None:
+        """Settles once Python has collected its garbage: else what is held would depend on what ran before in this process."""
+        gc.collect()
+        self.settle()
 
     def settle(self) -> None:
         """Counts all live storages again: they end, and FSDP resizes them, without an operator."""

@@ -137,7 +137,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
         ):
             before = ledger.restart()
             info = rank.load()
-            ledger.settle()
+            ledger.collect()
             phases["load"] = Phase(before, ledger.peak, ledger.allocated)
             weights = sum(_local(parameter).nbytes for parameter in rank.updates.parameters.values())
             reference = rank.updates.reference
@@ -149,7 +149,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             before, earlier = ledger.restart(), ledger.moved
             machine.reads.clear()
             rank.train(TrainRequest(1, 1, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
-            ledger.settle()
+            ledger.collect()
             accumulated, *later = [*machine.reads, ledger.peak]
             phases["accumulate"] = Phase(before, accumulated, ledger.allocated)
             phases["update"] = Phase(before, max(later), ledger.allocated)
@@ -157,11 +157,11 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
             before, pinned = ledger.restart(), ledger.host - snapshot
             tensors = {name: (tensor.ndim, tensor.nbytes) for name, tensor in rank.weights()}
             together = units(rank.model, TORCH_DTYPES[spec.model.dtype])
-            ledger.settle()
+            ledger.collect()
             phases["publish"] = Phase(before, ledger.peak, ledger.allocated)
             before = ledger.restart()
             rank.snapshot()
-            ledger.settle()
+            ledger.collect()
             phases["snapshot"] = Phase(before, ledger.peak, ledger.allocated)
     return Figures(
         ranks=ranks,
