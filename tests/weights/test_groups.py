@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
+from longboat_runtime.weights import groups as module
 from longboat_runtime.weights.groups import SenderGroups, WorkerGroups
 
 SECONDS = 5.0
@@ -98,3 +100,24 @@ def test_a_pod_that_does_not_take_part_is_left_behind(
         keys = [key for key in keys if key not in failed]
     assert keys == ["b"]
     sender.leave("a")
+
+
+def test_a_group_to_which_a_worker_does_not_come_is_given_up(
+    sender: SenderGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before the time-out of the group's broadcasts."""
+    monkeypatch.setattr(module, "MEETING", timedelta(milliseconds=300))
+    address = sender.open("a", "127.0.0.1")
+    with pytest.raises(RuntimeError):
+        sender.join("a", address, 2, 3600.0)
+    assert not sender._groups
+
+
+def test_a_group_that_was_left_while_it_was_made_is_not_kept(sender: SenderGroups) -> None:
+    address = sender.open("a", "127.0.0.1")
+    store = sender._stores["a"]
+    sender.leave("a")
+    with pytest.raises(RuntimeError, match="was left"):
+        sender.join("a", address, 1, 60.0)
+    assert not sender._groups
+    del store

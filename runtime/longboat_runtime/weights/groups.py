@@ -5,6 +5,8 @@ They are made by hand, each on a store of its own, apart from every other group 
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +21,12 @@ log = structlog.get_logger()
 
 # Both ends have deadlines of their own. The group's time-out is far longer: at it, NCCL's watchdog would end the trainer's process.
 GROUP_TIMEOUT = timedelta(minutes=10)
+# How long both ends wait for each other in the making of a group.
+MEETING = timedelta(seconds=45)
+# How often a broadcast is looked at.
+POLL_SECONDS = 0.001
+# What torch reads as it makes a group of NCCL. Its watchdog shall not end this process because another end of the group is gone.
+ASYNC_ERROR_HANDLING, NO_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
 
 
 def versions() -> dict[str, str]:
@@ -28,35 +36,50 @@ def versions() -> dict[str, str]:
 
 
 class Group:
-    """A group of `size` processes that meet at `address`, host:port; rank 0 broadcasts. On CPUs a new one waits for all others.
+    """A group of `size` processes that meet at `address`, host:port; rank 0 broadcasts. `seconds` is how long this end waits in a broadcast.
 
-    `seconds` is how long this end waits for the others, or in a broadcast.
+    A new one waits for all others, at most for MEETING, and is connected: the first broadcast could wait for one that never came.
     """
 
     # Groups that have been left in the middle of a broadcast. Torch would wait for it, and with it this whole process, if it freed one.
     _busy: ClassVar[list[tuple[Any, Any]]] = []
 
     def __init__(self, address: str, rank: int, size: int, seconds: float) -> None:
-        self._deadline = timedelta(seconds=seconds)
+        self._deadline = MEETING
         host, _, port = address.rpartition(":")
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=self._deadline)
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=MEETING)
+        store.set(f"rank {rank}", "")
+        store.wait([f"rank {number}" for number in range(size)], MEETING)
         if torch.cuda.is_available():
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = GROUP_TIMEOUT
+            os.environ[ASYNC_ERROR_HANDLING] = NO_HANDLING
             self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
-            self._group = dist.ProcessGroupGloo(store, rank, size, GROUP_TIMEOUT)
+            self._group = dist.ProcessGroupGloo(store, rank, size, MEETING)
         self._work: Any = None
+        self.start(torch.zeros(1, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu"))
+        self.wait()
+        self._deadline = timedelta(seconds=seconds)
 
     def start(self, tensor: Tensor) -> None:
         """Starts to send rank 0's tensor (shape [bytes]), or to receive it."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
+        options.timeout = GROUP_TIMEOUT
         self._work = self._group.broadcast([tensor], options)
 
     def wait(self) -> None:
-        """Waits until what was started is done. Raises at the deadline, and if another process is gone."""
-        self._work.wait(self._deadline)
+        """Waits until what was started is done. Raises at the deadline, and if another process is gone.
+
+        At the deadline the group is as it was: had torch waited itself, it would have aborted a group that NCCL's watchdog still watches.
+        """
+        end = time.monotonic() + self._deadline.total_seconds()
+        while not self._work.is_completed():
+            if time.monotonic() > end:
+                raise TimeoutError(f"a broadcast has taken more than {self._deadline.total_seconds():.0f} s")
+            time.sleep(POLL_SECONDS)
+        self._work.wait()
 
     def leave(self) -> None:
         """Ends the group, whatever it is doing."""
@@ -82,14 +105,18 @@ class SenderGroups:
         return f"{host}:{self._stores[key].port}"
 
     def join(self, key: str, address: str, size: int, seconds: float) -> None:
-        """Joins a group; see `Group`."""
-        self._groups[key] = Group(address, 0, size, seconds)
+        """Joins a group; see `Group`. Raises RuntimeError if it has been left meanwhile."""
+        group = Group(address, 0, size, seconds)
+        self._groups[key] = group
+        if key not in self._stores:
+            self.leave(key)
+            raise RuntimeError("the group was left before all had come")
 
     def leave(self, key: str) -> None:
-        """Ends a group; does nothing if there is none."""
+        """Ends a group; does nothing if there is none. One that is still being made ends once it is made."""
+        self._stores.pop(key, None)
         if (group := self._groups.pop(key, None)) is not None:
             group.leave()
-        self._stores.pop(key, None)
 
     def broadcast(self, data: Tensor, keys: Sequence[str]) -> list[str]:
         """Sends bytes to these groups, to all at once. Returns the keys of those that failed or missed the deadline, which are ended.
