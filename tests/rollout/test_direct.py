@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_crds.rollout import PublicationMode
-from longboat_runtime.rollout.direct import DirectRound, PodGroup, PodGroups, direct_problem
+from longboat_runtime.rollout.direct import DirectRound, PodGroup, PodGroups, direct_problem, skipped_publications
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.member import Member, Slot
@@ -133,6 +133,23 @@ async def test_a_pod_of_another_version_or_whose_group_can_not_be_made_takes_the
     assert await PodGroups(PublicationMode.HOST).join(pods, source) == {}
 
 
+async def test_a_pod_whose_group_can_not_be_made_is_tried_less_and_less_often() -> None:
+    source, groups = Source(), PodGroups(PublicationMode.DIRECT)
+    broken, good = member("broken"), [member("good")]
+    broken.actor.error = "no route to host"
+    tries = []
+    for number in range(12):
+        before = len(source.groups)
+        assert (await groups.join({"broken": [broken], "good": good}, source)).keys() == {"good"}
+        if any(key.startswith("broken") for key in source.groups[before:]):
+            tries.append(number)
+    assert tries == [0, 1, 3, 7]
+    groups.passed("broken")
+    groups.failed("broken")
+    assert skipped_publications(1) == 0, "the first may be chance"
+    assert skipped_publications(10**6) == 63
+
+
 def round_of(source: Source, *pods: str) -> DirectRound:
     return DirectRound(source, [PodGroup(pod, (member(pod, 0), member(pod, 1)), source) for pod in pods])
 
@@ -191,3 +208,14 @@ async def test_a_sender_that_is_gone_fails_all() -> None:
     await round_.bucket("a/0", 0)
     with pytest.raises(FetchFailed, match="the sender is gone"):
         await round_.bucket("a/1", 2)
+
+
+async def test_a_sender_that_dies_after_the_last_bucket_has_arrived_fails_all() -> None:
+    """Its digests went with it."""
+    source = Source()
+    source.error = RuntimeError("the sender is gone")
+    round_ = round_of(source, "a")
+    await round_.bucket("a/0", 0)
+    await round_.loaded("a/0", 0)
+    with pytest.raises(FetchFailed, match="the sender is gone"):
+        await round_.checksum()

@@ -13,9 +13,10 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
+from longboat_crds.rollout import PublicationMode
 from longboat_runtime import departures
+from longboat_runtime.rollout import handing_over, pods, weight_updates
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout import pods, weight_updates
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
@@ -272,6 +273,95 @@ async def test_weights_that_cannot_be_fetched_are_no_refusal(world: World, fleet
     assert (state.serving, dict(state.unreached)) == (("n0/0",), {})
     assert world.updates == ["n0/0"] * 6
     assert fleet._keeper.members["n0/0"].slot.refusals == 0
+
+
+async def test_what_ran_in_an_engine_whose_publication_is_given_up_is_lost(
+    world: World, fleet: RayRolloutFleet
+) -> None:
+    """The trainer may be lost in the middle of one. The engine then serves nothing before the next."""
+    await fleet.publish(publication(0))
+    await fleet.submit([request(0)])
+    actor, begun = world.actors["n0/0"], asyncio.Event()
+    await actor.got_samples.wait()
+
+    async def never(*_: Any) -> float:
+        begun.set()
+        return await asyncio.get_running_loop().create_future()
+
+    actor.update_weights = Method(never)
+    publishing = asyncio.create_task(fleet.publish(publication(1)))
+    await begun.wait()
+    publishing.cancel()
+    [lost] = await fleet.finished()
+    assert isinstance(lost, LostSample)
+    assert "given up" in lost.reason
+    assert fleet._keeper.state.serving == ()
+    actor.update_weights = Method(actor._update_weights)
+    assert (await fleet.publish(publication(1))).serving == ("n0/0",)
+
+
+class DirectPayload(Payload):
+    """Has a sender, which notes what becomes of its groups."""
+
+    trainer = ("sender",)
+
+    def __init__(self, ended: list[str]) -> None:
+        self.ended = ended
+
+    async def versions(self) -> list[dict[str, str]]:
+        return [{"torch": "2"}]
+
+    async def open_groups(self, key: str) -> dict[int, str]:
+        return {0: "host:1"}
+
+    async def join_groups(self, *_: Any) -> None: ...
+
+    async def leave_groups(self, key: str) -> None:
+        self.ended.append(key)
+
+
+async def test_groups_of_a_pod_that_was_left_behind_are_made_anew(world: World) -> None:
+    """Also if its engines then got the weights in another way."""
+    spec = make_spec()
+    rollout = spec.rollout.model_copy(update={"publication": PublicationMode.DIRECT})
+    fleet = RayRolloutFleet(spec.model_copy(update={"rollout": rollout}), store=world.store)  # type: ignore[arg-type]
+    ended: list[str] = []
+
+    def fail_once(actor: Actor, _: WeightPublication) -> float:
+        if len(world.updates) == 2:
+            raise FetchFailed("a bucket hasn't come")
+        return 0.01
+
+    async def call_workers(method: str, *_: Any) -> list[Any]:
+        return [{"torch": "2"} if method == "weight_versions" else None]
+
+    world.update = fail_once
+    world.start = lambda actor: setattr(actor, "call_workers", Method(call_workers))
+    by_broadcasts = []
+    await fleet.wait_started(1)
+    for version in range(3):
+        made = WeightPublication(version, DirectPayload(ended), (1, 2), (-1.0,))
+        report = await fleet.publish(made)
+        assert report.serving == ("n0/0",)
+        by_broadcasts.append(report.direct)
+    assert by_broadcasts == [1, 0, 1]
+    assert len(ended) == 1
+    await fleet.close()
+
+
+async def test_an_engine_that_gives_no_verdict_is_left_behind(
+    world: World, fleet: RayRolloutFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has loaded all buckets, and then stands still."""
+
+    async def never(*_: Any) -> Any:
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(handing_over, "VERDICT_SECONDS", 0.01)
+    world.start = lambda actor: actor.__dict__.update(update_weights=Method(never), conclude_weights=Method(never))
+    report = await fleet.publish(publication(0))
+    assert report.serving == ()
+    assert "no verdict" in fleet._keeper.state.unreached["n0/0"]
 
 
 async def test_a_restarted_engine_is_judged_by_the_calibration_of_the_first(

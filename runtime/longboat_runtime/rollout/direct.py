@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ IN_FLIGHT = 2
 SENDER_SECONDS = 45.0
 # How long a worker waits for a bucket: its sender may first have to leave another pod behind.
 WORKER_SECONDS = 2.5 * SENDER_SECONDS
+# The most publications in a row in which nothing is broadcast to a pod whose broadcasts fail, and one more.
+MOST_SKIPPED = 64
+
+NO_GPUS = "there are no GPUs"
 
 _numbers = itertools.count(1)
 
@@ -40,7 +45,7 @@ def direct_problem(
     """
     if mode is PublicationMode.HOST:
         return "rollout.publication is Host"
-    if not senders or not workers:
+    if not senders:
         return "nobody broadcasts here"
     expected = senders[0]
     for end in (*senders, *workers):
@@ -48,8 +53,16 @@ def direct_problem(
             if end.get(name) != version:
                 return f"{name} is {version} in the trainer and {end.get(name)} in engines: use one image for both"
     if mode is PublicationMode.AUTO and expected.get("NCCL") == "no GPU":
-        return "there are no GPUs"
+        return NO_GPUS
     return None
+
+
+def skipped_publications(failures: int) -> int:
+    """Returns how many publications a pod gets in another way before it is broadcast to again, after `failures` in a row (pure).
+
+    The first may be chance. Then it is 1, 3, 7 and so on: each failure costs all pods up to a deadline.
+    """
+    return min(2 ** max(failures - 1, 0), MOST_SKIPPED) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +91,34 @@ class PodGroups:
         self._mode = mode
         self._groups: dict[str, PodGroup] = {}
         self._refused: dict[str, str] = {}
+        self._failures: Counter[str] = Counter()
+        self._skipping: Counter[str] = Counter()
 
     async def join(self, pods: Mapping[str, Sequence[Member]], source: WeightSource) -> dict[str, PodGroup]:
         """Returns the groups of those of the pods that can have some; the engines of the others get buckets from the host's memory."""
         if self._mode is PublicationMode.HOST or not source.trainer:
             return {}
-        joined = await asyncio.gather(*(self._joined(pod, members, source) for pod, members in pods.items()))
-        return {pod: group for pod, group in zip(pods, joined, strict=True) if group is not None}
+        try:
+            async with asyncio.timeout(SENDER_SECONDS):
+                senders = await source.versions()
+        except (TimeoutError, RayError) as error:
+            log.warning("weights go through the host's memory: the trainer's senders don't answer: %s", error)
+            return {}
+        if direct_problem(self._mode, senders, []) == NO_GPUS:
+            return {}
+        able = {pod: members for pod, members in pods.items() if not self._skipping[pod]}
+        self._skipping -= Counter([*pods])
+        joined = await asyncio.gather(*(self._joined(pod, members, source, senders) for pod, members in able.items()))
+        return {pod: group for pod, group in zip(able, joined, strict=True) if group is not None}
+
+    def passed(self, pod: str) -> None:
+        """Notes that all engines of a pod got a publication by broadcasts."""
+        del self._failures[pod]
+
+    def failed(self, pod: str) -> None:
+        """Notes that a pod's group couldn't be made, or that broadcasts to it failed; see `skipped_publications`."""
+        self._failures[pod] += 1
+        self._skipping[pod] = skipped_publications(self._failures[pod])
 
     def discard(self, member: Member) -> PodGroup | None:
         """Gives up the groups that an engine is in, and returns them, to be ended."""
@@ -94,7 +128,9 @@ class PodGroups:
             return None
         return self._groups.pop(pod)
 
-    async def _joined(self, pod: str, members: Sequence[Member], source: WeightSource) -> PodGroup | None:
+    async def _joined(
+        self, pod: str, members: Sequence[Member], source: WeightSource, senders: Sequence[Mapping[str, str]]
+    ) -> PodGroup | None:
         group = self._groups.get(pod)
         if group is not None and group.serves(members, source):
             return group
@@ -104,23 +140,22 @@ class PodGroups:
         made = PodGroup(f"{pod}/{next(_numbers)}", tuple(members), source)
         try:
             async with asyncio.timeout(SENDER_SECONDS):
-                if self._unsuitable(pod, await self._versions(made)):
+                if self._unsuitable(pod, direct_problem(self._mode, senders, await self._versions(made))):
                     return None
                 await self._make(made)
         except (TimeoutError, RayError, EngineDead, RuntimeError) as error:
             log.warning(
                 "pod %s gets weights from the host's memory: its group can't be made: %s", pod, error or "no answer"
             )
+            self.failed(pod)
             await made.source.leave_groups(made.key)
             return None
         self._groups[pod] = made
         return made
 
-    async def _versions(self, group: PodGroup) -> str | None:
-        senders, *workers = await asyncio.gather(
-            group.source.versions(), *(member.actor.call_workers.remote("weight_versions") for member in group.members)
-        )
-        return direct_problem(self._mode, senders, [*itertools.chain.from_iterable(workers)])
+    async def _versions(self, group: PodGroup) -> list[Mapping[str, str]]:
+        asked = (member.actor.call_workers.remote("weight_versions") for member in group.members)
+        return [*itertools.chain.from_iterable(await asyncio.gather(*asked))]
 
     def _unsuitable(self, pod: str, problem: str | None) -> bool:
         if problem is not None and self._mode is PublicationMode.DIRECT and self._refused.get(pod) != problem:
@@ -177,6 +212,8 @@ class DirectRound(WeightRound):
 
     async def checksum(self) -> str:
         await asyncio.gather(*self._sent.values())
+        if len(self.failed) == len(self._groups):  # its sender may have died after the receiver had the last bucket
+            raise FetchFailed(next(iter(self.failed.values())))
         return self.source.checksum
 
     async def leave(self, receiver: str) -> None:

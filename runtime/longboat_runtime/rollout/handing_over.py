@@ -77,7 +77,15 @@ async def _feed(member: Member, number: int, publication: WeightPublication, rou
                     del bucket
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        if not await member.actor.conclude_weights.remote(number, await round_.checksum()):
+        checksum = await round_.checksum()
+        try:
+            async with asyncio.timeout(VERDICT_SECONDS):
+                again = await member.actor.conclude_weights.remote(number, checksum)
+        except TimeoutError:
+            raise TooSlow(
+                f"engine {member.name} has no verdict on version {publication.version} after {VERDICT_SECONDS:.0f} s"
+            ) from None
+        if not again:
             return
         round_ = WeightRound(publication.payload, [member.name])
 

@@ -108,8 +108,11 @@ class WeightUpdates:
         stored = [member.name for member in free if member.name not in direct]
         rounds |= dict.fromkeys(stored, WeightRound(publication.payload, stored))
         await asyncio.gather(*(self.update(member, publication, rounds.get(member.name)) for member in members))
-        for group in {group.key: group for group in groups.values()}.values():
-            if any(member.loaded is not publication for member in group.members):
+        for pod, group in groups.items():
+            if all(member.direct and member.loaded is publication for member in group.members):
+                self._groups.passed(pod)
+            else:
+                self._groups.failed(pod)
                 self.end_groups(group.members[0])
 
     def end_groups(self, member: Member) -> None:
@@ -169,6 +172,13 @@ class WeightUpdates:
             except (RayError, EngineDead) as error:
                 log.warning("engine %s died while it was given weights: %s", member.name, death_cause(error))
                 return
+            except (
+                asyncio.CancelledError
+            ):  # the trainer is lost; the engine gives up what it has loaded of this, and what ran
+                if member.state is not MemberState.ENDED:
+                    reason = f"the publication of version {publication.version} was given up"
+                    self._stop_serving(member, MemberState.STARTED, FetchFailed(reason), lost=None)
+                raise
             else:
                 member.loaded, member.direct = publication, isinstance(round_, DirectRound)
                 self._serve(member, first=calibrated is None)
