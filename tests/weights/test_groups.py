@@ -8,12 +8,13 @@ import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from longboat_runtime.weights import groups as module
-from longboat_runtime.weights.groups import SenderGroups, WorkerGroups
+from longboat_runtime.weights.groups import Group, SenderGroups, WorkerGroups
 
 SECONDS = 5.0
 # The pods and their workers.
@@ -100,6 +101,34 @@ def test_a_pod_that_does_not_take_part_is_left_behind(
         keys = [key for key in keys if key not in failed]
     assert keys == ["b"]
     sender.leave("a")
+
+
+def test_all_pods_that_do_not_take_part_share_one_deadline(sender: SenderGroups) -> None:
+    """Else workers of the others would give up their wait for the next bucket."""
+    now, ends = [100.0], []
+
+    class Stuck(Group):
+        def __init__(self) -> None:
+            self._deadline, self._work = timedelta(seconds=SECONDS), None
+
+        def start(self, tensor: torch.Tensor) -> None:
+            self._group = SimpleNamespace(
+                broadcast=lambda *_: SimpleNamespace(is_completed=lambda: False), abort=lambda: None
+            )
+            super().start(tensor)
+
+        def leave(self) -> None:
+            ends.append(now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+        sender._groups |= {key: Stuck() for key in "abc"}
+        assert sender.broadcast(torch.zeros(8, dtype=torch.uint8), [*"abc"]) == [*"abc"]
+    assert len(ends) == 3
+    assert now[0] <= 100.0 + SECONDS + 1.0
 
 
 def test_a_group_to_which_a_worker_does_not_come_is_given_up(

@@ -58,6 +58,7 @@ class Group:
         else:
             self._group = dist.ProcessGroupGloo(store, rank, size, MEETING)
         self._work: Any = None
+        self._end = 0.0
         self.start(torch.zeros(1, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu"))
         self.wait()
         self._deadline = timedelta(seconds=seconds)
@@ -67,16 +68,16 @@ class Group:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = GROUP_TIMEOUT
+        self._end = time.monotonic() + self._deadline.total_seconds()
         self._work = self._group.broadcast([tensor], options)
 
     def wait(self) -> None:
-        """Waits until what was started is done. Raises at the deadline, and if another process is gone.
+        """Waits until what was started is done. Raises at the deadline, which counts from the start, and if another process is gone.
 
         At the deadline the group is as it was: had torch waited itself, it would have aborted a group that NCCL's watchdog still watches.
         """
-        end = time.monotonic() + self._deadline.total_seconds()
         while not self._work.is_completed():
-            if time.monotonic() > end:
+            if time.monotonic() > self._end:
                 raise TimeoutError(f"a broadcast has taken more than {self._deadline.total_seconds():.0f} s")
             time.sleep(POLL_SECONDS)
         self._work.wait()
@@ -173,11 +174,18 @@ class WorkerGroups:
         self._buffer = torch.empty(0, dtype=torch.uint8, device=self._device)
 
     def receive(self, sender: int, nbytes: int) -> Tensor:
-        """Receives bytes from a sender, in memory of the worker's device that the next call overwrites. Raises if it gets none."""
+        """Receives bytes from a sender, in memory of the worker's device that the next call overwrites.
+
+        Raises if it gets none, and then ends all groups: a broadcast that never ends would be in the way of whatever the device does next.
+        """
         if self._buffer.numel() < nbytes:
             self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         received = self._buffer[:nbytes]
-        group = self._groups[sender]
-        group.start(received)
-        group.wait()
+        try:
+            group = self._groups[sender]
+            group.start(received)
+            group.wait()
+        except BaseException:
+            self.leave()
+            raise
         return received
