@@ -34,9 +34,11 @@ from longboat_runtime.samples import (
     VersionSpan,
 )
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
+from longboat_runtime.weights.payload import StoredBucket
 from longboat_runtime.weights.publication import WeightPublication
 from tests.driver.fakes import make_spec
 from tests.rollout.reference import request
+from tests.support.waiting import eventually_async
 
 Update = Callable[["Actor", WeightPublication], float]
 
@@ -362,6 +364,40 @@ async def test_an_engine_that_gives_no_verdict_is_left_behind(
     report = await fleet.publish(publication(0))
     assert report.serving == ()
     assert "no verdict" in fleet._keeper.state.unreached["n0/0"]
+
+
+class ThreeBuckets(Payload):
+    def __len__(self) -> int:
+        return 3
+
+    async def bucket(self, number: int) -> StoredBucket:
+        return StoredBucket((), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+async def test_an_engine_has_its_time_for_each_bucket(
+    world: World, fleet: RayRolloutFleet, monkeypatch: pytest.MonkeyPatch, stands_still: bool
+) -> None:
+    """All three are on their way at once, and are loaded one after another."""
+    monkeypatch.setattr(handing_over, "BUCKET_SECONDS", 1.0)
+    turn, never = asyncio.Lock(), asyncio.get_running_loop().create_future()
+    loaded: list[int] = []
+
+    async def take_weights(number: int, index: int, bucket: StoredBucket) -> None:
+        async with turn:
+            await asyncio.wait([never], timeout=None if stands_still and loaded else 0.4)
+            loaded.append(index)
+
+    async def update_weights(*_: Any) -> float:
+        await eventually_async(lambda: len(loaded) == 3)
+        return 0.01
+
+    world.start = lambda actor: actor.__dict__.update(
+        take_weights=Method(take_weights), update_weights=Method(update_weights)
+    )
+    report = await fleet.publish(WeightPublication(0, ThreeBuckets(), (1, 2), (-1.0,)))
+    assert report.serving == (() if stands_still else ("n0/0",))
+    assert loaded == ([0] if stands_still else [0, 1, 2])
 
 
 async def test_a_restarted_engine_is_judged_by_the_calibration_of_the_first(

@@ -154,8 +154,8 @@ class PodGroups:
         return made
 
     async def _versions(self, group: PodGroup) -> list[Mapping[str, str]]:
-        asked = (member.actor.call_workers.remote("weight_versions") for member in group.members)
-        return [*itertools.chain.from_iterable(await asyncio.gather(*asked))]
+        answers = (member.actor.call_workers.remote("weight_versions") for member in group.members)
+        return [*itertools.chain.from_iterable(await asyncio.gather(*answers))]
 
     def _unsuitable(self, pod: str, problem: str | None) -> bool:
         if problem is not None and self._mode is PublicationMode.DIRECT and self._refused.get(pod) != problem:

@@ -17,7 +17,8 @@ from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.publication import PublicationGone, WeightPublication
 
-# How long an engine may hold a bucket, in seconds: one that takes longer is left behind, since all others wait for it.
+# How long an engine may take for a bucket, in seconds, from when it has loaded the one before: one that takes longer is left behind, since
+# all others wait for it. Through a slow network many engines get the buckets on their way slowly, but one after another.
 BUCKET_SECONDS = 60.0
 # How long it may take from its last bucket to its verdict.
 VERDICT_SECONDS = 600.0
@@ -71,9 +72,10 @@ async def _feed(member: Member, number: int, publication: WeightPublication, rou
     while True:
         try:
             async with asyncio.TaskGroup() as taking:
+                before: asyncio.Task[None] | None = None
                 for index in range(len(publication.payload)):
                     bucket = await round_.bucket(member.name, index)
-                    taking.create_task(_take(member, number, index, bucket, round_))
+                    before = taking.create_task(_take(member, number, index, bucket, round_, before))
                     del bucket
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -91,14 +93,26 @@ async def _feed(member: Member, number: int, publication: WeightPublication, rou
 
 
 async def _take(
-    member: Member, number: int, index: int, bucket: StoredBucket | SentBucket, round_: WeightRound
+    member: Member,
+    number: int,
+    index: int,
+    bucket: StoredBucket | SentBucket,
+    round_: WeightRound,
+    before: asyncio.Task[None] | None,
 ) -> None:
+    """Gives the engine a bucket, and returns once it is loaded. The engine's time for it begins when the task `before`, if any, has ended."""
     seconds = _bucket_seconds(direct=isinstance(bucket, SentBucket))
+    taking = asyncio.ensure_future(member.actor.take_weights.remote(number, index, bucket))
+    del bucket
     try:
+        if before is not None:
+            await asyncio.wait([before, taking], return_when=asyncio.FIRST_COMPLETED)
         async with asyncio.timeout(seconds):
-            await member.actor.take_weights.remote(number, index, bucket)
+            await taking
     except TimeoutError:
         raise TooSlow(f"engine {member.name} has held a bucket for {seconds:.0f} s") from None
+    finally:
+        taking.cancel()
     await round_.loaded(member.name, index)
 
 
