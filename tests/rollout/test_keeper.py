@@ -348,6 +348,7 @@ async def test_groups_of_a_pod_that_was_left_behind_are_made_anew(world: World) 
         by_broadcasts.append(report.direct)
     assert by_broadcasts == [1, 0, 1]
     assert len(ended) == 1
+    assert fleet._keeper.state.fetches == 0, "the trainer needn't publish again"
     await fleet.close()
 
 

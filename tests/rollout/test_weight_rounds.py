@@ -85,13 +85,27 @@ async def test_engines_that_come_during_a_late_round_get_the_next_one_together()
     source, rounds = Source(), LateRounds()
     first = await rounds.join("a", source)
     others = [asyncio.create_task(rounds.join(name, source)) for name in "bc"]
-    await receive(first, "a")
+    await first.bucket("a", 0)
     assert not any(other.done() for other in others)
-    await first.leave("a")
+    await receive(first, "a")
     second, third = await asyncio.gather(*others)
     assert second is third is not first
     await asyncio.gather(receive(second, "b"), receive(second, "c"))
     assert source.put == [*range(6)] * 2
+
+
+async def test_a_late_round_waits_for_the_buckets_of_the_publication_itself() -> None:
+    """But not for the verdicts of its engines."""
+    source, rounds = Source(), LateRounds()
+    main = WeightRound(source, "ab")
+    rounds.follow(main)
+    late = asyncio.create_task(rounds.join("c", source))
+    receiving = asyncio.create_task(receive(main, "a"))
+    await eventually_async(lambda: len(source.put) >= IN_FLIGHT)
+    assert not late.done()
+    await main.leave("b")
+    await receiving
+    await receive(await late, "c")
 
 
 async def test_a_late_round_of_another_publication_does_not_wait() -> None:

@@ -40,10 +40,10 @@ class WeightRound:
         """Adds a receiver, before any has taken a bucket."""
         self._loaded[receiver] = 0
 
-    async def ended(self) -> None:
-        """Waits until all receivers have left."""
+    async def delivered(self) -> None:
+        """Waits until each receiver has loaded all buckets, or has left."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._loaded)
+            await self._changed.wait_for(lambda: not self._releasable)
 
     async def bucket(self, receiver: str, number: int) -> StoredBucket | SentBucket:
         """Waits until a bucket may be put, and returns it. Raises what the source raises."""
@@ -82,17 +82,26 @@ class WeightRound:
 
 
 class LateRounds:
-    """Rounds for engines that come after a publication: those that come while one is under way get the next one together."""
+    """Rounds for engines that come after a publication: those that come while one is under way get the next one together.
+
+    So no more buckets than those of one round are in Ray's object store.
+    """
 
     def __init__(self) -> None:
-        self._next: tuple[WeightRound, asyncio.Task[None]] | None = None
+        self._next: tuple[WeightRound, asyncio.Future[None]] | None = None
+
+    def follow(self, round_: WeightRound) -> None:
+        """Has rounds of the same source wait for this one, which begins now."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        begun.set_result(None)
+        self._next = (round_, begun)
 
     async def join(self, receiver: str, source: WeightSource) -> WeightRound:
         """Returns the round of this source that the receiver is in, once it begins. The receiver has to leave it."""
         if self._next is None or self._next[1].done() or self._next[0].source is not source:
             before = self._next[0] if self._next is not None and self._next[0].source is source else None
             round_ = WeightRound(source)
-            self._next = (round_, asyncio.create_task(before.ended() if before is not None else asyncio.sleep(0)))
+            self._next = (round_, asyncio.create_task(before.delivered() if before is not None else asyncio.sleep(0)))
         round_, beginning = self._next
         round_.join(receiver)
         try:

@@ -106,7 +106,10 @@ class WeightUpdates:
         if direct:
             rounds |= dict.fromkeys(direct, DirectRound(publication.payload, groups.values()))
         stored = [member.name for member in free if member.name not in direct]
-        rounds |= dict.fromkeys(stored, WeightRound(publication.payload, stored))
+        if stored:
+            round_ = WeightRound(publication.payload, stored)
+            rounds |= dict.fromkeys(stored, round_)
+            self._late.follow(round_)
         await asyncio.gather(*(self.update(member, publication, rounds.get(member.name)) for member in members))
         for pod, group in groups.items():
             if all(member.direct and member.loaded is publication for member in group.members):
@@ -141,10 +144,10 @@ class WeightUpdates:
             except FetchFailed as failed:
                 direct, slow = isinstance(round_, DirectRound), isinstance(failed, TooSlow)
                 round_ = None
-                self.fetches += 1
                 self._stop_serving(member, MemberState.STARTED, failed, lost=None if slow else failed.lost)
                 if direct and not slow:
                     continue  # now from the host's memory
+                self.fetches += 1
                 if slow and member.fetches and not member.slot.on_trial:
                     self._tasks.spawn(self._restart(member, 0.0))
                     return
