@@ -372,6 +372,7 @@ class Steps:
                 return await handing_out, checksum
             finally:
                 handing_out.cancel()
+                await asyncio.wait([handing_out])  # so that the next publication finds all engines free
 
     def publish_again(self) -> None:
         """Publishes the weights that should serve once more, since the data of their publication can't be fetched.
