@@ -53,8 +53,9 @@ def pinned(size: int) -> Tensor:
     if failed:
         raise SpecProblem(
             Reason.SPEC_INVALID,
-            "spec.trainer.offloadActivations",
-            f"the trainer's host can't pin {size} more bytes (CUDA error {failed}); raise the memory of trainer pods, or set it to false",
+            None,
+            f"the trainer's host can't pin {size} more bytes (CUDA error {failed}), for the weights that it publishes or for activations; "
+            "raise the memory of trainer pods, or set trainer.offloadActivations to false",
         )
     # All views share the storage, whose finalizer runs before it is freed. At exit it doesn't run: there may be no device any more.
     weakref.finalize(memory.untyped_storage(), _unpin, pages.data_ptr()).atexit = False
