@@ -100,7 +100,7 @@ async def _take(
     round_: WeightRound,
     before: asyncio.Task[None] | None,
 ) -> None:
-    """Gives the engine a bucket, and returns once it is loaded. The engine's time for it begins when the task `before`, if any, has ended."""
+    """Gives the engine a bucket, and returns once it is loaded. The engine's time for it begins when the task `before` has ended."""
     seconds = _bucket_seconds(direct=isinstance(bucket, SentBucket))
     taking = asyncio.ensure_future(member.actor.take_weights.remote(number, index, bucket))
     del bucket

@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
 
 
 class Group:
-    """A group of `size` processes that meet at `address`, host:port; rank 0 broadcasts. `seconds` is how long this end waits in a broadcast.
+    """A group of `size` processes that meet at `address`, host:port; rank 0 broadcasts, and this end waits for that up to `seconds`.
 
     A new one waits for all others, at most for MEETING, and is connected: the first broadcast could wait for one that never came.
     """
@@ -59,8 +59,12 @@ class Group:
             self._group = dist.ProcessGroupGloo(store, rank, size, MEETING)
         self._work: Any = None
         self._end = 0.0
-        self.start(torch.zeros(1, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu"))
-        self.wait()
+        try:
+            self.start(torch.zeros(1, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu"))
+            self.wait()
+        except BaseException:
+            self.leave()
+            raise
         self._deadline = timedelta(seconds=seconds)
 
     def start(self, tensor: Tensor) -> None:
