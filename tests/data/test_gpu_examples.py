@@ -183,10 +183,10 @@ def test_all_pods_of_the_8b_that_mount_claims_share_a_node() -> None:
 
 def test_what_the_page_edits_is_in_the_files() -> None:
     assignments = "".join(
-        block.commands for block in blocks((REPOSITORY / "docs/gpus.md").read_text()) if "EDIT=" in block.commands
+        block.commands for block in blocks((REPOSITORY / "docs/gpus.md").read_text()) if "edit()" in block.commands
     ).replace("REGISTRY=registry.example/team", "REGISTRY=another.example:5000/mine")
     for path in (*JOBS, EXAMPLES / "math/download.yaml"):
-        script = f"{assignments}\nsed $EDIT {path}"
+        script = f"{assignments}\nedit {path}"
         text = subprocess.run(["bash", "-euc", script], check=True, capture_output=True, text=True).stdout
         images = re.findall(r"(?m)^ *(?:- )?(?:image|gradersImage): (.*)$", text)
         assert images
