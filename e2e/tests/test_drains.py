@@ -94,14 +94,13 @@ def test_a_drain_of_the_node_of_driver_and_trainer_loses_no_step(
 def collect(job: Job, pod: str) -> None:
     """Does what the pod garbage collector does to a pod whose Node object is gone."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
-    _patch_status(job, pod, {"phase": "Failed", "conditions": [condition]})
-    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force", "--ignore-not-found")
+    _fail(job, pod, {"phase": "Failed", "conditions": [condition]})
 
 
 def shut_down(job: Job, pod: str) -> None:
     """Says what a kubelet says of a pod that it has ended because its node shuts down."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-    _patch_status(job, pod, {"phase": "Failed", "reason": "Terminated", "conditions": [condition]})
+    _fail(job, pod, {"phase": "Failed", "reason": "Terminated", "conditions": [condition]})
 
 
 def reclaim(job: Job, pod: str) -> None:
@@ -109,6 +108,12 @@ def reclaim(job: Job, pod: str) -> None:
     condition = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
     _patch_status(job, pod, {"conditions": [condition]})
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--wait=false", "--ignore-not-found")
+
+
+def _fail(job: Job, pod: str, status: Object) -> None:
+    """Sets a pod's last status and deletes it at once: its kubelet, which lives, would say that it runs."""
+    _patch_status(job, pod, status)
+    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force", "--ignore-not-found")
 
 
 def _patch_status(job: Job, pod: str, status: Object) -> None:

@@ -11,7 +11,8 @@ from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, Refused, may, once_known
 from longboat_crds.base import Role
-from longboat_crds.objects import ClusterRLRuntime
+from longboat_crds.objects import RLRuntime
+from longboat_crds.yaml_text import parse
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
@@ -59,16 +60,37 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     "file",
-    sorted((REPOSITORY / "examples/gpu").rglob("*.yaml")),
+    sorted(file for file in (REPOSITORY / "examples/gpu").rglob("*.yaml") if file.name != "kustomization.yaml"),
     ids=lambda file: str(file.relative_to(REPOSITORY / "examples/gpu")),
 )
 def test_gpu_examples_are_accepted(server: Cluster, file: Path) -> None:
     server.kubectl("-n", NAMESPACE, "apply", "--dry-run=server", "-f", str(file))
+    # As its page says where NVIDIA's runtime isn't the default.
+    edited = file.read_text().replace("# runtimeClassName", "runtimeClassName")
+    server.kubectl("-n", NAMESPACE, "apply", "--dry-run=server", "-f", "-", stdin=edited)
+
+
+def test_reward_and_claims_of_the_gpu_examples_are_accepted(server: Cluster) -> None:
+    made = server.kubectl(
+        "-n", NAMESPACE, "apply", "--dry-run=server", "-o", "name", "-k", str(REPOSITORY / "examples/gpu/math")
+    )
+    assert set(made.split()) == {
+        "configmap/math-download",
+        "configmap/math-rewards",
+        "persistentvolumeclaim/data",
+        "persistentvolumeclaim/models",
+    }
+
+
+def test_the_pod_that_downloads_is_let_into_a_restricted_namespace(server: Cluster, restricted: str) -> None:
+    [download] = parse((REPOSITORY / "examples/gpu/math/download.yaml").read_text())
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "download"}} | download["spec"]["template"]
+    server.kubectl("-n", restricted, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
 
 
 def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) -> None:
     job, runtime = documents.read(REPOSITORY / "examples/gpu/qwen3-8b/rljob.yaml", None)
-    assert isinstance(runtime, ClusterRLRuntime)
+    assert isinstance(runtime, RLRuntime)
     ref = JobRef(restricted, job.metadata.name, "00000000-0000-0000-0000-000000000000")
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ref.driver_account}}
     server.kubectl("-n", restricted, "create", "-f", "-", stdin=json.dumps(account))
