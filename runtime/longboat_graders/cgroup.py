@@ -1,4 +1,4 @@
-"""CPUs that this container's control group lets it use, and has used."""
+"""CPUs and memory that this container's control group lets it use, and CPUs that it has used."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
     if quota.exists() and period.exists():
         return parse_cfs(quota.read_text(), period.read_text())
     return None
+
+
+def memory_limit(root: Path = CGROUP_ROOT) -> int | None:
+    """Returns the bytes of memory that this container's cgroup lets it use; None: no limit known from cgroup v2."""
+    limit = root / "memory.max"
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return None if text == "max" else int(text)
 
 
 def cpu_seconds(root: Path = CGROUP_ROOT) -> float | None:

@@ -44,6 +44,11 @@ class CheckpointStore:
         self._passed_over: dict[Position, str] = {}
         self._damaged: set[Position] = set()
 
+    @property
+    def has_own(self) -> bool:
+        """Whether the job has completed a checkpoint, whose files may be damaged. Reads none of them."""
+        return bool(self._complete())
+
     def newest(self, step: int | None = None) -> Manifest | None:
         """Returns the newest checkpoint (of `step`, if given) that isn't known to be damaged. None if there is none.
 

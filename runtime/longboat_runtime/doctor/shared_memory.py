@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from longboat_graders.cgroup import memory_limit
 from longboat_runtime.doctor.finding import Finding, note, ok, size, skipped, wrong
 from longboat_runtime.doctor.place import Place
 from longboat_runtime.object_store import MINIMAL_OBJECT_STORE, RESERVED_SHARED_MEMORY, object_store_size
@@ -13,7 +14,6 @@ from longboat_runtime.object_store import MINIMAL_OBJECT_STORE, RESERVED_SHARED_
 SHARED_MEMORY = "shared memory"
 LEAST = MINIMAL_OBJECT_STORE + RESERVED_SHARED_MEMORY
 _DIRECTORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ def judge_shared_memory(memory: SharedMemory, place: Place) -> Finding:
 
 
 def own_shared_memory() -> SharedMemory:
-    """Looks at /dev/shm, and at the limit of memory in cgroup v2."""
+    """Looks at /dev/shm, and at the container's limit of memory."""
     usage = shutil.disk_usage(_DIRECTORY)
-    limit = _MEMORY_LIMIT.read_text().strip() if _MEMORY_LIMIT.exists() else "max"
-    return SharedMemory(usage.total, usage.free, int(limit) if limit.isdecimal() else None)
+    return SharedMemory(usage.total, usage.free, memory_limit())

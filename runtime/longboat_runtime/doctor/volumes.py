@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from longboat_runtime.checkpoint.files import fsync_directory
 from longboat_runtime.doctor.finding import Finding, note, ok, size, wrong
 from longboat_runtime.doctor.place import Place
 
@@ -122,11 +123,7 @@ def _probe(path: Path) -> Probe:
         step = "renaming a file"
         (folder / "written").rename(folder / "renamed")
         step = "syncing a directory"
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync_directory(folder)
         step = "reading what was written"
         if (folder / "renamed").stat().st_size != _BYTES:
             return Probe(step, errno.EIO)

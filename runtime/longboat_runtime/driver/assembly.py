@@ -113,7 +113,7 @@ async def open_components(
         state = await asyncio.to_thread(checkpoints.newest_state)
         fleet.start_in(starting_shape(job, state))
         stack.push_async_callback(_close, fleet)
-        past = await asyncio.to_thread(_past, job, in_pods=sockets is None)
+        past = await asyncio.to_thread(_past, job, checkpoints, in_pods=sockets is None)
         plan = JobPlan(spec, TRAINER_RESOURCE, ROLLOUT_RESOURCE, past)
         trainer = RayTrainerGroup(spec, store, plan)
         stack.push_async_callback(_close, trainer)
@@ -182,12 +182,10 @@ async def _engines_started(fleet: RayRolloutFleet, plan: JobPlan, engines: int) 
         log.warning("not all engines are up; the others join later", wanted=engines, seconds=ENGINES_SECONDS)
 
 
-def _past(job: Job, *, in_pods: bool) -> Past:
+def _past(job: Job, checkpoints: CheckpointStore, *, in_pods: bool) -> Past:
     """Describes the checkpoint directory. In pods its file system is the claim's, which may be larger than the job requested."""
-    checkpoint = job.spec.checkpoint
-    own = CheckpointStore(job.root, checkpoint.keep, job.incarnation).newest_state()
-    claim = max(claim_size(checkpoint) or 0, shutil.disk_usage(job.root).total) if in_pods else None
-    return Past(job.root, claim, own is not None)
+    claim = max(claim_size(job.spec.checkpoint) or 0, shutil.disk_usage(job.root).total) if in_pods else None
+    return Past(job.root, claim, checkpoints.has_own)
 
 
 def _checkpoints(job: Job, resume: Path) -> CheckpointStore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem, spec_problem_in
+from longboat_graders.cgroup import memory_limit
 from longboat_runtime.ray_nodes import Node, have_gpus, offering
 from longboat_runtime.trainer.placement import placed
 
 log = structlog.get_logger()
 
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 # The folder of the checkpoint directory that keeps figures for later starts.
 FOLDER = "plan"
@@ -137,13 +137,8 @@ def own_pod() -> Pod:
     """Returns the capacity of this process's pod, whose device it sees."""
     import torch
 
-    shared = os.statvfs(_SHARED_MEMORY)
-    limit = _MEMORY_LIMIT.read_text().strip() if _MEMORY_LIMIT.exists() else "max"
-    return Pod(
-        torch.cuda.get_device_properties(0).total_memory,
-        shared.f_blocks * shared.f_frsize,
-        None if limit == "max" else int(limit),
-    )
+    device = torch.cuda.get_device_properties(0).total_memory
+    return Pod(device, shutil.disk_usage(_SHARED_MEMORY).total, memory_limit())
 
 
 def planned(spec: RLJobSpec, pod: Pod, past: Past) -> Outcome:

@@ -62,7 +62,7 @@ class Ledger(TorchDispatchMode):
 
     def restart(self) -> int:
         """Starts a new peak, from what is held now, and returns that."""
-        self.collect()
+        self.settle()
         self.peak = self.allocated
         return self.allocated
 

@@ -62,10 +62,10 @@ class FusedHead(torch.autograd.Function):
         values = logprobs.row_values(compiled=compiled)
         for chunk in logprobs.chunks(len(targets), rows):
             logits = linear(hidden[chunk], weight)
-            results = chosen[chunk], normalisers[chunk], entropy[chunk]
             for part in logprobs.chunks(len(logits), logprobs.CHUNK_ROWS):
-                for result, value in zip(results, values(logits[part], targets[chunk][part], temperature), strict=True):
-                    result[part] = value
+                chosen[chunk][part], normalisers[chunk][part], entropy[chunk][part] = values(
+                    logits[part], targets[chunk][part], temperature
+                )
         ctx.temperature, ctx.rows, ctx.compiled, ctx.entropies = temperature, rows, compiled, entropies
         per_row = (targets, normalisers, entropy) if entropies else (targets, normalisers)
         ctx.save_for_backward(hidden, weight, *per_row)
