@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, IntArray, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, IntArray, SampleId, Segment, VersionSpan
 
 
 def random_sample(
@@ -17,12 +17,15 @@ def random_sample(
     finish_reason: FinishReason = FinishReason.STOP,
 ) -> GeneratedSample:
     """Makes a sample whose response has `length` tokens, drawn from range(*tokens), with log-probs about `logprob`."""
+    segment = Segment.single_turn(
+        prompt_ids,
+        random.integers(*tokens, length).astype(np.int32),
+        random.normal(logprob, 0.2, length).astype(np.float32),
+        (VersionSpan(0, 0, length),),
+    )
     return GeneratedSample(
         id=id_,
-        prompt_ids=prompt_ids,
-        token_ids=random.integers(*tokens, length).astype(np.int32),
-        logprobs=random.normal(logprob, 0.2, length).astype(np.float32),
-        spans=(VersionSpan(0, 0, length),),
+        segments=(segment,),
         finish_reason=finish_reason,
         text="",
         engine="",

@@ -34,7 +34,7 @@ from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.policies import open_policy
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, Segment, VersionSpan
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
@@ -208,12 +208,15 @@ class StoringFleet(Fleet):
 
     def _sample(self, request: SampleRequest) -> GeneratedSample:
         random = np.random.default_rng(request.seed)
+        segment = Segment.single_turn(
+            np.array(request.prompt_ids, np.int32),
+            random.integers(4, self._vocabulary, self._tokens).astype(np.int32),
+            random.normal(-10.0, 0.2, self._tokens).astype(np.float32),
+            (VersionSpan(self.version, 0, self._tokens),),
+        )
         return GeneratedSample(
             id=request.id,
-            prompt_ids=np.array(request.prompt_ids, np.int32),
-            token_ids=random.integers(4, self._vocabulary, self._tokens).astype(np.int32),
-            logprobs=random.normal(-10.0, 0.2, self._tokens).astype(np.float32),
-            spans=(VersionSpan(self.version, 0, self._tokens),),
+            segments=(segment,),
             finish_reason=FinishReason.STOP,
             text="",
             engine="engine-0",

@@ -45,6 +45,7 @@ from longboat_runtime.samples import (
     PromptId,
     Row,
     SampleId,
+    Segment,
     VersionSpan,
 )
 from longboat_runtime.store.actor import start_store
@@ -179,9 +180,8 @@ def _row(index: int, sample: RewardSample) -> Row:
 def _generated(index: int, sample: RewardSample) -> GeneratedSample:
     ids, logprobs = np.zeros(sample.tokens, np.int32), np.zeros(sample.tokens, np.float32)
     spans = (VersionSpan(1, 0, sample.tokens),)
-    return GeneratedSample(
-        SampleId(0, index, 0, 0), ids, ids, logprobs, spans, FinishReason.STOP, sample.text, "engine-0"
-    )
+    segment = Segment.single_turn(ids, ids, logprobs, spans)
+    return GeneratedSample(SampleId(0, index, 0, 0), (segment,), FinishReason.STOP, sample.text, "engine-0")
 
 
 def _job(reward: Mapping[str, Any]) -> RLJobSpec:

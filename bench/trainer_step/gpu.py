@@ -40,7 +40,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
     """Measures in turn all arms that `arguments` ask for; the device has to have room for them all."""
     model = build_model(size, folder / size)
     samples = responses(arguments.samples, arguments.longest, VOCABULARY.get(size, 151936))
-    lengths = [sample.size.tokens for sample in samples]
+    lengths = [sample.size.computed for sample in samples]
     arms: dict[str, Callable[[int], None]] = {}
     if arguments.trl:
         arms["TRL"] = trl_step(model, samples, arguments.micro_batch, folder)

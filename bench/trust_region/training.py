@@ -23,7 +23,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_graders.result import RewardSample
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.reward.tasks import FULL_SCORE
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest, TrainSample
@@ -171,12 +171,15 @@ class Bench:
             question = questions[row]
             text = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
             ended = int(tokens[-1]) == self._tokenizer.eos_token_id
+            segment = Segment.single_turn(
+                torch.tensor(question.ids, dtype=torch.int32).numpy(),
+                tokens,
+                logprobs,
+                (VersionSpan(0, 0, len(tokens)),),
+            )
             sample = GeneratedSample(
                 id=SampleId(0, row, 0, index),
-                prompt_ids=torch.tensor(question.ids, dtype=torch.int32).numpy(),
-                token_ids=tokens,
-                logprobs=logprobs,
-                spans=(VersionSpan(0, 0, len(tokens)),),
+                segments=(segment,),
                 finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
                 text=text,
                 engine="",

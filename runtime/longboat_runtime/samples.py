@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +78,7 @@ class FinishReason(StrEnum):
 
 
 class VersionSpan(NamedTuple):
-    """Response tokens `start` (inclusive) to `end` (exclusive) were drawn from the weights of `version`."""
+    """Tokens `start` (inclusive) to `end` (exclusive) of those that the model drew are from the weights of `version`."""
 
     version: int
     start: int
@@ -188,9 +190,9 @@ class SpecialToken(NamedTuple):
 
 
 class Response(NamedTuple):
-    """Holds what a grader needs of a generated sample; `tokens` is how many it has, `special` are those that `text` doesn't have.
+    """Holds what a grader needs of a generated sample: its last reply, and how many `tokens` the model drew in all of its turns.
 
-    `token_ids` are there where they were asked for.
+    `special` are the special tokens that `text` doesn't have. `token_ids` are there where they were asked for.
     """
 
     text: str
@@ -200,63 +202,149 @@ class Response(NamedTuple):
     token_ids: IntArray | None = None
 
 
+class SegmentSize(NamedTuple):
+    """Counts the tokens of a segment: all that a forward pass computes, and those of them that are trained."""
+
+    computed: int
+    trained: int
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSize:
-    """The tokens of a sample, and whether its response was cut off by maxTokens."""
+    """The tokens of a sample by segments, and whether it was cut off by maxTokens."""
 
-    prompt_tokens: int
-    response_tokens: int
+    segments: tuple[SegmentSize, ...]
     truncated: bool
 
     @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.response_tokens
+    def computed(self) -> int:
+        return sum(segment.computed for segment in self.segments)
+
+    @property
+    def trained(self) -> int:
+        return sum(segment.trained for segment in self.segments)
+
+
+class TokenRange(NamedTuple):
+    """The tokens of a segment from `start` (inclusive) to `end` (exclusive)."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A token sequence of a sample. A plain response is one, behind its prompt.
+
+    `trained` are the turns that are trained here: runs of tokens that the model drew, each behind exactly the tokens before it. All other
+    tokens are context: a prompt, what an environment returned, turns that another segment trains. `logprobs` and `spans` are of the trained
+    tokens alone, in their order; `logprobs` are natural logs of the probability the engine drew the token with; at temperature 0, of the
+    model's probability.
+
+    Raises ValueError unless there is a turn, turns are in order, a token stands before each, and each of their tokens has a log-prob.
+    """
+
+    token_ids: IntArray
+    trained: tuple[TokenRange, ...]
+    logprobs: FloatArray
+    spans: tuple[VersionSpan, ...]
+
+    def __post_init__(self) -> None:
+        places = [1, *chain.from_iterable(self.trained), len(self.token_ids)]
+        if not self.trained or places != sorted(places):
+            raise ValueError(f"not turns of a segment of {len(self.token_ids)} tokens: {self.trained}")
+        if self.size.trained != len(self.logprobs):
+            raise ValueError(f"{len(self.logprobs)} log-probs for {self.size.trained} trained tokens")
+
+    @classmethod
+    def single_turn(
+        cls, prompt_ids: IntArray, token_ids: IntArray, logprobs: FloatArray, spans: tuple[VersionSpan, ...]
+    ) -> Segment:
+        """Makes the segment of a prompt and its response, which has a log-prob for each token."""
+        tokens = np.concatenate([prompt_ids, token_ids])
+        return cls(tokens, (TokenRange(len(prompt_ids), len(tokens)),), logprobs, spans)
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """The positions of the trained tokens."""
+        return np.concatenate([np.arange(start, end) for start, end in self.trained])
+
+    @property
+    def size(self) -> SegmentSize:
+        return SegmentSize(len(self.token_ids), sum(end - start for start, end in self.trained))
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSample:
-    """A finished (or aborted) response with all its data; it goes to the sample store, never through the driver.
+    """A finished (or aborted) sample with all its data; it goes to the sample store, never through the driver.
 
-    `token_ids` and `logprobs` have one entry per response token; `logprobs` are natural logs of the probability the engine drew the token
-    with; at temperature 0, of the model's probability. `text` is the decoded response without the `special` tokens; if a stop text ended
-    it, only what is before that, unless `Sampling.include_stop`.
+    It has one or more `segments`, which train each token that the model drew once, in the context in which it was drawn; the first begins
+    with the sample's prompt. `reply` is the number of the segment whose last turn is the sample's last reply. `text` is that reply, decoded
+    without the `special` tokens; if a stop text ended it, only what is before that, unless `Sampling.include_stop`.
     """
 
     id: SampleId
-    prompt_ids: IntArray
-    token_ids: IntArray
-    logprobs: FloatArray
-    spans: tuple[VersionSpan, ...]
+    segments: tuple[Segment, ...]
     finish_reason: FinishReason
     text: str
     engine: str
     evaluation: bool = False
     special: tuple[SpecialToken, ...] = ()
+    reply: int = 0
+
+    @property
+    def prompt_ids(self) -> IntArray:
+        """The tokens before the first that the model drew."""
+        first = self.segments[0]
+        return first.token_ids[: first.trained[0].start]
+
+    @property
+    def token_ids(self) -> IntArray:
+        """The tokens of the last reply."""
+        segment = self.segments[self.reply]
+        return segment.token_ids[slice(*segment.trained[-1])]
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """The log-probs of the last reply."""
+        logprobs = self.segments[self.reply].logprobs
+        return logprobs[len(logprobs) - len(self.token_ids) :]
+
+    @property
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """The spans of all tokens that the model drew, segment after segment."""
+        return reduce(joined, (segment.spans for segment in self.segments))
 
     @property
     def response(self) -> Response:
-        return Response(self.text, self.finish_reason, len(self.token_ids), self.special)
+        return Response(self.text, self.finish_reason, self.size.trained, self.special)
 
     @property
     def size(self) -> SampleSize:
-        return SampleSize(len(self.prompt_ids), len(self.token_ids), self.finish_reason is FinishReason.LENGTH)
+        return SampleSize(tuple(segment.size for segment in self.segments), self.finish_reason is FinishReason.LENGTH)
 
     @property
     def summary(self) -> FinishedSample:
+        size, prompt_tokens = self.size, len(self.prompt_ids)
+        plain = size.segments == (SegmentSize(prompt_tokens + size.trained, size.trained),)
         return FinishedSample(
             id=self.id,
-            prompt_tokens=len(self.prompt_ids),
-            tokens=len(self.token_ids),
+            prompt_tokens=prompt_tokens,
+            tokens=size.trained,
             finish_reason=self.finish_reason,
             spans=self.spans,
             engine=self.engine,
             evaluation=self.evaluation,
+            segments=() if plain else size.segments,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """Tells the driver about a generated sample: ids and scalars. The store holds the sample by then, unless it has no token."""
+    """Tells the driver about a generated sample: ids and scalars. The store holds the sample by then, unless it has no token.
+
+    `tokens` are those that the model drew. `segments` is empty if the only one is the prompt and these.
+    """
 
     id: SampleId
     prompt_tokens: int
@@ -265,6 +353,7 @@ class FinishedSample:
     spans: tuple[VersionSpan, ...]
     engine: str
     evaluation: bool = False
+    segments: tuple[SegmentSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

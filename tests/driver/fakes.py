@@ -63,6 +63,7 @@ from longboat_runtime.samples import (
     Row,
     SampleId,
     SampleRequest,
+    Segment,
     TimeLimit,
     VersionSpan,
     joined,
@@ -175,9 +176,8 @@ class FakeFleet:
             tokens, logprobs = np.concatenate([part.token_ids, tokens]), np.concatenate([part.logprobs, logprobs])
             spans = joined(part.spans, spans)
         prompt = np.array(request.prompt_ids, np.int32)
-        return GeneratedSample(
-            request.id, prompt, tokens, logprobs, spans, reason, text, "engine-0", request.evaluation
-        )
+        segment = Segment.single_turn(prompt, tokens, logprobs, spans)
+        return GeneratedSample(request.id, (segment,), reason, text, "engine-0", request.evaluation)
 
     async def _make(self, request: SampleRequest) -> None:
         first = self.version, self.weights

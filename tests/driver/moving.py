@@ -49,6 +49,7 @@ from longboat_runtime.samples import (
     GeneratedSample,
     SampleId,
     SampleRequest,
+    Segment,
     VersionSpan,
     joined,
 )
@@ -219,11 +220,10 @@ class MovingEngine:
             tokens, logprobs = np.concatenate([part.token_ids, tokens]), np.concatenate([part.logprobs, logprobs])
             spans = joined(part.spans, spans)
         prompt = np.array(request.prompt_ids, np.int32)
+        segment = Segment.single_turn(prompt, tokens, logprobs, spans)
         self._out = [
             *self._out,
-            GeneratedSample(
-                sample, prompt, tokens, logprobs, spans, reason, str(tokens.sum()), self.name, request.evaluation
-            ),
+            GeneratedSample(sample, (segment,), reason, str(tokens.sum()), self.name, request.evaluation),
         ]
 
 

@@ -15,7 +15,7 @@ from longboat_runtime.metrics.prometheus import Prometheus
 from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.rounds.records import SampleRecord
-from longboat_runtime.samples import FinishReason, VersionSpan
+from longboat_runtime.samples import FinishReason, SegmentSize, VersionSpan
 
 
 def sample(tokens: int, score: float = 0.0, versions: tuple[int, ...] = (0,)) -> SampleRecord:
@@ -55,6 +55,21 @@ def test_rewards_and_their_parts() -> None:
     assert metrics["reward/parts/main/mean"] == 1.0, "what timed out has no score of its own"
     assert metrics["critic/advantages/min"] == -0.5
     assert metrics["perf/total_num_tokens"] == 18
+
+
+def test_the_segments_of_a_sample_change_only_how_many_tokens_are_computed() -> None:
+    whole = [sample(10, 1.0), sample(100, 0.0)]
+    parts = [replace(whole[0], segments=(SegmentSize(9, 4), SegmentSize(15, 6))), whole[1]]
+    metrics, of_parts = (batch_metrics(samples, [1.0, 0.0], [0.5, -0.5]) for samples in (whole, parts))
+    assert {name for name, value in of_parts.items() if value != metrics[name]} == {"perf/total_num_tokens"}
+    assert (metrics["perf/total_num_tokens"], of_parts["perf/total_num_tokens"]) == (120, 129)
+
+
+def test_the_newest_and_the_oldest_token_may_be_in_any_segment() -> None:
+    metrics = staleness([sample(4, versions=(2, 3, 1, 2))], 3)
+    assert metrics["training/off_policy/trajectory_staleness/max"] == 0
+    assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 2
+    assert metrics["fully_async/partial/max_partial_span"] == 2
 
 
 def test_staleness_counts_steps_and_versions() -> None:

@@ -10,9 +10,10 @@ import numpy as np
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, Segment, VersionSpan
 from longboat_runtime.store.actor import HeldSamples
 from tests.rollout.reference import request
+from tests.support.samples import with_response
 
 SPANS = (VersionSpan(3, 0, 2), VersionSpan(4, 2, 5))
 
@@ -40,12 +41,12 @@ class Recorder:
 
 
 def part(of: SampleRequest) -> GeneratedSample:
+    segment = Segment.single_turn(
+        np.asarray(of.prompt_ids, np.int32), np.arange(5, dtype=np.int32), np.zeros(5, np.float32), SPANS
+    )
     return GeneratedSample(
         of.id,
-        np.asarray(of.prompt_ids, np.int32),
-        np.arange(5, dtype=np.int32),
-        np.zeros(5, np.float32),
-        SPANS,
+        (segment,),
         FinishReason.ABORT,
         "abcde",
         "e",
@@ -63,7 +64,7 @@ async def test_samples_go_on_with_just_what_the_driver_knows_of_them() -> None:
     made, engine, store = actor()
     fresh = request(0)
     known, gone, other = (replace(request(row), begun=SPANS) for row in (1, 2, 3))
-    store.held.put([part(known), replace(part(other), spans=(VersionSpan(4, 0, 5),))])
+    store.held.put([part(known), with_response(part(other), spans=(VersionSpan(4, 0, 5),))])
     assert await made.submit([fresh, known, gone, other]) == [gone.id, other.id]
     assert engine.submitted == [fresh.id, known.id]
     assert engine.begun == {known.id: store.held.get([known.id])[0]}

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from longboat_runtime.rollout.base import Outbox
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment
 from tests.support.waiting import DEADLINE_SECONDS
 
 
 def sample(index: int) -> GeneratedSample:
-    empty = np.zeros(0, dtype=np.int32)
+    segment = Segment.single_turn(
+        np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32), ()
+    )
     return GeneratedSample(
         id=SampleId(0, 0, 0, index),
-        prompt_ids=empty,
-        token_ids=empty,
-        logprobs=np.zeros(0, dtype=np.float32),
-        spans=(),
+        segments=(segment,),
         finish_reason=FinishReason.STOP,
         text="",
         engine="e",

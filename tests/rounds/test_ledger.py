@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import next_round
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, SegmentSize, VersionSpan
 from tests.rounds.world import World
 
 PROMPT = PromptId(0, 3)
@@ -185,6 +186,23 @@ def test_a_log_names_what_was_skipped_only_where_something_was() -> None:
     assert not {"skipped", "dropped"} & plain.to_json().keys()
     assert (skipped.to_json()["skipped"], skipped.to_json()["dropped"]) == (2, "not_finite")
     assert [LogEntry.from_json(one.to_json()) for one in (plain, skipped)] == [plain, skipped]
+
+
+def test_a_log_and_a_checkpoint_name_segments_only_where_a_sample_has_turns() -> None:
+    """So single turns are written as they always were, and what was written before there were segments is read."""
+    plain = generated(0)
+    turns = replace(generated(1), segments=(SegmentSize(9, 3), SegmentSize(4, 1)))
+    assert "segments" not in Event(1, 1, 0.0, plain).to_json()
+    assert Event(1, 1, 0.0, turns).to_json()["segments"] == [[9, 3], [4, 1]]
+    for body in (plain, turns):
+        event = Event(1, 1, 0.0, body)
+        assert LogEntry.from_json(json.loads(json.dumps(event.to_json()))) == event
+    written = json.loads(json.dumps(to_snapshot(fold(*LAUNCHED, plain, turns))))
+    again = from_snapshot(written).groups[PROMPT]
+    assert [sample.size.segments for sample in again.samples[:2]] == [(SegmentSize(6, 4),), turns.segments]
+    assert again.tokens == 6 + 9 + 4, "what training on it computes"
+    [group] = written["groups"]
+    assert ["segments" in sample for sample in group["samples"]] == [False, True, False]
 
 
 def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:

@@ -5,17 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment, VersionSpan
 from longboat_runtime.store.actor import HeldSamples
 
 
 def sample(index: int, tokens: int = 3) -> GeneratedSample:
+    segment = Segment.single_turn(
+        np.arange(4, dtype=np.int32),
+        np.arange(tokens, dtype=np.int32),
+        np.zeros(tokens, dtype=np.float32),
+        (VersionSpan(1, 0, tokens),),
+    )
     return GeneratedSample(
         id=SampleId(0, 5, 0, index),
-        prompt_ids=np.arange(4, dtype=np.int32),
-        token_ids=np.arange(tokens, dtype=np.int32),
-        logprobs=np.zeros(tokens, dtype=np.float32),
-        spans=(VersionSpan(1, 0, tokens),),
+        segments=(segment,),
         finish_reason=FinishReason.LENGTH,
         text="ä" * tokens,
         engine="e",

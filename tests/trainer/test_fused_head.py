@@ -21,7 +21,7 @@ from transformers import (
 
 from bench.memory.allocations import Allocations
 from longboat_runtime.trainer import attention, fused_head, sharding
-from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSegment, build_batch
 from longboat_runtime.trainer.forward import response_logprobs
 from longboat_runtime.trainer.machine import MACHINE, Machine
 from longboat_runtime.trainer.rank import TrainerRank
@@ -42,7 +42,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch_of(count: int) -> SampleBatch:
-    return build_batch([WeightedSample(sample, 1.0, 1.0) for sample in make_samples(count)], torch.device("cpu"))
+    return build_batch([WeightedSegment(sample, 1.0, 1.0) for sample in make_samples(count)], torch.device("cpu"))
 
 
 def marked(model: torch.nn.Module) -> torch.nn.Module:

@@ -231,7 +231,7 @@ async def test_chunks_that_ranks_lost_with_their_start_leave_the_whole_batch_to_
     assert (await group.train(whole)).step == 1
     await group.accumulate(ChunkRequest(2, first, whole.denominator))
     assert (await group.train(replace(left, step=2))).metrics["actor/loss_tokens"] == sum(
-        sample.size.response_tokens for sample in whole.samples
+        sample.size.trained for sample in whole.samples
     )
     await group.accumulate(ChunkRequest(3, first, whole.denominator))
     await group.train(replace(whole, step=3))

@@ -8,7 +8,7 @@ import torch
 from bench.memory.allocations import Allocations
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
-from longboat_runtime.trainer.batch import WeightedSample, build_batch
+from longboat_runtime.trainer.batch import WeightedSegment, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from tests.support.tiny_model import build_tiny_experts, build_tiny_model
 from tests.trainer.trainer_world import local, make_samples, make_spec, only_rank
@@ -30,7 +30,7 @@ def test_the_reference_is_kept_in_the_models_format_and_has_the_same_log_probs(
         assert {weight.dtype for weight in trained.values()} == {torch.float32}
         assert {weight.dtype for weight in reference.parameters()} == {kept}
         assert not any(weight.requires_grad for weight in reference.parameters())
-        batch = build_batch([WeightedSample(sample, 1.0, 1.0) for sample in make_samples(3)], rank.device)
+        batch = build_batch([WeightedSegment(sample, 1.0, 1.0) for sample in make_samples(3)], rank.device)
         ours, theirs = (frozen_logprobs(model, batch, platform=rank.platform) for model in (reference, rank.model))
         assert torch.equal(ours, theirs)
 

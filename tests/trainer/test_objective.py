@@ -22,7 +22,7 @@ from longboat_crds.algorithm import (
 from longboat_runtime.samples import GeneratedSample, SampleSize
 from longboat_runtime.trainer import losses
 from longboat_runtime.trainer.advantages import advantages
-from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSegment, build_batch
 from longboat_runtime.trainer.metrics import step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, metric_sums, objective
 from longboat_runtime.trainer.step_plan import plan_step
@@ -70,7 +70,7 @@ def expected(algorithm: ResolvedLoss, truncated: set[int], denominator: int) -> 
 
 def computed(algorithm: ResolvedLoss, truncated: set[int], denominator: int, capacity: int) -> float:
     """The sum over all bins."""
-    sizes = [SampleSize(len(s.prompt_ids), len(s.token_ids), i in truncated) for i, s in enumerate(SAMPLES)]
+    sizes = [SampleSize(s.size.segments, i in truncated) for i, s in enumerate(SAMPLES)]
     plan = plan_step(
         sizes,
         GROUPS,
@@ -86,9 +86,10 @@ def computed(algorithm: ResolvedLoss, truncated: set[int], denominator: int, cap
     values = advantages(REWARDS, GROUPS, algorithm)
     total = 0.0
     for bins in plan.minibatches[0]:
-        for members in bins:
+        for places in bins:
+            members = tuple(place.sample for place in places)
             batch = build_batch(
-                [WeightedSample(SAMPLES[i], values[i], plan.weights[i]) for i in members], torch.device("cpu")
+                [WeightedSegment(SAMPLES[i], values[i], plan.weights[i]) for i in members], torch.device("cpu")
             )
             logprobs = TokenLogprobs(
                 joined(NEW, members), joined(OLD, members), joined(REFERENCE, members), torch.zeros(len(batch.targets))
@@ -122,8 +123,8 @@ def test_every_preset(name: AlgorithmName, capacity: int, knobs: dict[str, float
         )
 
 
-def weighted(sample: GeneratedSample, weight: float) -> WeightedSample:
-    return WeightedSample(sample, 1.0, weight)
+def weighted(sample: GeneratedSample, weight: float) -> WeightedSegment:
+    return WeightedSegment(sample, 1.0, weight)
 
 
 def test_metrics_are_means_over_the_tokens_that_count() -> None:
@@ -175,7 +176,7 @@ def whole_batch(algorithm: ResolvedLoss) -> SampleBatch:
     values = advantages(REWARDS, GROUPS, algorithm)
     entries = zip(SAMPLES, values, strict=True)
     return build_batch(
-        [WeightedSample(sample, value, 0.01 * (i + 1)) for i, (sample, value) in enumerate(entries)],
+        [WeightedSegment(sample, value, 0.01 * (i + 1)) for i, (sample, value) in enumerate(entries)],
         torch.device("cpu"),
     )
 

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from longboat_crds.problems import SpecProblem
 from longboat_crds.trainer import TrainerSpec
 from longboat_runtime.trainer import logprobs, sharding
-from longboat_runtime.trainer.batch import WeightedSample, build_batch
+from longboat_runtime.trainer.batch import WeightedSegment, build_batch
 from longboat_runtime.trainer.copies import HostCopies, pinned
 from longboat_runtime.trainer.forward import response_logprobs
 from longboat_runtime.trainer.machine import Machine
@@ -150,7 +150,7 @@ def test_the_device_holds_what_two_layers_were_given_and_fetches_one_ahead(tmp_p
 
         for layer in layers(rank.model):
             layer.register_forward_pre_hook(note)
-        batch = build_batch([WeightedSample(STEPS[0][0], 1.0, 1.0)], rank.device)
+        batch = build_batch([WeightedSegment(STEPS[0][0], 1.0, 1.0)], rank.device)
         log_probs, _ = response_logprobs(rank.model, batch, platform=machine)
         assert machine.events.count("out") == 5
         assert len(machine.pinned_bytes) == 5
@@ -174,7 +174,7 @@ def test_memory_is_pinned_once_for_the_largest_bin(tmp_path: Path) -> None:
     world, rank = offloading(build_tiny_model(tmp_path / "model", hidden=64), machine, bin_tokens=1024)
     try:
         for count in (1, 4, 2):
-            batch = build_batch([WeightedSample(sample, 1.0, 1.0) for sample in STEPS[0][:count]], rank.device)
+            batch = build_batch([WeightedSegment(sample, 1.0, 1.0) for sample in STEPS[0][:count]], rank.device)
             response_logprobs(rank.model, batch, platform=machine)[0].sum().backward()
         assert machine.pinned_bytes == [1024 * 64 * 4] * 2
     finally:
@@ -255,7 +255,7 @@ def test_memory_that_is_too_small_for_a_pass_is_replaced_and_unpinned(pages: Pag
 def test_a_pass_without_a_backward_pass_is_forgotten_and_an_old_one_is_refused(tmp_path: Path) -> None:
     world, rank = offloading(build_tiny_model(tmp_path / "model", hidden=64), Recorded())
     try:
-        batch = build_batch([WeightedSample(STEPS[0][0], 1.0, 1.0)], rank.device)
+        batch = build_batch([WeightedSegment(STEPS[0][0], 1.0, 1.0)], rank.device)
         first, _ = response_logprobs(rank.model, batch, platform=rank.platform)
         second, _ = response_logprobs(rank.model, batch, platform=rank.platform)
         second.sum().backward()

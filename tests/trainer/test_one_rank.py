@@ -18,7 +18,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
-from longboat_runtime.trainer.batch import WeightedSample, build_batch
+from longboat_runtime.trainer.batch import WeightedSegment, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.machine import MACHINE
@@ -28,6 +28,7 @@ from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates
 from tests.support.checkpoints import described
 from tests.support.examples import examples
+from tests.support.samples import with_response
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import (
     fetch_from,
@@ -71,7 +72,7 @@ def weights(rank: TrainerRank) -> Tensor:
 def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
     """Of SAMPLES with equal weights, packed in `bins` of positions."""
     batches = [
-        build_batch([WeightedSample(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
+        build_batch([WeightedSegment(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
         for positions in bins
     ]
     reference = [frozen_logprobs(rank.updates.reference, batch, platform=MACHINE) for batch in batches]
@@ -181,8 +182,8 @@ def test_a_policy_with_older_weights_is_clipped_by_the_engines_log_probs_in_its_
 def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRank) -> None:
     exact = []
     for sample in SAMPLES:
-        batch = build_batch([WeightedSample(sample, 0.0, 1.0)], rank.device)
-        exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch, platform=MACHINE).numpy()))
+        batch = build_batch([WeightedSegment(sample, 0.0, 1.0)], rank.device)
+        exact.append(with_response(sample, logprobs=frozen_logprobs(rank.model, batch, platform=MACHINE).numpy()))
     metrics = rank.train(make_request(exact), fetch_from(exact)).metrics
     assert metrics["training/rollout_probs_diff_max"] < 1e-6
     assert abs(metrics["mismatch_kl/k1"]) < 1e-5
@@ -294,7 +295,7 @@ def test_a_missing_sample_changes_nothing(rank: TrainerRank) -> None:
 
 def test_a_sample_longer_than_a_bin_names_field_and_cure(rank: TrainerRank) -> None:
     long = make_samples(1, longest=1)[0]
-    long = replace(long, token_ids=np.full(80, 7, np.int32), logprobs=np.zeros(80, np.float32))
+    long = with_response(long, token_ids=np.full(80, 7, np.int32), logprobs=np.zeros(80, np.float32))
     with pytest.raises(SpecProblem, match="raise it") as problem:
         rank.train(make_request([long]), fetch_from([long]))
     assert problem.value.field == "spec.trainer.maxTokensPerBin"
@@ -420,7 +421,7 @@ def test_the_probe_is_the_models_own_log_probs(rank: TrainerRank, directory: Pat
 
 def test_a_stored_sample_of_another_size_than_the_driver_knows_is_not_trained(rank: TrainerRank) -> None:
     before = weights(rank)
-    shorter = replace(SAMPLES[0], token_ids=SAMPLES[0].token_ids[:-1], logprobs=SAMPLES[0].logprobs[:-1])
+    shorter = with_response(SAMPLES[0], token_ids=SAMPLES[0].token_ids[:-1], logprobs=SAMPLES[0].logprobs[:-1])
     with pytest.raises(RuntimeError, match=str(SAMPLES[0].id)):
         rank.train(make_request(SAMPLES), fetch_from([shorter, *SAMPLES[1:]]))
     assert torch.equal(weights(rank), before)

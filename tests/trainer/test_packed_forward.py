@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
-from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSegment, build_batch
 from longboat_runtime.trainer.forward import recurring_size, response_logprobs
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.self_check import choose_attention
@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 
 def batch_of(samples: Sequence[GeneratedSample], *, packed: bool) -> SampleBatch:
-    return build_batch([WeightedSample(sample, 0.0, 1.0) for sample in samples], torch.device("cpu"), packed=packed)
+    return build_batch([WeightedSegment(sample, 0.0, 1.0) for sample in samples], torch.device("cpu"), packed=packed)
 
 
 def alone(model: PreTrainedModel, sample: GeneratedSample) -> Tensor:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.trainer.packing import (
-    SampleTooLong,
+    SegmentTooLong,
     best_fit_decreasing,
     load,
     pack,
@@ -93,7 +93,7 @@ def test_bins_of_one_moment_are_of_similar_size() -> None:
 
 @pytest.mark.parametrize("fill", [pack, pad])
 def test_a_sample_longer_than_a_bin_is_refused(fill: Callable) -> None:
-    with pytest.raises(SampleTooLong, match="sample 1 has 101 tokens, a bin holds 100"):
+    with pytest.raises(SegmentTooLong, match="segment 1 has 101 tokens, a bin holds 100"):
         fill([1, 101], 100, 1)
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.algorithm import AlgorithmSpec, resolve
-from longboat_runtime.samples import PromptId, SampleSize
-from longboat_runtime.trainer.step_plan import StepPlan, cut, plan_step
+from longboat_runtime.samples import PromptId, SampleSize, SegmentSize
+from longboat_runtime.trainer.step_plan import SegmentPlace, StepPlan, cut, plan_step
 
 GROUP_SIZE = 4
 prompts = st.lists(st.builds(PromptId, st.integers(0, 2), st.integers(0, 500)), min_size=1, max_size=24, unique=True)
@@ -21,7 +21,7 @@ def samples_of(groups: list[PromptId]) -> list[PromptId]:
 
 def plan(groups: list[PromptId], *, minibatches: int, ranks: int = 1) -> StepPlan:
     samples = samples_of(groups)
-    sizes = [SampleSize(3, 5 + i % 7, truncated=False) for i in range(len(samples))]
+    sizes = [SampleSize((SegmentSize(8 + i % 7, 5 + i % 7),), truncated=False) for i in range(len(samples))]
     return plan_step(
         sizes,
         samples,
@@ -62,9 +62,9 @@ def test_the_order_of_arrival_is_irrelevant(
 
 @given(prompts, parts, st.integers(2, 4))
 def test_every_number_of_ranks_has_the_same_minibatches(groups: list[PromptId], count: int, ranks: int) -> None:
-    def members(minibatches: int, ranks: int) -> list[list[int]]:
+    def members(minibatches: int, ranks: int) -> list[list[SegmentPlace]]:
         planned = plan(groups, minibatches=minibatches, ranks=ranks)
-        return [sorted(i for of_rank in bins for bin_ in of_rank for i in bin_) for bins in planned.minibatches]
+        return [sorted(place for of_rank in bins for bin_ in of_rank for place in bin_) for bins in planned.minibatches]
 
     assert members(count, ranks) == members(count, 1)
 

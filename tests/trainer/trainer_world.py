@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.platform import Platform
@@ -59,13 +59,16 @@ def make_samples(count: int, seed: int = 0, longest: int = 24, group_size: int =
     samples = []
     for position in range(count):
         prompt, response = int(random.integers(1, 9)), int(random.integers(1, longest + 1))
+        segment = Segment.single_turn(
+            random.integers(4, VOCABULARY, prompt).astype(np.int32),
+            random.integers(4, VOCABULARY, response).astype(np.int32),
+            random.normal(-5.5, 0.2, response).astype(np.float32),
+            (VersionSpan(0, 0, response),),
+        )
         samples.append(
             GeneratedSample(
                 id=SampleId(0, position // group_size, 0, position % group_size),
-                prompt_ids=random.integers(4, VOCABULARY, prompt).astype(np.int32),
-                token_ids=random.integers(4, VOCABULARY, response).astype(np.int32),
-                logprobs=random.normal(-5.5, 0.2, response).astype(np.float32),
-                spans=(VersionSpan(0, 0, response),),
+                segments=(segment,),
                 finish_reason=FinishReason.LENGTH if response == longest else FinishReason.STOP,
                 text="",
                 engine="engine",

@@ -12,7 +12,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import FinishReason, PromptId, SampleId, SampleSize
+from longboat_runtime.samples import FinishReason, PromptId, SampleId
 from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.protocol import TrainReport, TrainSample
 
@@ -39,10 +39,7 @@ class Batch:
     @property
     def samples(self) -> tuple[TrainSample, ...]:
         """The batch in the form that the trainer takes."""
-        sizes = [
-            SampleSize(record.prompt_tokens, record.tokens, record.finish_reason is FinishReason.LENGTH)
-            for record in self.records.values()
-        ]
+        sizes = [record.size for record in self.records.values()]
         return tuple(map(TrainSample, self.records, self.advantages, sizes))
 
 

@@ -193,5 +193,5 @@ def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
     if item.finish_reason is FinishReason.ABORT:
         return events.Lost(item.id, f"given up by {item.engine}")
     return events.Generated(
-        item.id, item.prompt_tokens, item.tokens, item.finish_reason, tuple(item.spans), item.engine
+        item.id, item.prompt_tokens, item.tokens, item.finish_reason, tuple(item.spans), item.engine, item.segments
     )

@@ -294,7 +294,7 @@ class Steps:
         flops = self._model.flops
         if flops is None or not report.trained:
             return {}
-        lengths = [record.prompt_tokens + record.tokens for record in records]
+        lengths = [segment.computed for record in records for segment in record.size.segments]
         share = flops.utilisation(lengths, self._computed, self._spec.trainer.ranks)
         return {} if share is None else {"perf/mfu/actor": share}
 

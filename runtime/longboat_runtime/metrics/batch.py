@@ -34,7 +34,7 @@ def batch_metrics(
         **spread("prompt_length", [float(sample.prompt_tokens) for sample in samples]),
         **response_lengths(samples),
         **spread("reward/seconds", [sample.grading_seconds for sample in samples]),
-        "perf/total_num_tokens": float(sum(sample.prompt_tokens + sample.tokens for sample in samples)),
+        "perf/total_num_tokens": float(sum(sample.size.computed for sample in samples)),
     }
     for name, values in parts.items():
         metrics |= spread(f"reward/parts/{name}", values)
@@ -101,7 +101,8 @@ def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]
     drawn = [sample.spans for sample in samples if sample.spans]
     if not drawn:
         return {}
-    ranges = [(spans[0].version, spans[-1].version) for spans in drawn]
+    versions = [[span.version for span in spans] for spans in drawn]
+    ranges = [(min(each), max(each)) for each in versions]
     tokens = [(version - span.version, span.end - span.start) for spans in drawn for span in spans]
     total = sum(count for _, count in tokens)
     partial = sum(oldest < newest for oldest, newest in ranges)
@@ -125,7 +126,7 @@ def stream_metrics(
 
     `overlap_seconds` are those of chunks in which samples ran.
     """
-    tokens = {sample: record.prompt_tokens + record.tokens for sample, record in samples.items()}
+    tokens = {sample: record.size.computed for sample, record in samples.items()}
     streamed = sum(count for sample, count in tokens.items() if sample.prompt in round_.streamed)
     return {
         "stream/chunks": float(round_.accumulated),

@@ -23,7 +23,7 @@ from longboat_runtime.plan.fake import FakeMachine, fake_group
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.layers import Shortened, shortened
 from longboat_runtime.plan.ledger import Ledger
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
@@ -204,12 +204,12 @@ def _samples(count: int, spec: RLJobSpec, longest: int, vocabulary: int) -> list
 
 
 def _sample(id_: SampleId, tokens: int, prompt: int) -> GeneratedSample:
+    segment = Segment.single_turn(
+        np.zeros(prompt, np.int32), np.zeros(tokens - prompt, np.int32), np.zeros(tokens - prompt, np.float32), ()
+    )
     return GeneratedSample(
         id=id_,
-        prompt_ids=np.zeros(prompt, np.int32),
-        token_ids=np.zeros(tokens - prompt, np.int32),
-        logprobs=np.zeros(tokens - prompt, np.float32),
-        spans=(),
+        segments=(segment,),
         finish_reason=FinishReason.STOP,
         text="",
         engine="",

@@ -16,7 +16,7 @@ from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import CANARY_STEPS, RewardSpec
 from longboat_runtime.data.prompts import column
 from longboat_runtime.reward.tasks import is_shaping
-from longboat_runtime.samples import FinishReason, GeneratedSample, Row, SampleId, Sampling
+from longboat_runtime.samples import FinishReason, GeneratedSample, Row, SampleId, Sampling, Segment
 from longboat_runtime.scores import all_equal, exceeds
 from longboat_runtime.special_tokens import response_text
 from longboat_runtime.templates import TEMPLATE_ERRORS, compiled
@@ -127,12 +127,12 @@ def as_response(
     if reason is FinishReason.LENGTH:
         ids, shown = ids[: sampling.max_tokens], None
     shown, left_out = response_text(ids, shown, reason, sampling, special, decode)
+    segment = Segment.single_turn(
+        np.array(prompt, np.int32), np.array(ids, np.int32), np.zeros(len(ids), np.float32), ()
+    )
     return GeneratedSample(
         sample,
-        np.array(prompt, np.int32),
-        np.array(ids, np.int32),
-        np.zeros(len(ids), np.float32),
-        (),
+        (segment,),
         reason,
         shown,
         "canary",

@@ -15,6 +15,7 @@ from longboat_runtime.samples import (
     IntArray,
     Repetition,
     SampleRequest,
+    Segment,
     VersionSpan,
     first_tokens,
     joined,
@@ -126,12 +127,10 @@ def generated_sample(
         reason, text = FinishReason.REPETITION, None
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     text, left_out = response_text(token_ids.tolist(), text, reason, request.sampling, special, decode)
+    segment = Segment.single_turn(np.asarray(request.prompt_ids, dtype=np.int32), token_ids, logprobs, spans)
     return GeneratedSample(
         id=request.id,
-        prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
-        token_ids=token_ids,
-        logprobs=logprobs,
-        spans=spans,
+        segments=(segment,),
         finish_reason=reason,
         text=text,
         engine=engine,
@@ -168,12 +167,12 @@ def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engi
     """Makes an aborted sample without a token of this engine: what `begun` has, if that is given."""
     if begun is not None:
         return replace(begun, engine=engine)
+    segment = Segment.single_turn(
+        np.asarray(request.prompt_ids, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32), ()
+    )
     return GeneratedSample(
         id=request.id,
-        prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
-        token_ids=np.zeros(0, dtype=np.int32),
-        logprobs=np.zeros(0, dtype=np.float32),
-        spans=(),
+        segments=(segment,),
         finish_reason=FinishReason.ABORT,
         text="",
         engine=engine,

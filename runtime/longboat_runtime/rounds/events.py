@@ -15,7 +15,15 @@ from pydantic import Field, TypeAdapter
 
 from longboat_runtime.rounds.measurements import Measurement
 from longboat_runtime.rounds.round_kind import RoundKind
-from longboat_runtime.samples import FinishReason, GradeKind, GradeTime, PromptId, SampleId, VersionSpan
+from longboat_runtime.samples import (
+    FinishReason,
+    GradeKind,
+    GradeTime,
+    PromptId,
+    SampleId,
+    SegmentSize,
+    VersionSpan,
+)
 
 
 class DropReason(StrEnum):
@@ -118,7 +126,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The sample store holds this response. The number of this event decides whether the response counts."""
+    """The sample store holds this response. The number of this event decides whether the response counts.
+
+    `tokens` are those that the model drew, of which it has `spans`. `segments` is empty if the only one is the prompt and these.
+    """
 
     sample: SampleId
     prompt_tokens: int
@@ -126,6 +137,7 @@ class Generated:
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     engine: str
+    segments: Annotated[tuple[SegmentSize, ...], Field(exclude_if=lambda segments: not segments)] = ()
 
 
 @dataclass(frozen=True, slots=True)

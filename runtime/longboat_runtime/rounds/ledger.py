@@ -147,7 +147,7 @@ class Ledger(LedgerState):
         record.seq = record.seq or seq
         record.prompt_tokens, record.tokens, record.finish_reason = body.prompt_tokens, body.tokens, body.finish_reason
         round_.redrawn_tokens += record.redrawn_tokens
-        record.spans, record.engine = body.spans, body.engine
+        record.spans, record.engine, record.segments = body.spans, body.engine, body.segments
         if not record.counts:
             if group.completed is not None:
                 round_.surplus += 1

@@ -11,7 +11,15 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from longboat_runtime.rounds.events import DeferReason, DropReason
 from longboat_runtime.rounds.round_kind import RoundKind
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from longboat_runtime.samples import (
+    FinishReason,
+    GradeKind,
+    PromptId,
+    SampleId,
+    SampleSize,
+    SegmentSize,
+    VersionSpan,
+)
 from longboat_runtime.scores import all_equal
 
 # Prompts in a fixed order; a list in JSON.
@@ -65,6 +73,7 @@ class SampleRecord:
     keeps of an unfinished sample, which continues after them; `moved` are those that it had when it last moved to another engine, or that
     were left when it was lost. `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the
     smallest number of tokens that the store had of it when it was lost, None if it never was: those behind them are drawn again.
+    `segments` is empty if the only one is the prompt and its `tokens`.
     """
 
     index: int
@@ -86,6 +95,12 @@ class SampleRecord:
     moved: tuple[VersionSpan, ...] = ()
     engine_deaths: int = 0
     kept_tokens: int | None = None
+    segments: Annotated[tuple[SegmentSize, ...], Field(exclude_if=lambda segments: not segments)] = ()
+
+    @property
+    def size(self) -> SampleSize:
+        segments = self.segments or (SegmentSize(self.prompt_tokens + self.tokens, self.tokens),)
+        return SampleSize(segments, self.finish_reason is FinishReason.LENGTH)
 
     @property
     def resumable(self) -> bool:
@@ -173,9 +188,8 @@ class GroupRecord:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the samples that count, those of the prompt included."""
-        counted = (self.samples[index] for index in self.counted)
-        return sum(sample.prompt_tokens + sample.tokens for sample in counted)
+        """The tokens that training on the samples that count computes, those of the prompt included."""
+        return sum(self.samples[index].size.computed for index in self.counted)
 
     @property
     def timed_out(self) -> frozenset[str]:

@@ -90,8 +90,8 @@ def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorit
     old, engine = logprobs.old, batch.engine_logprobs
     difference = (old.exp() - engine.exp()).abs()
     limit = float("inf") if algorithm.dual_clip is None else algorithm.dual_clip
-    # Each token counts as its fraction of its response, so that these sums count responses.
-    parts = 1.0 / losses.response_tokens(batch.owners, batch.samples)[batch.owners].double()
+    # Each token counts as its fraction of its sample's, so that these sums count samples, in how many segments and bins they may be.
+    parts = 1.0 / batch.sample_tokens[batch.owners].double()
     clipped = losses.clipped(loss.ratio, batch.advantages, algorithm.clip_low, algorithm.clip_high)
     if algorithm.policy_loss is PolicyLoss.CISPO:
         clipped = loss.ratio > 1.0 + algorithm.clip_high

@@ -18,14 +18,14 @@ from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer.attention import described, packs
-from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSegment, build_batch, token_sample
 from longboat_runtime.trainer.errors import NotStreamed
 from longboat_runtime.trainer.forward import compiles, frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.machine import MACHINE
 from longboat_runtime.trainer.offload import Offload
-from longboat_runtime.trainer.packing import SampleTooLong
+from longboat_runtime.trainer.packing import SegmentTooLong
 from longboat_runtime.trainer.platform import Platform
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.trainer.sharding import (
@@ -125,7 +125,7 @@ class TrainerRank:
     def probe(self, ids: Sequence[int]) -> list[float]:
         """Computes the log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
         sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
-        batch = build_batch([WeightedSample(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
+        batch = build_batch([WeightedSegment(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
         logprobs: list[float] = self.platform.read(frozen_logprobs(self.model, batch, platform=self.platform))
         return logprobs
 
@@ -219,13 +219,18 @@ class TrainerRank:
                 packed=packed,
                 mean_tokens=streamed.mean_tokens if request.chunks and streamed else None,
             )
-        except SampleTooLong as error:
+        except SegmentTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error
         mine = [ranks[self.rank] for ranks in plan.minibatches]
-        needed = sorted(i for bins in mine for members in bins for i in members)
+        needed = sorted({place.sample for bins in mine for members in bins for place in members})
         samples = self._fetch(request, fetch, needed)
-        weighted = {i: WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in needed}
-        batches = [[[weighted[i] for i in members] for members in bins] for bins in mine]
+        batches = [
+            [
+                [WeightedSegment(samples[i], request.samples[i].advantage, plan.weights[i], n) for i, n in members]
+                for members in bins
+            ]
+            for bins in mine
+        ]
         return plan, [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
 
     def _fetch(

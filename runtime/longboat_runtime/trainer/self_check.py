@@ -15,7 +15,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention, fused_head
-from longboat_runtime.trainer.batch import WeightedSample, build_batch, token_sample
+from longboat_runtime.trainer.batch import WeightedSegment, build_batch, token_sample
 from longboat_runtime.trainer.forward import response_logprobs
 from longboat_runtime.trainer.platform import Platform
 
@@ -106,7 +106,7 @@ def head_can_be_fused(config: Any, platform: Platform) -> bool:
 def _head_results(model: nn.Module, largest_logits: int, platform: Platform) -> list[torch.Tensor]:
     """Computes log-probs, entropies, and the gradient of a weighted sum of both by each weight that has one."""
     model.zero_grad()
-    batch = build_batch([WeightedSample(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=False)
+    batch = build_batch([WeightedSegment(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=False)
     logprobs, entropies = response_logprobs(
         model, batch, 0.7, platform=platform, entropies=True, largest_logits=largest_logits
     )
@@ -121,7 +121,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor, platform: Platform)
     try:
         model = _build(config, name)
         batch = build_batch(
-            [WeightedSample(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=packed
+            [WeightedSegment(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=packed
         )
         with torch.no_grad():
             together, _ = response_logprobs(model, batch, platform=platform)

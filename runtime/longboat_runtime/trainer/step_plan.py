@@ -1,25 +1,33 @@
-"""Spreads one step's samples over minibatches, ranks and bins, and weights their tokens. Pure."""
+"""Spreads the segments of one step's samples over minibatches, ranks and bins, and weights their tokens. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
-from longboat_crds.algorithm import ResolvedAlgorithm
+from longboat_crds.algorithm import PolicyLoss, ResolvedAlgorithm
 from longboat_runtime.samples import PromptId, SampleSize
 from longboat_runtime.trainer.aggregation import sample_weights
-from longboat_runtime.trainer.packing import Bin, pack, pad, split
+from longboat_runtime.trainer.packing import pack, pad, split
+
+
+class SegmentPlace(NamedTuple):
+    """The position of a sample in the step, and the number of one of its segments."""
+
+    sample: int
+    segment: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`minibatches[m][rank]` are the bins of positions; `weights[i]` is the weight of a response token of sample i.
+    """`minibatches[m][rank]` are the bins of segments; `weights[i]` is the weight of a trained token of sample i.
 
-    `samples` that are in the loss have so many response `tokens`.
+    `samples` that are in the loss have so many trained `tokens`.
     """
 
-    minibatches: tuple[tuple[tuple[Bin, ...], ...], ...]
+    minibatches: tuple[tuple[tuple[tuple[SegmentPlace, ...], ...], ...], ...]
     weights: tuple[float, ...]
     samples: int
     tokens: int
@@ -57,18 +65,24 @@ def plan_step(
     packed: bool = True,
     mean_tokens: float | None = None,
 ) -> StepPlan:
-    """Cuts the samples into minibatches (see `cut`) and packs (or else pads) each for all ranks; `groups[i]` is that of sample i.
+    """Cuts the samples into minibatches (see `cut`) and packs (or else pads) the segments of each for all ranks.
 
-    Weights are those of the whole step times `minibatches`, even if there are fewer, so that every optimizer update is one of a full
-    batch's size. `mean_tokens`: see `sample_weights`. Raises packing.SampleTooLong.
+    `groups[i]` is that of sample i. A sample's segments may lie in several bins. Weights are those of the whole step times `minibatches`,
+    even if there are fewer, so that every optimizer update is one of a full batch's size. `mean_tokens`: see `sample_weights`. Raises
+    packing.SegmentTooLong, and ValueError if a sample with several segments meets a loss that needs its whole response at once.
     """
-    tokens = [size.response_tokens for size in sizes]
+    if any(len(size.segments) > 1 for size in sizes) and (
+        algorithm.policy_loss is PolicyLoss.GSPO or algorithm.sequence_mask is not None
+    ):
+        raise ValueError("GSPO and sequenceMask take a sample as a whole: its segments may lie in several bins")
+    tokens = [size.trained for size in sizes]
     counted = [not (algorithm.mask_truncated and size.truncated) for size in sizes]
     weights = sample_weights(algorithm.aggregation, tokens, counted, denominator, max_tokens, mean_tokens=mean_tokens)
     in_loss = [count for count, inside in zip(tokens, counted, strict=True) if inside and count]
     fill = pack if packed else pad
     planned = []
     for part in cut(groups, minibatches, seed, step):
-        bins = fill([sizes[position].tokens for position in part], capacity, ranks)
-        planned.append(tuple(tuple(tuple(part[i] for i in members) for members in of_rank) for of_rank in bins))
+        places = [SegmentPlace(i, number) for i in part for number in range(len(sizes[i].segments))]
+        bins = fill([sizes[i].segments[number].computed for i, number in places], capacity, ranks)
+        planned.append(tuple(tuple(tuple(places[i] for i in members) for members in of_rank) for of_rank in bins))
     return StepPlan(tuple(planned), tuple(weight * minibatches for weight in weights), len(in_loss), sum(in_loss))

@@ -19,6 +19,7 @@ from longboat_runtime.weights.payload import WeightPayload
 from tests.rollout.conformance.conftest import MAX_SEQUENCES
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
+from tests.support.samples import with_response
 from tests.support.tiny_model import SPECIAL_TOKENS
 from tests.support.waiting import DEADLINE_SECONDS, eventually
 
@@ -321,14 +322,8 @@ def test_a_stop_string_that_was_begun_before_the_pause_ends_the_response(
 
     def go_on(first: int, **sampling: object) -> GeneratedSample:
         """What comes behind this token."""
-        part = replace(
-            made,
-            token_ids=np.array([first], np.int32),
-            logprobs=np.zeros(1, np.float32),
-            spans=spans,
-            finish_reason=FinishReason.ABORT,
-            text=chr(first + 29),
-        )
+        part = with_response(made, np.array([first], np.int32), np.zeros(1, np.float32), spans)
+        part = replace(part, finish_reason=FinishReason.ABORT, text=chr(first + 29))
         # Drawn, since the likeliest token may be the same after every first one.
         again = request(0, 9, tokens=4, temperature=1.0, **sampling)
         engine.submit([replace(again, begun=spans)], [part])

@@ -16,6 +16,7 @@ from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.samples import FinishReason, GeneratedSample, Repetition, SampleId, SampleRequest
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
+from tests.support.samples import with_response
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -161,13 +162,9 @@ def test_a_loop_that_began_before_a_move_ends_the_response_where_it_would_have_e
     alone = run(engine, [one])[one.id]
     assert alone.finish_reason is FinishReason.REPETITION
     for place in range(1, len(alone.token_ids)):
-        part = replace(
-            alone,
-            token_ids=alone.token_ids[:place],
-            logprobs=alone.logprobs[:place],
-            spans=(alone.spans[0]._replace(end=place),),
-            finish_reason=FinishReason.ABORT,
-        )
+        spans = (alone.spans[0]._replace(end=place),)
+        part = with_response(alone, alone.token_ids[:place], alone.logprobs[:place], spans)
+        part = replace(part, finish_reason=FinishReason.ABORT)
         again = run(engine, [replace(one, begun=part.spans)], [part])[one.id]
         assert again.finish_reason is FinishReason.REPETITION
         assert again.token_ids.tolist() == alone.token_ids.tolist()
