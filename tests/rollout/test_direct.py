@@ -106,7 +106,7 @@ async def test_a_pods_groups_are_kept_until_its_engines_or_the_trainer_change() 
     first = (await groups.join({"a": engines}, source))["a"]
     assert source.size == 5, "a sender and all workers of its engines"
     joins = [call for engine in engines for call in engine.actor.calls if call[0] == "join_weight_groups"]
-    assert [(join[2], join[3]) for join in joins] == [(1, 5), (3, 5)]
+    assert [(join[3], join[4]) for join in joins] == [(1, 5), (3, 5)]
     assert (await groups.join({"a": engines}, source))["a"] is first
     restarted = [engines[0], member("a", 2, devices=2)]
     second = (await groups.join({"a": restarted}, source))["a"]

@@ -66,7 +66,7 @@ class PodGroup:
     async def leave(self) -> None:
         """Ends the groups on both sides, where there still is one."""
         leaving = [self.source.leave_groups(self.key)]
-        leaving += [member.actor.call_workers.remote("leave_weight_groups") for member in self.members]
+        leaving += [member.actor.call_workers.remote("leave_weight_groups", self.key) for member in self.members]
         await asyncio.gather(*leaving, return_exceptions=True)
 
 
@@ -156,7 +156,7 @@ class PodGroups:
         addresses = await group.source.open_groups(group.key)
         joining, first = [group.source.join_groups(group.key, addresses, size, SENDER_SECONDS)], 1
         for member in group.members:
-            arguments = (addresses, first, size, WORKER_SECONDS)
+            arguments = (group.key, addresses, first, size, WORKER_SECONDS)
             joining.append(_joined_workers(member, arguments))
             first += member.config.tensor_parallel
         await asyncio.gather(*joining)
