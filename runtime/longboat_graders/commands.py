@@ -31,4 +31,8 @@ def graders(
     if parent is None:
         server.main(socket, processes, config_maps)
     else:
-        raise typer.Exit(local.serve(socket, processes, config_maps, parent))
+
+        def make(scratch: Path, missing: list[str]) -> server.GraderServer:
+            return server.GraderServer(processes, scratch, config_maps, None, missing)
+
+        raise typer.Exit(local.serve(socket, make, parent, other_user=True))
