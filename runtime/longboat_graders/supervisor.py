@@ -110,7 +110,6 @@ class LoadedFunction:
     async def load(self) -> None:
         """Imports the function. Raises SpecProblem if it can't be loaded."""
         await self._zygote.load()
-        self._provide()
 
     @property
     def zygotes(self) -> Set[int]:
@@ -421,6 +420,7 @@ class LoadedFunction:
         before, self.sources = self.sources, answer["sources"]
         if before not in (None, self.sources):
             self.changed()
+        self._provide()
 
     def not_loaded(self, problem: SpecProblem) -> None:
         """Fails all that waits; see `ZygoteOwner`."""

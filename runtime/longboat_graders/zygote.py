@@ -19,13 +19,10 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import select
 import signal
 import socket
 import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -34,8 +31,8 @@ from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import RewardKind
 from longboat_graders import frames, prctl
 from longboat_graders.adapters import load_scorer, takes_token_ids
-from longboat_graders.forks import Child, Forks
-from longboat_graders.leftovers import Baseline, remove_tree
+from longboat_graders.forks import Child, Forks, footprint, seed
+from longboat_graders.leftovers import Baseline, sweep
 from longboat_graders.messages import MESSAGE_CHARACTERS, OutcomeKind, RewardFunction
 from longboat_graders.process_tree import parent, threads_of_group
 from longboat_graders.result import GroupResult, RewardResult, RewardSample, plain_metrics
@@ -52,9 +49,6 @@ if TYPE_CHECKING:
     from longboat_graders.case_runner import CaseRunner
 
 _OUTPUT_BYTES = 512
-# How many packages a zygote names, and of how many modules each at least.
-_LARGE_PACKAGES, _LARGE_MODULES = 6, 20
-_FORKS_MEASURED = 11
 _NUMBER_BYTES = 8
 # Where the kernel can't ask, the only limit of processes.
 _PROCESSES_OF_USER_UNASKED = 512
@@ -207,16 +201,6 @@ class Zygote(Forks):
         return True
 
 
-def sweep(scratch: str) -> None:
-    """Removes the directories that children of a zygote before this one have left: it died, and they with it.
-
-    What those have started may end a moment later (see `GraderServer._reap_orphans`); a directory in which it still writes is left to the next.
-    """
-    for name in os.listdir(scratch):
-        with suppress(OSError):
-            remove_tree(f"{scratch}/{name}")
-
-
 # --- A child -----------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +235,7 @@ def run_child(
             _grade_on(score, origins, watched)
         else:
             request, sample = next(_requests())
-            _seed(request["seed"])
+            seed(request["seed"])
             _answer({"token": request["token"], "outcome": _outcome(score, request, _sample(sample))})
         os.read(_SERVER_FD, 1)  # until the server has measured the last grade, and closes its end
         code = 0
@@ -274,11 +258,11 @@ def _outcome(
 
 def _grade_on(score: Scorer | GroupScorer, origins: Origins, watched: bool) -> None:
     baseline, output, flush = Baseline(origins), _Output(), sys.stdout.flush
-    answer, seed, graded, sampled, change, empty = _answer, _seed, _graded, _sample, baseline.change, output.empty
+    answer, seeded, graded, sampled, change, empty = _answer, seed, _graded, _sample, baseline.change, output.empty
     if watched:
         Watch(origins, _graded.__code__, _refuse).start()
     for grades, (request, sample) in enumerate(_requests(), start=1):
-        seed(request["seed"])
+        seeded(request["seed"])
         outcome = graded(score, sampled(sample))
         flush()
         empty()
@@ -322,18 +306,6 @@ def _sample(body: bytes) -> RewardSample | list[RewardSample]:
     if "responses" not in value:
         return RewardSample(**value)
     return [RewardSample(**value["row"], **response) for response in value["responses"]]
-
-
-def _seed(seed: int) -> None:
-    """Gives the global random number generators of Python, numpy, torch (CPU) and sympy, if they are there, the sample's own state."""
-    modules = sys.modules
-    random.seed(seed)
-    if "numpy.random" in modules:
-        modules["numpy.random"].seed(seed % 2**32)
-    if "torch.random" in modules:
-        modules["torch.random"].default_generator.manual_seed(seed % 2**63)
-    if "sympy.core.random" in modules:
-        modules["sympy.core.random"].seed(seed)
 
 
 def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
@@ -388,7 +360,7 @@ def rehearse() -> None:
     sample = frames.to_json({"text": "", "prompt": "", "ground_truth": "", "columns": {}})
     for _ in range(_REHEARSALS):
         for request, body in frames.FrameBuffer().feed(frames.encode({"token": 2**61, "seed": 2**61}, sample)):
-            _seed(request["seed"])
+            seed(request["seed"])
             outcome = _graded(lambda _: RewardResult(0.5), _sample(body))
             frames.encode({"token": request["token"], "outcome": outcome})
 
@@ -438,27 +410,6 @@ def describe(error: BaseException) -> str:
 # --- Starting ----------------------------------------------------------------------------------------------------------
 
 
-def footprint() -> dict[str, Any]:
-    """Measures what every fork of this process holds, and what a fork costs.
-
-    `modules` are the largest packages and how many modules each has (the standard library and our own aside). `resident` is the memory in
-    bytes. `fork` is the CPU seconds of a fork whose child does nothing, until it has been reaped: the median of some.
-    """
-    packages: dict[str, int] = {}
-    for name in list(sys.modules):
-        package = name.partition(".")[0]
-        if package not in sys.stdlib_module_names and package not in ("longboat_graders", "longboat_crds", "__main__"):
-            packages[package] = packages.get(package, 0) + 1
-    large = sorted(packages.items(), key=lambda item: -item[1])[:_LARGE_PACKAGES]
-    with open("/proc/self/statm", "rb") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return {
-        "modules": {name: count for name, count in large if count >= _LARGE_MODULES},
-        "resident": resident,
-        "fork": sorted(_fork_seconds() for _ in range(_FORKS_MEASURED))[_FORKS_MEASURED // 2],
-    }
-
-
 def _sources(function: RewardFunction, origins: Origins, field: str) -> dict[str, str]:
     """Returns what the loaded function is made of (see `sources`). A fork finds out, so that nothing of that stays in memory here."""
     reader, writer = os.pipe()
@@ -486,15 +437,6 @@ def _sources(function: RewardFunction, origins: Origins, field: str) -> dict[str
         )
     digests: dict[str, str] = json.loads(answer)
     return digests
-
-
-def _fork_seconds() -> float:
-    began = time.process_time()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    _, _, used = os.wait4(pid, 0)
-    return time.process_time() - began + used.ru_utime + used.ru_stime
 
 
 def main(fd: int) -> None:

@@ -78,7 +78,8 @@ class ZygoteHost:
             if self._zygote is not None and self._zygote.dead:
                 await self._end(self._zygote)
             if self._zygote is None:
-                self._zygote = await self._start()
+                self._zygote, answer = await self._start()
+                self._owner.loaded(answer)
 
     def restart(self) -> None:
         """Starts a zygote, later, unless that is under way."""
@@ -112,7 +113,7 @@ class ZygoteHost:
         except SpecProblem as problem:
             self._owner.not_loaded(problem)
 
-    async def _start(self) -> ZygoteProcess:
+    async def _start(self) -> tuple[ZygoteProcess, Mapping[str, Any]]:
         try:
             zygote = ZygoteProcess(self._module, self._request)
         except OSError as error:
@@ -121,11 +122,11 @@ class ZygoteHost:
         self._pids.add(zygote.pid)
         self._loop.add_reader(zygote.socket, self._hear, zygote)
         try:
-            self._owner.loaded(await zygote.loaded(self._field, self._invalid))
+            answer = await zygote.loaded(self._field, self._invalid)
         except BaseException:
             await self._end(zygote)
             raise
-        return zygote
+        return zygote, answer
 
     async def _end(self, zygote: ZygoteProcess) -> None:
         self._zygote = None

@@ -160,7 +160,7 @@ class GraderClient(Client):
 
         It has `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, and `at_once` and
         `cpu_seconds`, which are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see
-        `zygote.footprint`), and `replaced`: for what reasons its processes were replaced after a grade, and how often for each.
+        `forks.footprint`), and `replaced`: for what reasons its processes were replaced after a grade, and how often for each.
         """
         return await super().state()
 
