@@ -66,31 +66,29 @@ class EpisodeZygote(Forks):
 
 
 def rehearse() -> None:
-    """Makes a request of an endpoint that isn't there: what a client imports and keeps at its first one, all episodes share."""
+    """Makes a request of a server of its own: what a client imports and keeps at its first request, all episodes share."""
     import asyncio
 
-    import anyio._backends._asyncio
-    import httpcore
-    import httpx
-    from openai import AsyncOpenAI
+    from longboat_graders.environment import Model
 
-    del anyio, httpcore  # imported for the first request over a connection
-    message = {"role": "assistant", "content": ""}
-    answer = {
-        "id": "",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "",
-        "choices": [{"index": 0, "message": message}],
-    }
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": ""}}
+    answer = json.dumps({"id": "", "object": "chat.completion", "created": 0, "model": "", "choices": [choice]})
+    response = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(answer)}\r\n\r\n{answer}"
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        headers = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(int(length.partition(b":")[2]))
+        writer.write(response.encode())
+        await writer.drain()
+        writer.close()
 
     async def ask() -> None:
-        transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-        async with AsyncOpenAI(
-            base_url="http://127.0.0.1:9/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
-        ) as client:
-            reply = await client.chat.completions.create(model="", messages=[{"role": "user", "content": ""}])
-            reply.choices[0].message.model_dump(exclude_none=True)
+        async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Model(f"http://127.0.0.1:{port}/v1", "", "none").client() as client:
+                reply = await client.chat.completions.create(model="", messages=[{"role": "user", "content": ""}])
+                reply.choices[0].message.model_dump(exclude_none=True)
 
     asyncio.run(ask())
     deadline = time.monotonic() + _THREADS_SECONDS
