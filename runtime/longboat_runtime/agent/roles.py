@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longboat_crds.base import Role
+from longboat_graders.client import ServerGone
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.agent import Agent, Duty
 from longboat_runtime.agent.decide import Rules
@@ -16,7 +17,7 @@ from longboat_runtime.agent.head_probe import Head, HeadProbe
 from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, head_command, worker_command
 from longboat_runtime.contact import Contact
 from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
-from longboat_runtime.reward.client import GraderClient, GradersGone
+from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.slots import resource
 
 _GRADERS_SECONDS = 2.0
@@ -158,7 +159,7 @@ async def _graders_missing(socket: Path) -> str | None:
     client = GraderClient(socket)
     try:
         await asyncio.wait_for(client.state(), _GRADERS_SECONDS)
-    except (TimeoutError, GradersGone):
+    except (TimeoutError, ServerGone):
         return f"no graders answer at {socket}"
     finally:
         await client.close()
