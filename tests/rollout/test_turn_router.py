@@ -13,6 +13,7 @@ from longboat_runtime.rollout import turn_router
 from longboat_runtime.rollout.turn_router import TurnEngines, TurnLost, TurnRouter
 from longboat_runtime.samples import FinishReason, SampleId, Sampling, VersionSpan, continued_seed, joined
 from longboat_runtime.turns import TurnReply, TurnRequest
+from tests.support.waiting import eventually_async
 
 LENGTH = 8
 
@@ -85,8 +86,7 @@ async def test_a_lost_turn_is_drawn_again_by_its_seed() -> None:
         engine.loses = 1
     router = router_of(**engines)
     turn = asyncio.create_task(router.turn(asked(7)))
-    while sum(len(engine.asked) for engine in engines.values()) < 2:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: sum(len(engine.asked) for engine in engines.values()) == 2)
     router.update(TurnEngines(2, {"c": Engine()}))
     assert (await turn).token_ids.tolist() == drawn(asked(7), LENGTH)
 
@@ -97,11 +97,9 @@ async def test_a_drained_turn_continues_elsewhere_with_its_tokens() -> None:
     first.drains_after, second.loses = 3, 1
     router = router_of(a=first)
     turn = asyncio.create_task(router.turn(asked(4)))
-    while not first.asked:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: first.asked)
     router.update(TurnEngines(2, {"b": second}))
-    while not second.asked:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: second.asked)
     router.update(TurnEngines(3, {"c": third}))
     reply = await turn
     begun = drawn(asked(4), 3)
@@ -138,8 +136,7 @@ async def test_who_no_longer_wants_a_turn_ends_it() -> None:
     engine = Engine()
     engine.gate.clear()
     turn = asyncio.create_task(router_of(a=engine).turn(asked()))
-    while not engine.asked:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: engine.asked)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn

@@ -48,12 +48,12 @@ class MessageParser:
         """Returns the message, with tool calls only if all have arguments in JSON. Raises whatever parsers raise."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        asked = ChatCompletionRequest(messages=[], tools=[*request.tools] or None)  # type: ignore[list-item]
+        chat = ChatCompletionRequest(messages=[], tools=[*request.tools] or None)  # type: ignore[list-item]
         arguments = dict(request.template_arguments)
-        parser = kind(self._tokenizer, asked.tools, chat_template_kwargs=arguments, model_config=self._model_config)
+        parser = kind(self._tokenizer, chat.tools, chat_template_kwargs=arguments, model_config=self._model_config)
         parser.set_prompt_token_ids(request.prompt_ids)
         ids = reply.token_ids.tolist()
-        reasoning, content, calls = parser.parse(reply.text, asked, enable_auto_tools=True, model_output_token_ids=ids)
+        reasoning, content, calls = parser.parse(reply.text, chat, enable_auto_tools=True, model_output_token_ids=ids)
         message: Message = {"role": "assistant", "content": content}
         if reasoning:
             message["reasoning"] = reasoning

@@ -42,10 +42,10 @@ class TurnRouter:
     """`turns.Turns` over all engines, in the recorder's process. The driver says by `update` which engines serve, and sees no data.
 
     A turn that an engine loses is drawn again by its seed; one that is ended by a drain continues with its tokens. Its caller only waits.
+    Each of the job's routers has a `name` of its own.
     """
 
     def __init__(self, name: str) -> None:
-        """The job's routers have different names."""
         self._homes = TrajectoryHomes(name)
         self._table = TurnEngines()
         self._news = asyncio.Event()
