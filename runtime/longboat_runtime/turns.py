@@ -45,8 +45,15 @@ class TurnReply:
     message: Message
 
 
+class EngineDeaths(Exception):
+    """So many engines have died with a turn that it is given up: the same seed would kill the next one."""
+
+
 class Turns(Protocol):
     """Draws turns."""
 
     async def turn(self, request: TurnRequest) -> TurnReply:
-        """Returns the turn, whole. The death of an engine, a drain or a reshape delays it and doesn't fail it."""
+        """Returns the turn, whole. The death of an engine, a drain or a reshape delays it and doesn't fail it.
+
+        Raises ValueError for a turn that no engine can draw, and EngineDeaths.
+        """

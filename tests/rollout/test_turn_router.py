@@ -12,7 +12,7 @@ import pytest
 from longboat_runtime.rollout import turn_router
 from longboat_runtime.rollout.turn_router import TurnEngines, TurnLost, TurnRouter
 from longboat_runtime.samples import FinishReason, SampleId, Sampling, VersionSpan, continued_seed, joined
-from longboat_runtime.turns import TurnReply, TurnRequest
+from longboat_runtime.turns import EngineDeaths, TurnReply, TurnRequest
 from tests.support.waiting import eventually_async
 
 LENGTH = 8
@@ -41,6 +41,7 @@ class Engine:
         self.asked: list[TurnRequest] = []
         self.drains_after: int | None = None
         self.loses = 0
+        self.dies = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.cancelled = 0
@@ -54,7 +55,7 @@ class Engine:
             raise
         if self.loses:
             self.loses -= 1
-            raise TurnLost("the engine is gone")
+            raise TurnLost("the engine is gone", died=self.dies)
         before = [] if begun is None else begun.token_ids.tolist()
         end = LENGTH if self.drains_after is None else len(before) + self.drains_after
         tokens = drawn(request, min(LENGTH, end), before)
@@ -122,6 +123,14 @@ async def test_an_engine_that_was_out_of_reach_for_a_moment_is_tried_again(monke
     engine.loses = 3
     assert (await router_of(a=engine).turn(asked())).token_ids.tolist() == drawn(asked(), LENGTH)
     assert len(engine.asked) == 4
+
+
+async def test_a_turn_with_which_engine_after_engine_dies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_router, "RETRY_SECONDS", 0.001)
+    engine = Engine()
+    engine.loses, engine.dies = 100, True
+    with pytest.raises(EngineDeaths, match="3 engines have died with turn 2 of sample e0r5a0s0"):
+        await router_of(a=engine).turn(asked(5, 2))
 
 
 async def test_an_older_table_changes_nothing() -> None:

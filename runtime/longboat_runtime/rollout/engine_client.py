@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import ray
-from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from longboat_runtime.rollout.engine import EngineDead, TurnsRefused
 from longboat_runtime.rollout.ray_cluster import death_cause
@@ -36,7 +36,9 @@ class EngineClient:
         except asyncio.CancelledError:
             ray.cancel(drawing)
             raise
-        except (EngineDead, UpdateFailed, TurnsRefused, TaskCancelledError) as error:
+        except (EngineDead, ActorDiedError) as error:
+            raise TurnLost(death_cause(error), died=True) from error
+        except (UpdateFailed, TurnsRefused) as error:
             raise TurnLost(death_cause(error)) from error
         except RayTaskError:
             raise

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from longboat_runtime.rollout.trajectory_homes import TrajectoryHomes
+from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import FinishReason, SampleId
-from longboat_runtime.turns import TurnReply, TurnRequest
+from longboat_runtime.turns import EngineDeaths, TurnReply, TurnRequest
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,11 @@ RETRY_SECONDS = 5.0
 
 
 class TurnLost(Exception):
-    """An engine doesn't return a turn: it has died or can't be reached, takes no turns, or has lost what it drew."""
+    """An engine doesn't return a turn: it has `died` or can't be reached, takes no turns, or has lost what it drew."""
+
+    def __init__(self, reason: str, *, died: bool = False) -> None:
+        super().__init__(reason)
+        self.died = died
 
 
 class TurnEngine(Protocol):
@@ -62,14 +67,19 @@ class TurnRouter:
         self._homes.ended(sample)
 
     async def turn(self, request: TurnRequest) -> TurnReply:
-        """See turns.Turns. Raises ValueError for a turn that no engine can draw."""
+        """See turns.Turns. Gives up a turn with which `MOST_ENGINE_DEATHS` engines have died."""
         begun: TurnReply | None = None
+        deaths = 0
         while True:
             name = await self._home(request.sample)
             engine = self._table.engines[name]
             try:
                 reply = await engine.turn(request, begun)
             except TurnLost as lost:
+                deaths += lost.died
+                if deaths >= MOST_ENGINE_DEATHS:
+                    turn = f"turn {request.number} of sample {request.sample}"
+                    raise EngineDeaths(f"{deaths} engines have died with {turn}, the last one: {lost}") from lost
                 log.warning("turn %d of sample %s is drawn again: %s", request.number, request.sample, lost)
             else:
                 if reply.finish_reason is not FinishReason.ABORT:
