@@ -18,7 +18,7 @@ from longboat_crds.rollout import PublicationMode
 from longboat_runtime import departures
 from longboat_runtime.rollout import handing_over, pods, weight_updates
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout.engine import EngineConfig, EngineDead, TurnParsers
+from longboat_runtime.rollout.engine import EngineConfig, EngineDead, TurnParsers, engine_config
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
@@ -58,6 +58,7 @@ class Actor:
     submit: Method
     abort: Method
     refuse_turns: Method
+    update_weights: Method
 
     def __init__(self, world: World, config: EngineConfig) -> None:
         self.world, self.config = world, config
@@ -740,8 +741,7 @@ def test_what_is_said_of_a_dead_engine_is_the_cause(text: str, line: str) -> Non
 @pytest.fixture
 def with_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines serve turns."""
-    plain = module.engine_config
-    monkeypatch.setattr(module, "engine_config", lambda *each: replace(plain(*each), parsers=TurnParsers()))
+    monkeypatch.setattr(module, "engine_config", lambda *each: replace(engine_config(*each), parsers=TurnParsers()))
 
 
 async def test_recorders_learn_which_engines_serve_turns_once_all_have_the_weights(

@@ -15,7 +15,7 @@ import ray
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.rollout import keeper
-from longboat_runtime.rollout.engine import TurnParsers
+from longboat_runtime.rollout.engine import TurnParsers, engine_config
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.turn_router import TurnEngines, TurnRouter
 from longboat_runtime.samples import FinishReason, SampleId, Sampling
@@ -66,9 +66,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(store: StoreClient, directory: Path) -> AsyncIterator[RayRolloutFleet]:
-    plain = keeper.engine_config
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "engine_config", lambda *each: replace(plain(*each), parsers=TurnParsers()))
+        patch.setattr(keeper, "engine_config", lambda *each: replace(engine_config(*each), parsers=TurnParsers()))
         async with opened(spec(directory), store) as made:
             await made.wait_started(ENGINES)
             await made.publish(published(ReferenceModel(directory)))

@@ -48,7 +48,7 @@ class MessageParser:
         """Returns the message, with tool calls only if all have arguments in JSON. Raises whatever parsers raise."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        chat = ChatCompletionRequest(messages=[], tools=[*request.tools] or None)  # type: ignore[list-item]
+        chat = ChatCompletionRequest(messages=[], tools=[*request.tools] or None)
         arguments = dict(request.template_arguments)
         parser = kind(self._tokenizer, chat.tools, chat_template_kwargs=arguments, model_config=self._model_config)
         parser.set_prompt_token_ids(request.prompt_ids)

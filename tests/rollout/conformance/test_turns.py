@@ -214,10 +214,10 @@ async def shut_down(engine: Any, request: TurnRequest) -> str:
     drawing = asyncio.ensure_future(engine.turn(request, None))
     await eventually_async(lambda: engine._running)
     await asyncio.to_thread(engine.shutdown)
-    (result,) = await asyncio.gather(drawing, return_exceptions=True)
+    results = await asyncio.gather(drawing, return_exceptions=True)
     with pytest.raises(EngineDead):
         await engine.turn(request, None)
-    return type(result).__name__
+    return type(results[0]).__name__
 
 
 # In the test's
