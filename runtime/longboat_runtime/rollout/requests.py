@@ -44,10 +44,10 @@ def check_request(request: Request, max_length: int, vocabulary: int) -> None:
         name = f"sample {request.id}"
     else:
         name = f"turn {request.number} of sample {request.sample}"
-    if any(not 0 <= token < vocabulary for token in request.prompt_ids):
-        raise ValueError(f"{name} has prompt tokens outside the vocabulary of {vocabulary}")
     if not request.prompt_ids:
         raise ValueError(f"{name} has an empty prompt")
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
+        raise ValueError(f"{name} has prompt tokens outside the vocabulary of {vocabulary}")
     if len(request.prompt_ids) >= max_length:
         raise ValueError(
             f"{name} has a prompt of {len(request.prompt_ids)} tokens; prompt and response may have {max_length}"
