@@ -16,6 +16,7 @@ from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport
+from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
@@ -105,6 +106,10 @@ class Fleet:
 
     async def loads(self) -> Mapping[str, Load]:
         return {}
+
+    async def turn_engines(self, previous: TurnEngines) -> TurnEngines:
+        await asyncio.Event().wait()
+        return previous
 
     async def changed(self, previous: FleetState) -> FleetState:
         del previous

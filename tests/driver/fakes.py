@@ -44,6 +44,7 @@ from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.round_seconds import Limits
+from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
@@ -246,6 +247,10 @@ class FakeFleet:
     async def loads(self) -> Mapping[str, Load]:
         self.asked_for_loads += 1
         return dict(self.load)
+
+    async def turn_engines(self, previous: TurnEngines) -> TurnEngines:
+        await asyncio.Event().wait()
+        return previous
 
     async def changed(self, known: FleetState) -> FleetState:
         while self.state == known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ from longboat_crds.rollout import PublicationMode
 from longboat_runtime import departures
 from longboat_runtime.rollout import handing_over, pods, weight_updates
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout.engine import EngineConfig, EngineDead
+from longboat_runtime.rollout.engine import EngineConfig, EngineDead, TurnParsers, engine_config
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rollout.member import engine_name, slots_of
 from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rollout.ray_cluster import RESOURCE, RayCluster, RolloutNode, death_cause, rollout_nodes
+from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -55,6 +57,7 @@ class Actor:
 
     submit: Method
     abort: Method
+    refuse_turns: Method
     update_weights: Method
 
     def __init__(self, world: World, config: EngineConfig) -> None:
@@ -63,10 +66,13 @@ class Actor:
         self.calibrated: list[float | None] = []
         self.submitted: list[SampleRequest] = []
         self.got_samples = asyncio.Event()
+        self.took_turns = 0
         for name in (
             "start",
             "submit",
             "abort",
+            "refuse_turns",
+            "take_turns",
             "finished",
             "update_weights",
             "conclude_weights",
@@ -86,6 +92,12 @@ class Actor:
 
     async def _abort(self, ids: list[SampleId]) -> None:
         pass
+
+    async def _refuse_turns(self) -> None:
+        pass
+
+    async def _take_turns(self) -> None:
+        self.took_turns += 1
 
     async def _finished(self) -> list[FinishedSample]:
         raise await asyncio.shield(self.died)
@@ -724,3 +736,79 @@ async def test_another_start_is_tried_where_it_may_succeed(world: World, fleet: 
 )
 def test_what_is_said_of_a_dead_engine_is_the_cause(text: str, line: str) -> None:
     assert death_cause(EngineDead(text)) == line
+
+
+@pytest.fixture
+def with_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines serve turns."""
+    monkeypatch.setattr(module, "engine_config", lambda *each: replace(engine_config(*each), parsers=TurnParsers()))
+
+
+async def test_recorders_learn_which_engines_serve_turns_once_all_have_the_weights(
+    world: World, fleet: RayRolloutFleet, with_environments: None
+) -> None:
+    world.nodes = ["n0", "n1"]
+    slow = asyncio.Event()
+
+    async def updates(*_: Any) -> float:
+        await slow.wait()
+        return 0.01
+
+    await fleet.wait_started(2)
+    world.actors["n1/0"].update_weights = Method(updates)
+    listening = asyncio.create_task(fleet.turn_engines(TurnEngines()))
+    publishing = asyncio.create_task(fleet.publish(publication(1)))
+    await eventually_async(lambda: fleet._turn_engines.engines)
+    assert not listening.done()
+    slow.set()
+    await publishing
+    table = await listening
+    while len(table.engines) < 2:
+        table = await fleet.turn_engines(table)
+    assert {*table.engines} == {"n0/0", "n1/0"}
+
+
+async def test_a_drained_engine_takes_no_turns_and_is_empty_once_they_have_returned(
+    world: World, fleet: RayRolloutFleet, with_environments: None
+) -> None:
+    returned = asyncio.Event()
+    await fleet.publish(publication(1))
+    table = await fleet.turn_engines(TurnEngines())
+    assert {*table.engines} == {"n0/0"}
+    actor = world.actors["n0/0"]
+    actor.refuse_turns = Method(returned.wait)
+    draining = asyncio.ensure_future(fleet.drain(["n0/0"]))
+    table = await fleet.turn_engines(table)
+    assert not table.engines
+    assert not draining.done()
+    fleet.undrain(["n0/0"])
+    returned.set()
+    await draining
+    table = await fleet.turn_engines(table)
+    assert {*table.engines} == {"n0/0"}
+    assert actor.took_turns == 2, "when it first served, and when it served again"
+
+
+async def test_an_engine_that_dies_takes_no_turns_and_ends_its_drain(
+    world: World, fleet: RayRolloutFleet, with_environments: None
+) -> None:
+    await fleet.publish(publication(1))
+    table = await fleet.turn_engines(TurnEngines())
+    actor = world.actors["n0/0"]
+
+    async def dies() -> None:
+        raise RayActorError
+
+    actor.refuse_turns = Method(dies)
+    await fleet.drain(["n0/0"])
+    table = await fleet.turn_engines(table)
+    assert not table.engines
+    while "n0/0.1" not in table.engines:
+        table = await fleet.turn_engines(table)
+
+
+async def test_without_environments_nobody_asks_for_turns(world: World, fleet: RayRolloutFleet) -> None:
+    await fleet.publish(publication(1))
+    await fleet.drain(["n0/0"])
+    assert world.actors["n0/0"].took_turns == 0
+    assert fleet._turn_engines.number == 0

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.engine import EngineConfig, TurnsRefused
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.protocol import Engine
 from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.turns import TurnReply, TurnRequest
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.incoming import Incoming
 from longboat_runtime.weights.payload import SentBucket, StoredBucket
@@ -35,6 +36,9 @@ class EngineActor:
         self._store = store
         self._unstored: list[GeneratedSample] = []
         self._engine: Engine | None = None
+        self._turns = 0
+        self._refuses_turns = False
+        self._without_turns = asyncio.Event()
         # The newest update: its number, and the buckets that come for it.
         self._update = (0, Incoming(0))
 
@@ -80,6 +84,30 @@ class EngineActor:
             await self._store.put(self._unstored)
         stored, self._unstored = self._unstored, []
         return [sample.summary for sample in stored]
+
+    async def turn(self, request: TurnRequest, begun: TurnReply | None) -> TurnReply:
+        """See protocol.Engine. Raises TurnsRefused if the engine takes no turns."""
+        if self._refuses_turns:
+            raise TurnsRefused(f"engine {self._config.name} takes no turns")
+        self._turns += 1
+        try:
+            return await self._started.turn(request, begun)
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self._without_turns.set()
+
+    async def refuse_turns(self) -> None:
+        """Takes no turns from now on, and ends those that run; returns once all have returned, with the tokens that they have."""
+        self._refuses_turns = True
+        if self._turns:
+            self._without_turns.clear()
+            self._started.end_turns()
+            await self._without_turns.wait()
+
+    async def take_turns(self) -> None:
+        """Takes turns again."""
+        self._refuses_turns = False
 
     async def update_weights(self, number: int, publication: WeightPublication, calibrated: float | None) -> float:
         """Returns the parity; raises UpdateFailed. Buckets come by `take_weights` of the same number; `publication` says how many."""

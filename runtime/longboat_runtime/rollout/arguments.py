@@ -14,6 +14,10 @@ from longboat_runtime.rollout.engine import EngineConfig
 
 VLLM_VERSION = "0.32.0"
 
+# Tokens of a block on CPUs where engines serve turns: the least that vLLM's attention there takes. The tokens behind a turn's last whole
+# block are computed again by the next one.
+CPU_TURN_BLOCK = 32
+
 # On CPU vLLM would otherwise claim most of the node's memory, whatever the pod may use.
 CPU_KV_CACHE_BYTES = 2**30
 
@@ -69,6 +73,8 @@ def engine_arguments(
 
         arguments["worker_extension_cls"] = cpu.CROWDED_WORKER_EXTENSION if crowded else cpu.WORKER_EXTENSION
         arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+        if config.parsers is not None:
+            arguments["block_size"] = CPU_TURN_BLOCK
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(max_length, 2048)
         if config.enforce_eager:

@@ -27,13 +27,25 @@ class EngineDead(Exception):
     """The engine's vLLM has failed or was shut down; it never recovers, and what ran in it is lost."""
 
 
+class TurnsRefused(Exception):
+    """The engine takes no turns now, since it is being drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnParsers:
+    """Names the parsers of vLLM that read tool calls and reasoning from turns; without one there are none of them."""
+
+    tool: str | None = None
+    reasoning: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One vLLM instance. `name` is unique among the job's engines; `dtype` is torch's name.
 
     It has `devices` of its pod, one for each rank. `max_length` None means the model's own limit. Bytes are those of one rank:
     `kv_cache_bytes` of its KV cache, or else `device_memory` of all that it may use. None for both means vLLM's default on accelerators,
-    that of `rollout.arguments` on CPUs.
+    that of `rollout.arguments` on CPUs. Only an engine with `parsers`, of a job with environments, serves turns.
     """
 
     name: str
@@ -45,6 +57,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     enforce_eager: bool = False
     device_memory: int | None = None
+    parsers: TurnParsers | None = None
 
     @property
     def tensor_parallel(self) -> int:

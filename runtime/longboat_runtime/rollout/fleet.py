@@ -16,12 +16,14 @@ from ray.exceptions import RayError
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.rollout.background import BackgroundTasks
 from longboat_runtime.rollout.engine import EngineDead
+from longboat_runtime.rollout.engine_client import EngineClient
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.ray_cluster import RayCluster, death_cause
 from longboat_runtime.rollout.router import Router
+from longboat_runtime.rollout.turn_router import TurnEngine, TurnEngines
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -48,6 +50,9 @@ class RayRolloutFleet:
     that died or whose update failed is reported lost. A sample moves in three steps: its engine, which gets nothing new, is told to
     stop it (`_moving`); it comes back and waits here with its tokens in the store (`_moved`); an engine continues it.
 
+    Turns go from recorders to engines and back without the fleet. It says which engines take some (`_turn_engines`), and has those that
+    are drained end theirs (`_ending_turns`).
+
     Calls that wait for engines raise SpecProblem if those can't start until a person changes something, and StoreUnreachable if the
     store is gone.
     """
@@ -63,6 +68,8 @@ class RayRolloutFleet:
         self._moving: set[SampleId] = set()
         self._moved: dict[SampleId, str] = {}
         self._events: list[FleetReport] = []
+        self._turn_engines = TurnEngines()
+        self._ending_turns: Counter[str] = Counter()
         self._publishing = False
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -89,7 +96,13 @@ class RayRolloutFleet:
             if running := self._router.running(engine):
                 self._moving.update(running)
                 self._tasks.spawn(self._abort_in(self._keeper.members[engine], running))
-        return self._tasks.until(lambda: not any(self._router.count(engine) for engine in draining))
+            if self._keeper.members[engine].config.parsers is not None:
+                self._withdraw(engine)
+                self._ending_turns[engine] += 1
+                self._tasks.spawn(self._end_turns(self._keeper.members[engine]))
+        return self._tasks.until(
+            lambda: not any(self._router.count(engine) or self._ending_turns[engine] for engine in draining)
+        )
 
     def undrain(self, engines: Collection[str]) -> None:
         """Takes one call of `drain` back, also one that hasn't returned and never will."""
@@ -178,6 +191,7 @@ class RayRolloutFleet:
         finally:
             self._publishing = False
             self._dispatch()
+            self._tasks.tell()
         serving = [member for member in members if member.loaded is publication]
         # One that refused may have been ended since, to be restarted.
         refused = [member for member in members if member.refused is publication and member.loaded is not publication]
@@ -195,6 +209,15 @@ class RayRolloutFleet:
         self._keeper.watch()
         await self._tasks.until(lambda: self._keeper.state != previous)
         return self._keeper.state
+
+    async def turn_engines(self, previous: TurnEngines) -> TurnEngines:
+        """See protocol.RolloutFleet.
+
+        Not during a publication: where none served before, the first engine to load its weights would get all trajectories.
+        """
+        self._keeper.watch()
+        await self._tasks.until(lambda: not self._publishing and self._turn_engines.number != previous.number)
+        return self._turn_engines
 
     @property
     def tensor_parallel(self) -> int:
@@ -236,14 +259,18 @@ class RayRolloutFleet:
         if member.name not in self._draining:
             self._router.add(member.name)
             self._dispatch()
+            if member.config.parsers is not None and member.name not in self._turn_engines.engines:
+                self._tasks.spawn(self._take_turns(member))
 
     def stopped(self, member: Member, lost: Sequence[SampleId] | None, reason: str) -> None:
         self._router.drain(member.name)
+        self._withdraw(member.name)
         self._lose(member.name, self._router.running(member.name) if lost is None else lost, reason)
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
         self._lose(member.name, self._router.running(member.name), reason, engine_died=died)
         self._router.remove(member.name)
+        self._withdraw(member.name)
         del self._draining[member.name]
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
@@ -258,6 +285,36 @@ class RayRolloutFleet:
                 reported.append(sample)
         self._dispatch()
         self._report(reported)
+
+    # Turns
+
+    async def _take_turns(self, member: Member) -> None:
+        """Has an engine take turns, and says so, unless it has stopped serving or is drained by then."""
+        async with self._in_turn(member):
+            await member.actor.take_turns.remote()
+            if member.state is MemberState.SERVING and member.name not in self._draining:
+                engines = {**self._turn_engines.engines, member.name: EngineClient(member.actor)}
+                self._serve_turns(engines)
+
+    async def _end_turns(self, member: Member) -> None:
+        """Has an engine end its turns, which continue elsewhere."""
+        try:
+            async with self._in_turn(member):
+                await member.actor.refuse_turns.remote()
+        finally:
+            self._ending_turns[member.name] -= 1
+            self._ending_turns += Counter()  # without those that have ended
+            self._tasks.tell()
+
+    def _withdraw(self, engine: str) -> None:
+        """Says that an engine takes no turns."""
+        engines = {name: client for name, client in self._turn_engines.engines.items() if name != engine}
+        if len(engines) < len(self._turn_engines.engines):
+            self._serve_turns(engines)
+
+    def _serve_turns(self, engines: Mapping[str, TurnEngine]) -> None:
+        self._turn_engines = TurnEngines(self._turn_engines.number + 1, engines)
+        self._tasks.tell()
 
     # Samples
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from longboat_runtime.rollout.base import BaseEngine
+from longboat_runtime.rollout.base import BaseEngine, Sample, Turn
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
     PROBE_PRIORITY,
@@ -68,7 +68,10 @@ class InProcessEngine(BaseEngine):
         self._commands.give(partial(self._submit, tuple(requests), tuple(begun)))
 
     def abort(self, ids: Sequence[SampleId]) -> None:
-        self._commands.give(partial(self._abort, tuple(ids)))
+        self._end([str(sample) for sample in ids])
+
+    def end_turns(self) -> None:
+        self._end(None)
 
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
         """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds.
@@ -85,6 +88,12 @@ class InProcessEngine(BaseEngine):
         with suppress(EngineDead):  # it has ended already
             self._commands.give(self._close)
         self._thread.join()
+
+    def _begin_turn(self, name: str, turn: Turn) -> None:
+        self._commands.give(partial(self._turn, name, turn))
+
+    def _end(self, names: Sequence[str] | None) -> None:
+        self._commands.give(partial(self._abort, names))
 
     # The engine's thread
 
@@ -122,12 +131,19 @@ class InProcessEngine(BaseEngine):
         self._probe([1, 1])
 
     def _submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]) -> None:
-        for request, first in self._startable(requests, begun):
-            name = str(request.id)
-            own_name = self._add(name, prompt_of(request, first), sampling_params(request, first))
-            continue_text(self._vllm.output_processor.request_states[own_name], request, first)
-            self._own_names[name] = own_name
-            self._started(name, request, first)
+        for name, sample in self._startable(requests, begun).items():
+            self._draw(name, sample)
+
+    def _turn(self, name: str, turn: Turn) -> None:
+        if self._startable_turn(turn):
+            self._draw(name, turn)
+
+    def _draw(self, name: str, drawn: Sample | Turn) -> None:
+        request, begun = drawn.request, drawn.begun
+        own_name = self._add(name, prompt_of(request, begun), sampling_params(request, begun))
+        continue_text(self._vllm.output_processor.request_states[own_name], request, begun)
+        self._own_names[name] = own_name
+        self._started(name, drawn)
 
     def _add(self, name: str, prompt: Any, params: Any, priority: int = 0) -> str:
         """Gives vLLM a request; arrivals are numbered, not timed, so that the order is the same in every run."""
@@ -136,10 +152,10 @@ class InProcessEngine(BaseEngine):
         own_name: str = self._vllm.add_request(name, prompt, params, arrival_time=arrival, priority=priority)
         return own_name
 
-    def _abort(self, ids: Sequence[SampleId]) -> None:
+    def _abort(self, names: Sequence[str] | None) -> None:
         from vllm.v1.engine import FinishReason
 
-        for name in [str(sample) for sample in ids if str(sample) in self._running]:
+        for name in self._those_that_run(names):
             # What AsyncLLM does on abort; LLMEngine throws the output away.
             own_name = self._own_names.pop(name)
             state = self._vllm.output_processor.request_states[own_name]

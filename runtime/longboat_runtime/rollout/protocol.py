@@ -11,7 +11,9 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from longboat_runtime.rollout.load import Load, PodLoad
+from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.samples import FleetReport, GeneratedSample, SampleId, SampleRequest
+from longboat_runtime.turns import TurnReply, TurnRequest
 from longboat_runtime.weights.publication import WeightPublication
 
 
@@ -81,6 +83,16 @@ class Engine(Protocol):
     def abort(self, ids: Sequence[SampleId]) -> None:
         """Ends samples. `drain_finished` returns each with reason ABORT, or with its own reason if it had ended."""
 
+    async def turn(self, request: TurnRequest, begun: TurnReply | None = None) -> TurnReply:
+        """Draws a turn, and parses its message. A turn that has `begun` continues from its tokens, and is returned with all of them.
+
+        It is part of the next step if there are sequences and KV cache for it. Its reason is ABORT if `end_turns` ended it. A caller that
+        is cancelled ends it. Raises UpdateFailed or EngineDead if what this engine has drawn of it is lost.
+        """
+
+    def end_turns(self) -> None:
+        """Ends all turns that run; each returns with the tokens that it has, or with all if it had ended."""
+
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
         """Returns finished samples. Waits up to `timeout` seconds for the first, and then a moment for others if more are running."""
 
@@ -121,6 +133,9 @@ class RolloutFleet(Protocol):
 
         Returns once they are empty and the store holds all tokens that they drew, but for samples that are reported as lost.
         """
+
+    async def turn_engines(self, previous: TurnEngines) -> TurnEngines:
+        """Waits until the engines that serve turns differ from `previous`, and returns them. For recorders' routers."""
 
     @property
     def pods(self) -> Mapping[str, PodLoad]:

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 RESOURCE = "longboat-rollout"
 POD_LABEL = "longboat.dev/pod"
+# Calls that an engine's actor runs at once. Each turn is one until its reply has been drawn: there may be as many as the job has samples
+# in flight, and calls about weights mustn't wait for them.
+MOST_CALLS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class RayCluster:
                 num_cpus=0,
                 resources={RESOURCE: config.tensor_parallel},
                 max_restarts=0,
+                max_concurrency=MOST_CALLS,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             )
             .remote(config, node.has, store)

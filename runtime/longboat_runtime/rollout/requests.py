@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from longboat_runtime.samples import (
     FinishReason,
+    FloatArray,
     GeneratedSample,
     IntArray,
     Repetition,
     SampleRequest,
     Segment,
     VersionSpan,
+    continued_seed,
     first_tokens,
     joined,
 )
 from longboat_runtime.special_tokens import response_text
+from longboat_runtime.turns import TurnReply, TurnRequest
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -30,16 +33,24 @@ if TYPE_CHECKING:
 # Lower goes first: the parity probe runs before samples that wait.
 PROBE_PRIORITY = -1
 
+# What an engine draws for, and the first part of it that another engine has drawn.
+Request = SampleRequest | TurnRequest
+Part = GeneratedSample | TurnReply
 
-def check_request(request: SampleRequest, max_length: int, vocabulary: int) -> None:
+
+def check_request(request: Request, max_length: int, vocabulary: int) -> None:
     """Raises ValueError if the engine could not draw a single token."""
-    if any(not 0 <= token < vocabulary for token in request.prompt_ids):
-        raise ValueError(f"sample {request.id} has prompt tokens outside the vocabulary of {vocabulary}")
+    if isinstance(request, SampleRequest):
+        name = f"sample {request.id}"
+    else:
+        name = f"turn {request.number} of sample {request.sample}"
     if not request.prompt_ids:
-        raise ValueError(f"sample {request.id} has an empty prompt")
+        raise ValueError(f"{name} has an empty prompt")
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
+        raise ValueError(f"{name} has prompt tokens outside the vocabulary of {vocabulary}")
     if len(request.prompt_ids) >= max_length:
         raise ValueError(
-            f"sample {request.id} has a prompt of {len(request.prompt_ids)} tokens; prompt and response may have {max_length}"
+            f"{name} has a prompt of {len(request.prompt_ids)} tokens; prompt and response may have {max_length}"
         )
 
 
@@ -50,23 +61,29 @@ def tokens(ids: Sequence[int]) -> TokensInput:
     return TokensInput(type="token", prompt_token_ids=list(ids))
 
 
-def prompt_of(request: SampleRequest, begun: GeneratedSample | None) -> TokensInput:
+def prompt_of(request: Request, begun: Part | None) -> TokensInput:
     """Returns what the engine continues: the prompt, and the part of the response that there is."""
     return tokens([*request.prompt_ids, *(begun.token_ids.tolist() if begun else ())])
 
 
-def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None) -> SamplingParams:
+def sampling_params(request: Request, begun: Part | None = None) -> SamplingParams:
     """Makes vLLM's parameters for a request.
 
     They ask for the final output only: it has all tokens drawn for the request, their log-probs and version spans, also if it is aborted.
-    Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
+    Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token. That of a turn has special
+    tokens.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 
     sampling, loop = request.sampling, request.sampling.repetition
+    drawn = len(begun.token_ids) if begun else 0
+    if isinstance(request, TurnRequest):
+        seed, special = continued_seed(request.seed, drawn), True
+    else:
+        seed, special = request.next_seed, False
     return SamplingParams(
-        max_tokens=sampling.max_tokens - (len(begun.token_ids) if begun else 0),
+        max_tokens=sampling.max_tokens - drawn,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -74,16 +91,17 @@ def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
         include_stop_str_in_output=sampling.include_stop,
-        seed=request.next_seed,
+        seed=seed,
         repetition_detection=RepetitionDetectionParams(loop.pattern_tokens, 1, loop.count) if loop else None,
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
+        skip_special_tokens=not special,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def continue_text(state: Any, request: SampleRequest, begun: GeneratedSample | None) -> None:
+def continue_text(state: Any, request: Request, begun: Part | None) -> None:
     """Makes vLLM look for stop strings in the whole response, of which `begun` is the first part. `state` is its RequestState."""
     if begun is not None and request.sampling.stop:
         state.detokenizer.output_text = begun.text + state.detokenizer.output_text
@@ -115,28 +133,61 @@ def generated_sample(
 
     `special` are the texts of the tokenizer's special tokens, by id.
     """
-    completion = output.outputs[0]
-    token_ids = np.asarray(completion.token_ids, dtype=np.int32)
-    logprobs, spans = _sampled_logprobs(completion.logprobs, len(token_ids)), _spans(completion.weight_versions or ())
-    if begun is not None:
-        token_ids = np.concatenate([begun.token_ids, token_ids])
-        logprobs, spans = np.concatenate([begun.logprobs, logprobs]), joined(begun.spans, spans)
-    reason, text = FinishReason(completion.finish_reason), completion.text if request.sampling.stop else None
-    if begun is not None and (end := repetition_end(token_ids, len(begun.token_ids), request.sampling.repetition)):
-        token_ids, logprobs, spans = token_ids[:end], logprobs[:end], first_tokens(spans, end)
-        reason, text = FinishReason.REPETITION, None
+    drawn = _drawn(request, begun, output)
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    text, left_out = response_text(token_ids.tolist(), text, reason, request.sampling, special, decode)
-    segment = Segment.single_turn(np.asarray(request.prompt_ids, dtype=np.int32), token_ids, logprobs, spans)
+    vllm_text = drawn.text if request.sampling.stop else None
+    ids, reason = drawn.token_ids.tolist(), drawn.reason
+    text, left_out = response_text(ids, vllm_text, reason, request.sampling, special, decode)
+    prompt_ids = np.asarray(request.prompt_ids, dtype=np.int32)
     return GeneratedSample(
         id=request.id,
-        segments=(segment,),
+        segments=(Segment.single_turn(prompt_ids, drawn.token_ids, drawn.logprobs, drawn.spans),),
         finish_reason=reason,
         text=text,
         engine=engine,
         evaluation=request.evaluation,
         special=left_out,
     )
+
+
+def turn_reply(request: TurnRequest, begun: TurnReply | None, output: RequestOutput, tokenizer: Any) -> TurnReply:
+    """Makes the reply of a turn that began with the tokens of `begun`, if that is given. `output` is its final output.
+
+    Its text has all but what ended it, as that of vLLM's chat endpoint: the end token, or a stop text, unless `Sampling.include_stop`.
+    Its message isn't parsed yet: its content is that text.
+    """
+    drawn = _drawn(request, begun, output)
+    text, ids, sampling = drawn.text, drawn.token_ids.tolist(), request.sampling
+    if text is None or not drawn.stop_text:
+        shown = drawn.reason is not FinishReason.STOP or (sampling.include_stop and ids[-1] in sampling.stop_token_ids)
+        text = tokenizer.decode(ids if shown else ids[:-1], skip_special_tokens=False)
+    message = {"role": "assistant", "content": text}
+    return TurnReply(drawn.token_ids, drawn.logprobs, drawn.spans, drawn.reason, text, message)
+
+
+class _Drawn(NamedTuple):
+    """Holds what was drawn for a request, by all engines. `text` is vLLM's, or None; `stop_text`: a stop text has ended it."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    spans: tuple[VersionSpan, ...]
+    reason: FinishReason
+    text: str | None
+    stop_text: bool
+
+
+def _drawn(request: Request, begun: Part | None, output: RequestOutput) -> _Drawn:
+    completion = output.outputs[0]
+    token_ids = np.asarray(completion.token_ids, dtype=np.int32)
+    logprobs, spans = _sampled_logprobs(completion.logprobs, len(token_ids)), _spans(completion.weight_versions or ())
+    reason = FinishReason(completion.finish_reason)
+    if begun is not None:
+        token_ids = np.concatenate([begun.token_ids, token_ids])
+        logprobs, spans = np.concatenate([begun.logprobs, logprobs]), joined(begun.spans, spans)
+        if end := repetition_end(token_ids, len(begun.token_ids), request.sampling.repetition):
+            cut = first_tokens(spans, end)
+            return _Drawn(token_ids[:end], logprobs[:end], cut, FinishReason.REPETITION, None, stop_text=False)
+    return _Drawn(token_ids, logprobs, spans, reason, completion.text, isinstance(completion.stop_reason, str))
 
 
 def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:

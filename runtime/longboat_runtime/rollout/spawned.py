@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from longboat_runtime.rollout.base import BaseEngine
+from longboat_runtime.rollout.base import BaseEngine, Sample, Turn
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
     PROBE_PRIORITY,
@@ -49,7 +49,7 @@ class SpawnedEngine(BaseEngine):
         self._collectors: set[asyncio.Task[None]] = set()
         self._failed: EngineDead | None = None
         self._loop = asyncio.new_event_loop()
-        self._turn = asyncio.Lock()
+        self._order = asyncio.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"engine {config.name}", daemon=True)
         self._thread.start()
         try:
@@ -70,8 +70,10 @@ class SpawnedEngine(BaseEngine):
         self._give(self._submit(tuple(requests), tuple(begun)))
 
     def abort(self, ids: Sequence[SampleId]) -> None:
-        self._check_alive()
-        self._give(self._abort(tuple(ids)))
+        self._end([str(sample) for sample in ids])
+
+    def end_turns(self) -> None:
+        self._end(None)
 
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
         """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds.
@@ -91,6 +93,14 @@ class SpawnedEngine(BaseEngine):
         if self._thread.is_alive():
             self._call(self._stop())
             self._end_loop()
+
+    def _begin_turn(self, name: str, turn: Turn) -> None:
+        self._check_alive()
+        self._give(self._turn(name, turn))
+
+    def _end(self, names: Sequence[str] | None) -> None:
+        self._check_alive()
+        self._give(self._abort(names))
 
     def _check_alive(self) -> None:
         if self._failed is not None:
@@ -135,35 +145,41 @@ class SpawnedEngine(BaseEngine):
             raise self._failed from error
 
     async def _submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]) -> None:
-        async with self._turn:
-            for request, first in self._startable(requests, begun):
-                name = str(request.id)
-                collector = await self._vllm.add_request(
-                    name, prompt_of(request, first), sampling_params(request, first)
-                )
-                processor = self._vllm.output_processor
-                for own_name in processor.external_req_ids.get(name, ()):
-                    continue_text(processor.request_states[own_name], request, first)
-                self._started(name, request, first)
-                task = asyncio.create_task(self._collect(request, collector))
-                self._collectors.add(task)
-                task.add_done_callback(self._collectors.discard)
+        async with self._order:
+            for name, sample in self._startable(requests, begun).items():
+                await self._draw(name, sample)
 
-    async def _collect(self, request: SampleRequest, collector: RequestOutputCollector) -> None:
+    async def _turn(self, name: str, turn: Turn) -> None:
+        async with self._order:
+            if self._startable_turn(turn):
+                await self._draw(name, turn)
+
+    async def _draw(self, name: str, drawn: Sample | Turn) -> None:
+        request, begun = drawn.request, drawn.begun
+        collector = await self._vllm.add_request(name, prompt_of(request, begun), sampling_params(request, begun))
+        processor = self._vllm.output_processor
+        for own_name in processor.external_req_ids.get(name, ()):
+            continue_text(processor.request_states[own_name], request, begun)
+        self._started(name, drawn)
+        task = asyncio.create_task(self._collect(name, drawn, collector))
+        self._collectors.add(task)
+        task.add_done_callback(self._collectors.discard)
+
+    async def _collect(self, name: str, drawn: Sample | Turn, collector: RequestOutputCollector) -> None:
         try:
             output = await self._guard(_final_output(collector))
         except EngineDead:
             return  # the guard has notified the callers that wait for samples
         # Another request of that name may run by now: this one was lost with a failed update.
-        if self._running.get(str(request.id)) is request:
-            self._finish(str(request.id), output)
+        if self._running.get(name) is drawn:
+            self._finish(name, output)
 
-    async def _abort(self, ids: Sequence[SampleId]) -> None:
-        async with self._turn:
-            await self._vllm.abort([str(sample) for sample in ids if str(sample) in self._running])
+    async def _abort(self, names: Sequence[str] | None) -> None:
+        async with self._order:
+            await self._vllm.abort(self._those_that_run(names))
 
     async def _update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
-        async with self._turn:
+        async with self._order:
             await self._vllm.pause_generation(mode="keep", clear_cache=False)
             self._counters.steps.interrupt()
             self._outbox.hold()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -19,6 +20,8 @@ from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.protocol import Engine
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.publication import WeightPublication
+
+T = TypeVar("T")
 
 
 class HostedEngine:
@@ -66,6 +69,11 @@ class HostedEngine:
         """Ends the engine and starts another one in the same process: most of a start is importing vLLM. In-process engines only."""
         self._call("replace", config)
         self._has(config)
+
+    def play(self, script: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Runs a coroutine of a module, which gets the engine, in the engine's process, as its actor does."""
+        result: T = self._call("play", script, arguments)
+        return result
 
     def probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs of the tokens, all but the first. In-process engines only."""
@@ -139,6 +147,13 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool, output: 
             engine = _start_again(*arguments)
             factory.engine_arguments = arguments_of  # type: ignore[attr-defined]
             connection.send(None)
+            continue
+        if method == "play":
+            script, rest = arguments
+            try:
+                connection.send(asyncio.run(script(engine, *rest)))
+            except Exception as error:  # noqa: BLE001 - the test gets it
+                connection.send(error)
             continue
         if method == "probe":
             connection.send(engine._commands.call(partial(engine._probe, *arguments), Exception))  # type: ignore[attr-defined]
