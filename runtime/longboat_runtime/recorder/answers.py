@@ -46,7 +46,7 @@ def chunks(call: Call, reply: TurnReply, model: str, created: int, texts: Sequen
     """Returns a chat completion in chunks: the message, why it ended and, if the request wants it, the usage."""
     message = _message(call.message)
     if tool_calls := message.get("tool_calls"):
-        message["tool_calls"] = [{"index": number, **one} for number, one in enumerate(tool_calls)]
+        message["tool_calls"] = [{"index": number, **tool_call} for number, tool_call in enumerate(tool_calls)]
     head = _head(call, "chat.completion.chunk", model, created)
     first = {"index": 0, "delta": message, "logprobs": _logprobs(call, reply, texts), "finish_reason": None}
     if call.request.token_ids:

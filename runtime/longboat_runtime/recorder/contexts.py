@@ -86,13 +86,15 @@ class Contexts:
         except TEMPLATE_ERRORS:
             return None
         _, mark, tail = text.rpartition(_MARK)
-        if not mark or not all(has_content(tail, message) for message in messages[new:]):
+        if not mark:
             return None
-        before = tail.partition(messages[new]["content"].strip() or "\0")[0]
-        ends = [place for stop in self._stops if (place := before.find(stop)) >= 0]
-        if calls and not ends:  # where the template closes the call, as the model has done, can't be told
-            return None
-        return self._ids(tail[min(ends, default=0) :])
+        ends = [place for stop in self._stops if (place := tail.find(stop)) >= 0]
+        # Behind a tool call, the template first closes it, as the model has done, and then ends the turn.
+        tails = [tail[min(ends) :]] if ends else []
+        tails += [] if calls else [tail]
+        whole = (text for text in tails if all(has_content(text, message) for message in messages[new:]))
+        text = next(whole, "")
+        return self._ids(text) if text else None
 
     def appends(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any]) -> bool:
         """Whether the template appends the result of a tool to these messages and a call of it or, without tools, a user's message."""

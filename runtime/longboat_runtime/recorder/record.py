@@ -193,25 +193,25 @@ class Record:
             waiting[0].connections += 1
             return waiting[0], None
         start = first_digest(request.tools, request.arguments)
-        known = digests(start, request.messages)
-        call = self._new_call(body, request, start, known)
+        prefixes = digests(start, request.messages)
+        call = self._new_call(body, request, start, prefixes)
         turn = self._turn(call, call.ids)
         self._accept(call)
-        self._prefixes.update((start, *known))
+        self._prefixes.update((start, *prefixes))
         return call, turn
 
-    def _new_call(self, body: bytes, request: ChatRequest, start: bytes, known: Sequence[bytes]) -> Call:
+    def _new_call(self, body: bytes, request: ChatRequest, start: bytes, prefixes: Sequence[bytes]) -> Call:
         """Returns the call of a request that repeats none: what it continues, and its context.
 
-        `start` and `known` are the digests of its messages. A request continues a call if only new messages, none of the assistant, follow
+        `start` and `prefixes` are the digests of its messages. A request continues a call if only new messages, none of the assistant, follow
         that call's messages and its reply. Of several such calls, the newest that was delivered is meant.
         """
         if self.launch.append and start not in self._prefixes:
             self._check(self._contexts.appends(request.messages, request.tools, request.arguments))
-        said = [number for number, message in enumerate(request.messages) if message["role"] == "assistant"]
-        new = said[-1] + 1 if said else 0
-        reasoning = tuple(reasoning_of(request.messages[number]) for number in said)
-        equal = self._complete.get(known[new - 1], []) if new else []
+        replies = [number for number, message in enumerate(request.messages) if message["role"] == "assistant"]
+        new = replies[-1] + 1 if replies else 0
+        reasoning = tuple(reasoning_of(request.messages[number]) for number in replies)
+        equal = self._complete.get(prefixes[new - 1], []) if new else []
         unlike = [_first_unlike(call.reasoning, reasoning) for call in equal]
         candidates = [call for call, number in zip(equal, unlike, strict=True) if number is None]
         parent = max(candidates, key=lambda call: (call.delivered, call.number), default=None)
@@ -226,14 +226,14 @@ class Record:
                     context=context,
                     length=parent.length + len(parent.drawn) + len(context),
                     new=request.messages[new:],
-                    digest=known[-1],
+                    digest=prefixes[-1],
                     reasoning=parent.reasoning,
                     capped=False,
                 )
             self._check(not self.launch.append)
-        beginning, differs = self._difference(start, known, parent is not None)
+        beginning, differs = self._difference(start, prefixes, parent is not None)
         if equal and parent is None and unlike[-1] is not None:
-            differs = said[unlike[-1]]
+            differs = replies[unlike[-1]]
         context = self._contexts.whole(request.messages, request.tools, request.arguments)
         return Call(
             number=len(self._calls),
@@ -243,7 +243,7 @@ class Record:
             context=context,
             length=len(context),
             new=request.messages,
-            digest=known[-1],
+            digest=prefixes[-1],
             reasoning=reasoning,
             capped=False,
             beginning=beginning,
@@ -255,7 +255,7 @@ class Record:
             self._not_appended = True
             raise not_appended()
 
-    def _difference(self, start: bytes, known: Sequence[bytes], continues: bool) -> tuple[Beginning, int | None]:
+    def _difference(self, start: bytes, prefixes: Sequence[bytes], continues: bool) -> tuple[Beginning, int | None]:
         """Says why a request begins a segment, and which of its messages is the first that no earlier call has."""
         if not self._calls:
             return Beginning.FIRST, None
@@ -263,7 +263,7 @@ class Record:
             return Beginning.TOOLS, None
         if continues:
             return Beginning.TEMPLATE, None
-        return Beginning.MESSAGES, next((n for n, digest in enumerate(known) if digest not in self._prefixes), None)
+        return Beginning.MESSAGES, next((n for n, digest in enumerate(prefixes) if digest not in self._prefixes), None)
 
     def _turn(self, call: Call, ids: IntArray) -> TurnRequest:
         """Returns what is drawn for a call. Raises Refused if a bound leaves no room for it."""
@@ -343,7 +343,9 @@ class Record:
         ids = [blake2b(name.encode(), digest_size=5).hexdigest()[:9] for name in names]
         return {
             **message,
-            "tool_calls": [{**one, "id": id_, "type": "function"} for one, id_ in zip(calls, ids, strict=True)],
+            "tool_calls": [
+                {**tool_call, "id": id_, "type": "function"} for tool_call, id_ in zip(calls, ids, strict=True)
+            ],
         }
 
     def fail(self, call: Call, refusal: Refused) -> None:

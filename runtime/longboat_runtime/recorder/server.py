@@ -278,19 +278,15 @@ def _refusal(refusal: Refused) -> web.Response:
 
 
 @web.middleware
-async def _errors(http: web.Request, handler: Handler) -> web.StreamResponse:
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answers errors in the form that clients of OpenAI read."""
     try:
-        return await handler(http)
-    except Refused as refusal:
-        return _refusal(refusal)
+        return await handler(request)
+    except Refused as error:
+        return _refusal(error)
     except web.HTTPRequestEntityTooLarge as error:
-        refusal = Refused(
-            f"The body is too large: {error.text}.",
-            code="request_too_large",
-            status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        )
-        return _refusal(refusal)
+        text, code = f"The body is too large: {error.text}.", "request_too_large"
+        return _refusal(Refused(text, code=code, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
     except web.HTTPException as error:
-        message = f"{http.method} {http.path} isn't served: there are /v1/models and /v1/chat/completions."
-        return _refusal(Refused(message, code="not_found", status=HTTPStatus(error.status)))
+        text = f"{request.method} {request.path} isn't served: there are /v1/models and /v1/chat/completions."
+        return _refusal(Refused(text, code="not_found", status=HTTPStatus(error.status)))
