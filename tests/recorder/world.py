@@ -61,11 +61,17 @@ def template(name: str) -> str:
     return Path(trl.__file__).parent.joinpath("chat_templates", f"{name}.jinja").read_text()
 
 
+def stops_of(name: str) -> list[str]:
+    """The texts of the tokens that end a turn, the usual one first."""
+    usual = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end|>", "<turn|>", "<|tool_response>", "<end_of_turn>")
+    return STOPS.get(name) or [*(token for token in usual if token in template(name)), "<eos>"]
+
+
 @cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer that has learned from this repository's documentation, with the template of that name."""
     text = template(name)
-    special = [*{*STOPS.get(name, ["<eos>"]), *(token for token in _MORE_SPECIAL if token in text), "<bos>", "<eos>"}]
+    special = [*{*stops_of(name), *(token for token in _MORE_SPECIAL if token in text), "<bos>", "<eos>"}]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,7 +88,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 
 
 def stop_ids(name: str) -> list[int]:
-    return [tokenizer_of(name).convert_tokens_to_ids(token) for token in STOPS.get(name, ["<eos>"])]
+    return [tokenizer_of(name).convert_tokens_to_ids(token) for token in stops_of(name)]
 
 
 @cache

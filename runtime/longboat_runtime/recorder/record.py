@@ -81,7 +81,8 @@ class Call:
     new: Sequence[Message]
     digest: bytes
     reasoning: tuple[str, ...]
-    capped: bool
+    capped: bool = False
+    seed: int = 0
     beginning: Beginning | None = None
     differs: int | None = None
     children: int = 0
@@ -228,7 +229,6 @@ class Record:
                     new=request.messages[new:],
                     digest=prefixes[-1],
                     reasoning=parent.reasoning,
-                    capped=False,
                 )
             self._check(not self.launch.append)
         beginning, differs = self._difference(start, prefixes, parent is not None)
@@ -245,7 +245,6 @@ class Record:
             new=request.messages,
             digest=prefixes[-1],
             reasoning=reasoning,
-            capped=False,
             beginning=beginning,
             differs=differs,
         )
@@ -291,9 +290,9 @@ class Record:
         sampling = turn_sampling(launch.sampling, call.request, min(room))
         call.capped = call.request.max_tokens is None or call.request.max_tokens > sampling.max_tokens
         key = blake2b(ids.tobytes(), digest_size=16).digest()
-        seed = turn_seed(launch.seed, ids, self._contexts_before[key])
+        call.seed = turn_seed(launch.seed, ids, self._contexts_before[key])
         self._contexts_before[key] += 1
-        return TurnRequest(launch.sample, call.number, tuple(ids.tolist()), seed, sampling, launch.evaluation)
+        return TurnRequest(launch.sample, call.number, tuple(ids.tolist()), call.seed, sampling, launch.evaluation)
 
     def _budget(self, what: str, name: str, limit: int) -> Refused:
         self._spent = True
@@ -339,8 +338,7 @@ class Record:
         """Gives tool calls ids: nine letters and digits, as some chat templates want them, and the same when a launch is played again."""
         if not (calls := message.get("tool_calls")):
             return message
-        names = [f"{self.launch.sample}/{call.number}/{number}" for number in range(len(calls))]
-        ids = [blake2b(name.encode(), digest_size=5).hexdigest()[:9] for name in names]
+        ids = [blake2b(f"{call.seed}/{n}".encode(), digest_size=5).hexdigest()[:9] for n in range(len(calls))]
         return {
             **message,
             "tool_calls": [

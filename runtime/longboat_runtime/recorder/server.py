@@ -246,8 +246,7 @@ class Recorder:
             assert call.reply is not None
             parts = answers.chunks(call, call.reply, self._model, int(time.time()), self._texts(call))
             body = b"".join(map(answers.event, parts)) + answers.DONE
-        await stream.write(body)
-        return await _sent(stream, http)
+        return await _sent(stream, http, body)
 
 
 async def _take_in_closed() -> None:
@@ -256,10 +255,10 @@ async def _take_in_closed() -> None:
         await asyncio.sleep(0)
 
 
-async def _sent(answer: web.StreamResponse, http: web.Request) -> web.StreamResponse:
+async def _sent(answer: web.StreamResponse, http: web.Request, rest: bytes = b"") -> web.StreamResponse:
     """Sends the rest of an answer. Raises ConnectionResetError if the connection closes before the system has all of it."""
     await answer.prepare(http)
-    await answer.write_eof()
+    await answer.write_eof(rest)
     if http.transport is None or http.transport.is_closing():
         raise ConnectionResetError("closed while the answer was written")
     return answer
