@@ -26,6 +26,12 @@ def _variables(template: str) -> frozenset[str]:
     return names
 
 
+def has_content(text: str, message: Message) -> bool:
+    """Whether a rendered text has the content of the message. Some templates write that of a tool's message as JSON."""
+    content = message.get("content", "").strip()
+    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
+
+
 class Chat:
     """Renders messages with `template`, or the tokenizer's own if it is None. A template that asks for the time gets `started`."""
 
@@ -47,27 +53,35 @@ class Chat:
         template = self._tokenizer.get_chat_template(self._template, tools=tools)
         if unknown := sorted(arguments.keys() - _variables(template)):
             raise ValueError(f"it doesn't use the arguments {', '.join(unknown)}")
-        options = {
-            "tools": tools,
-            "chat_template": self._template,
-            "tokenize": False,
-            "strftime_now": self._started.strftime,
-            **arguments,
-        }
+        options = self._options(tools, arguments)
         if messages[-1]["role"] == "assistant":
             text = self._continued(messages, options)
         else:
             text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options))
         for number, message in enumerate(messages):
-            content = message.get("content", "").strip() if message["role"] != "assistant" else ""
-            # Some templates write the content of a tool's message as JSON.
-            if content not in text and json.dumps(content, ensure_ascii=False)[1:-1] not in text:
+            if message["role"] != "assistant" and not has_content(text, message):
                 raise ValueError(f"it leaves out the content of message [{number}] ({message['role']})")
             if absent := [name for name in tool_names(message.get("tool_calls", ())) if name not in text]:
                 raise ValueError(f"it leaves out the tool calls {', '.join(absent)} in message [{number}]")
         if absent := [name for name in tool_names(tools or ()) if name not in text]:
             raise ValueError(f"it leaves out the tools {', '.join(absent)}")
         return text
+
+    def unchecked_text(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]
+    ) -> str:
+        """Returns the prompt text, whatever the template leaves out. Raises what the template raises."""
+        options = self._options(tools, arguments)
+        return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options))
+
+    def _options(self, tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "tools": tools,
+            "chat_template": self._template,
+            "tokenize": False,
+            "strftime_now": self._started.strftime,
+            **arguments,
+        }
 
     def _continued(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         """Renders messages of which the model continues the last.
