@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from longboat_crds.base import ApiModel, CpuQuantity, FieldsModel, Opaque, Timestamp, list_map
-from longboat_crds.rewards import MAX_POOLS
+from longboat_crds.pools import MAX_POOLS
 
 # Few enough to be read in `kubectl describe`.
 RECENT_ROUNDS = 10
@@ -405,8 +405,8 @@ class Reported(FieldsModel):
 class PodRecord(FieldsModel):
     """What is known about the newest pod of one place, so that nothing is counted twice."""
 
-    pool: Line | None = Field(default=None, description="The pool that a reward pod belongs to.")
-    index: Count = Field(description="The pod's number within its role; of a reward pod, within its pool.")
+    pool: Line | None = Field(default=None, description="The pool that the pod belongs to, if its role has pools.")
+    index: Count = Field(description="The pod's number within its role, or within its pool.")
     attempt: Count = Field(description="The pod's number within its place; its name ends in it.")
     restarts: Count = Field(default=0, description="Restarts of its role's own containers that have been recorded.")
     losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
@@ -428,7 +428,7 @@ class PodRecord(FieldsModel):
 class IntactPods(FieldsModel):
     """Pods to which nothing has happened, nor to any that they replaced. They share a record."""
 
-    pool: Line | None = Field(default=None, description="The pool that they belong to, if they are reward pods.")
+    pool: Line | None = Field(default=None, description="The pool that they belong to, if their role has pools.")
     attempt: Count = Field(description="The number of each within its place.")
     indexes: str = Field(
         pattern=r"^[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*$",
@@ -439,11 +439,11 @@ class IntactPods(FieldsModel):
 
 
 class PoolStatus(FieldsModel):
-    """Reward pods of one pool."""
+    """Pods of one reward or environment pool."""
 
     name: Line = Field(description="Its name.")
     ready_text: Line = Field(description="`ready/desired`.")
-    cpu: Line | None = Field(default=None, description="Sum of CPU limits of its graders.")
+    cpu: Line | None = Field(default=None, description="Sum of CPU limits of its containers with the user's code.")
 
 
 class CpuMoveOutcome(StrEnum):
@@ -566,7 +566,7 @@ class RoleStatus(FieldsModel):
     pools: list[PoolStatus] | None = Field(
         default=None,
         max_length=MAX_POOLS,
-        description="The pools of reward pods.",
+        description="The pools of its pods, if the role has pools.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     pods: list[PodRecord] | None = Field(
@@ -595,6 +595,7 @@ class RolesStatus(FieldsModel):
     rollout: RoleStatus | None = None
     reward: RoleStatus | None = None
     trainer: RoleStatus | None = None
+    environment: RoleStatus | None = None
 
 
 class Condition(FieldsModel):

@@ -19,7 +19,7 @@ _POD = re.compile(rf"(?P<role>{'|'.join(Role)})-(?:(?P<pool>.+)-)?(?P<index>\d+)
 
 
 class Place(NamedTuple):
-    """Names a pod's place within its role by a number, a reward pod's within its pool. Places order by pool and number."""
+    """Names a pod's place within its role, or its pool if the role has pools, by a number. Places order by pool and number."""
 
     pool: str
     index: int  # type: ignore[assignment]  # hides the method of tuples
@@ -46,7 +46,7 @@ class JobRef:
     """The job that objects are made for, and the labels and annotations that all of them get.
 
     No two jobs share the name of an object of the same kind. Rule: no suffix of a kind ends with another one, whatever pools are called
-    (`RewardPoolSpec.rules`). So if A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
+    (`PoolSpec.rules`). So if A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
     """
 
     namespace: str
@@ -90,6 +90,11 @@ class JobRef:
         """NetworkPolicy of its reward pods."""
         return f"{self.name}-reward"
 
+    @property
+    def environment_network(self) -> str:
+        """NetworkPolicy of its environment pods."""
+        return f"{self.name}-environment"
+
     def ray_token(self, random: str) -> str:
         """Names a Secret with Ray's token.
 
@@ -114,7 +119,7 @@ class JobRef:
     def identity(self, pod: str) -> PodIdentity | None:
         """Returns what a pod's name says; None if this version gives no pod such a name."""
         match = _POD.fullmatch(pod.removeprefix(f"{self.name}-"))
-        if match is None or (match["role"] == Role.REWARD) is (match["pool"] is None):
+        if match is None or Role(match["role"]).has_pools is (match["pool"] is None):
             return None
         place = Place(match["pool"] or "", int(match["index"]))
         identity = PodIdentity(Role(match["role"]), place, int(match["attempt"]))
