@@ -235,16 +235,10 @@ class Training(ApiModel):
     )
 
 
-class RolloutDemand(FieldsModel):
-    """Rollout pods that the job could use now."""
+class PodsDemand(FieldsModel):
+    """Pods that the job could use now."""
 
-    incarnation: Count = Field(
-        description="Incarnation of the driver that asks; what another one asked for doesn't count."
-    )
-    number: Count = Field(
-        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
-    )
-    replicas: Count = Field(description="Rollout pods that it could use.")
+    replicas: Count = Field(description="Pods that it could use.")
     give_first: list[Line] | None = Field(
         default=None,
         max_length=MAX_PODS,
@@ -258,6 +252,40 @@ class RolloutDemand(FieldsModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     reason: Line | None = Field(default=None, description="Why, for people.")
+
+
+class RolloutDemand(PodsDemand):
+    """Rollout pods that the job could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(
+        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
+    )
+
+
+class PoolDemand(PodsDemand):
+    """Pods of an environment pool that the job could use now."""
+
+    name: Line = Field(description="Name of the pool.")
+
+
+class EnvironmentDemand(ApiModel):
+    """Environment pods that the job could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(
+        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
+    )
+    pools: list[PoolDemand] | None = Field(
+        default=None,
+        max_length=MAX_POOLS,
+        description="Each pool; for one that isn't named the job asks for nothing, and gets what the spec says.",
+        json_schema_extra=list_map("name"),
+    )
 
 
 class PoolCpuDemand(FieldsModel):
@@ -301,6 +329,7 @@ class Demand(FieldsModel):
     )
     rollout: RolloutDemand | None = None
     reward: RewardDemand | None = None
+    environment: EnvironmentDemand | None = None
 
 
 class CheckpointStatus(FieldsModel):
@@ -340,18 +369,40 @@ class LeavingPod(FieldsModel):
     deadline: Timestamp = Field(description="When it is deleted, unless the driver has drained it before.")
 
 
-class RolloutGrant(FieldsModel):
-    """Rollout pods that the job gets."""
+class PodsGrant(FieldsModel):
+    """Pods that the job gets."""
 
-    answers: Count | None = Field(
-        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
-    )
-    replicas: Count = Field(description="Rollout pods that the job may have, without those that leave.")
+    replicas: Count = Field(description="Pods that the job may have, without those that leave.")
     leaving: list[LeavingPod] | None = Field(
         default=None,
         max_length=MAX_PODS,
         description="Pods to drain.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+class RolloutGrant(PodsGrant):
+    """Rollout pods that the job gets."""
+
+    answers: Count | None = Field(
+        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
+    )
+
+
+class PoolGrant(PodsGrant):
+    """Pods of an environment pool that the job gets."""
+
+    name: Line = Field(description="Name of the pool.")
+
+
+class EnvironmentGrant(ApiModel):
+    """Environment pods that the job gets."""
+
+    answers: Count | None = Field(
+        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
+    )
+    pools: list[PoolGrant] | None = Field(
+        default=None, max_length=MAX_POOLS, description="Each pool.", json_schema_extra=list_map("name")
     )
 
 
@@ -378,6 +429,7 @@ class Grant(FieldsModel):
 
     rollout: RolloutGrant | None = None
     reward: RewardGrant | None = None
+    environment: EnvironmentGrant | None = None
 
 
 class Allocation(FieldsModel):

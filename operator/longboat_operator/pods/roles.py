@@ -1,7 +1,6 @@
 """The table of roles: what differs between the kinds of pod that a job is made of. Pure.
 
-Rules that concern one role by nature name it in place: only the driver is given a number and has the Ray head, only rollout
-pods are scaled.
+Rules that concern one role by nature name it in place: only the driver is given a number and has the Ray head.
 """
 
 from __future__ import annotations
@@ -73,6 +72,8 @@ class RoleTraits:
     """Whether rounds need all of its pods; of other roles one is enough, or one of each pool."""
     mounts_checkpoints: bool = False
     """Whether its pods mount the checkpoint claim."""
+    scaled: bool = False
+    """Whether the number of its pods, or of those of each pool, is granted: as many as the driver asks for, within the spec's bounds."""
     cpu_container: str | None = None
     """The container whose CPUs the status shows."""
     pools: PoolTraits | None = None
@@ -113,6 +114,7 @@ ROLES: Mapping[Role, RoleTraits] = {
         containers=("rollout",),
         limit=lambda policy: policy.max_rollout_restarts,
         limit_field="maxRolloutRestarts",
+        scaled=True,
     ),
     Role.REWARD: RoleTraits(
         places=lambda spec: _pool_places(_graded_pools(spec)),
@@ -153,6 +155,7 @@ ROLES: Mapping[Role, RoleTraits] = {
         containers=("episodes", ENVIRONMENT),
         limit=lambda policy: policy.max_environment_restarts,
         limit_field="maxEnvironmentRestarts",
+        scaled=True,
         cpu_container=ENVIRONMENT,
         pools=PoolTraits(
             field="environmentPools",
@@ -171,3 +174,5 @@ ROLES: Mapping[Role, RoleTraits] = {
         ),
     ),
 }
+
+SCALED_ROLES = tuple(role for role, traits in ROLES.items() if traits.scaled)
