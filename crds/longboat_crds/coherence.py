@@ -219,10 +219,7 @@ def _not_rewarded(spec: Mapping[str, Any]) -> str:
             not r["domains"] or not e["domains"] or set(r["domains"]) & set(e["domains"]) for r in spec["rewards"]
         )
     )
-    return (
-        f"no reward is for the domains of environment {name}: add one, such as {{name: episode, kind: Episode}}, which takes what the "
-        "environment says"
-    )
+    return f"no reward is for the domains of environment {name}: add one, such as {{name: episode, kind: Episode}}"
 
 
 # What a job with environments can't have: the field, what holds where it is acceptable, and why and what to do.

@@ -11,9 +11,18 @@ from longboat_crds.base import API_VERSION, Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.metadata import MANAGED_BY
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_POOL, LABEL_ROLE
+from longboat_operator.model import (
+    LABEL_ATTEMPT,
+    LABEL_ENVIRONMENT_POOL,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_POOL,
+    LABEL_ROLE,
+)
 
 MANAGER = "longboat-operator"
+
+_POOL_LABELS = {Role.REWARD: LABEL_POOL, Role.ENVIRONMENT: LABEL_ENVIRONMENT_POOL}
 
 _POD = re.compile(rf"(?P<role>{'|'.join(Role)})-(?:(?P<pool>.+)-)?(?P<index>\d+)-a(?P<attempt>\d+)", re.ASCII)
 
@@ -138,7 +147,7 @@ class JobRef:
             LABEL_INDEX: str(place.index),
             LABEL_ATTEMPT: str(attempt),
         }
-        return labels | {LABEL_POOL: place.pool} if place.pool else labels
+        return labels | {_POOL_LABELS[role]: place.pool} if place.pool else labels
 
     def selector(self, *roles: Role) -> dict[str, Any]:
         """Returns the LabelSelector of the job's pods, of some roles if given."""
