@@ -418,7 +418,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.ROLES_INCOMPLETE: _run(
-        "Fewer rollout or reward pods are ready than were asked for; rounds continue without them.",
+        "Fewer rollout, reward or environment pods are ready than were asked for; rounds continue without them.",
         "Look at the pods that the message names.",
         _DEGRADED,
     ),
