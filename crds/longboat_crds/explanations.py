@@ -250,6 +250,14 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "A reward function fails to import, or can't be called as its signature says.",
         "Correct the function, or rewards[].signature.",
     ),
+    Reason.ENVIRONMENT_NOT_FOUND: _configuration(
+        "The module, file, ConfigMap key or function of an environment doesn't exist in the environment container.",
+        "Correct environments[].function or environments[].configMap, or add the module to the image.",
+    ),
+    Reason.ENVIRONMENT_INVALID: _configuration(
+        "An environment fails to import, or is neither `async def episode(task, model)` nor a class with `reset` and `step`.",
+        "Correct the function or class.",
+    ),
     Reason.COMMAND_NOT_FOUND: _configuration(
         "The graders' container has no command that rewards[].sandbox runs.",
         "Install it in the graders' image (`gradersImage` of the runtime template), or correct rewards[].sandbox.compileCommand or "

@@ -64,6 +64,8 @@ class Reason(StrEnum):
     PROMPT_TOO_LONG = "PromptTooLong"
     REWARD_FUNCTION_NOT_FOUND = "RewardFunctionNotFound"
     REWARD_FUNCTION_INVALID = "RewardFunctionInvalid"
+    ENVIRONMENT_NOT_FOUND = "EnvironmentNotFound"
+    ENVIRONMENT_INVALID = "EnvironmentInvalid"
     COMMAND_NOT_FOUND = "CommandNotFound"
     TEST_CASES_INVALID = "TestCasesInvalid"
     RESUME_CHECKPOINT_NOT_FOUND = "ResumeCheckpointNotFound"

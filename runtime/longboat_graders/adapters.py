@@ -42,7 +42,7 @@ def load_scorer(
         from longboat_graders.gym import gym_scorer
 
         return gym_scorer(reward.parameters, field)
-    function, parameters = load_function(reward, field, config_maps), reward.parameters
+    function, parameters = load_function(reward.target, reward.file, field, config_maps), reward.parameters
     if reward.factory:
         function, parameters = _call_factory(function, parameters, field), {}
     if reward.signature is RewardSignature.TRL:

@@ -1,4 +1,4 @@
-"""`longboat graders`: the process that runs reward functions."""
+"""`longboat graders` and `longboat environments`: the processes that run reward functions and play episodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from longboat_graders.environment import CONFIG_MAPS as ENVIRONMENT_CONFIG_MAPS
 from longboat_graders.function import CONFIG_MAPS
 
 
@@ -31,4 +32,33 @@ def graders(
     if parent is None:
         server.main(socket, processes, config_maps)
     else:
-        raise typer.Exit(local.serve(socket, processes, config_maps, parent))
+
+        def make(scratch: Path, missing: list[str]) -> server.GraderServer:
+            return server.GraderServer(processes, scratch, config_maps, None, missing)
+
+        raise typer.Exit(local.serve(socket, make, parent, other_user=True))
+
+
+def environments(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
+    config_maps: Annotated[
+        Path, typer.Option(help="Directory with the files of environments given by ConfigMap.")
+    ] = Path(ENVIRONMENT_CONFIG_MAPS),
+    parent: Annotated[
+        int | None,
+        typer.Option(
+            hidden=True, help="Process that starts this one, without a container: see `longboat_graders.local`."
+        ),
+    ] = None,
+) -> None:
+    """Plays episodes of environments, each in processes that can be killed."""
+    from longboat_graders import episodes, local
+
+    if parent is None:
+        episodes.main(socket, config_maps)
+        return
+
+    def make(scratch: Path, missing: list[str]) -> episodes.EpisodeServer:
+        return episodes.EpisodeServer(scratch, config_maps, missing=missing)
+
+    raise typer.Exit(local.serve(socket, make, parent, other_user=False))

@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from operator import is_
 
@@ -254,3 +255,13 @@ def remove_tree(root: str) -> None:
                 os.unlink(entry.path)
     for directory in reversed(directories):
         os.rmdir(directory)
+
+
+def sweep(scratch: str) -> None:
+    """Removes the directories that children of a zygote before this one have left: it died, and they with it.
+
+    What those have started may end a moment later (see `socket_server.SocketServer`); a directory in which it still writes is left to the next.
+    """
+    for name in os.listdir(scratch):
+        with suppress(OSError):
+            remove_tree(f"{scratch}/{name}")

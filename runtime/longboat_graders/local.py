@@ -25,13 +25,15 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from longboat_graders import prctl, server
+from longboat_graders import prctl, socket_server
 from longboat_graders.leftovers import remove_tree
 from longboat_graders.process_tree import children, end_orphan
+from longboat_graders.socket_server import SocketServer
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 # linux/sched.h, linux/mount.h, linux/capability.h.
@@ -73,21 +75,23 @@ class Boundary:
         return lines
 
 
-def serve(path: Path, processes: int, config_maps: Path, parent: int) -> int:
-    """Runs graders until SIGTERM or SIGINT, the end of the process `parent`, or a failure; returns the exit status.
+def serve(path: Path, make: Callable[[Path, list[str]], SocketServer[Any]], parent: int, *, other_user: bool) -> int:
+    """Runs a server until SIGTERM or SIGINT, the end of the process `parent`, or a failure; returns the exit status.
 
-    To be called in a process with one thread.
+    `make` makes it, given its directory and what isn't enforced here. Root's becomes another user if `other_user` says so. To be called
+    in a process with one thread.
     """
     prctl.adopt_orphans()
-    boundary = choose()
-    listener = server.listen(path)
-    scratch, owned = server.scratch_directory(tempfile.gettempdir())
+    boundary = choose() if other_user else replace(choose(), user=None)
+    listener = socket_server.listen(path)
+    scratch, owned = socket_server.scratch_directory(tempfile.gettempdir())
     if boundary.user is not None:
         os.chown(scratch, boundary.user, boundary.user)
     # Until the server listens to them: the kernel drops signals that the first process of a namespace doesn't handle.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     reader, writer = os.pipe()
     missing = boundary.missing(os.getuid())
+    served = partial(make, scratch, missing)
     _unshare(boundary.namespaces)
     # Behind what the kernel takes for a change of privileges, which revokes it.
     prctl.die_with_parent(signal.SIGTERM)
@@ -95,7 +99,7 @@ def serve(path: Path, processes: int, config_maps: Path, parent: int) -> int:
         signal.raise_signal(signal.SIGTERM)
     pid = os.fork()
     if pid == 0:
-        _run(lambda: _serve_confined(boundary, reader, writer, listener, scratch, processes, config_maps, missing))
+        _run(lambda: _serve_confined(boundary, reader, writer, listener, served))
     os.close(reader)
     listener.close()
     for number in _STOPS:
@@ -134,10 +138,7 @@ def _serve_confined(
     reader: int,
     writer: int,
     listener: socket.socket,
-    scratch: Path,
-    processes: int,
-    config_maps: Path,
-    missing: list[str],
+    make: Callable[[], SocketServer[Any]],
 ) -> None:
     """Confines this process, a fork of the guard's, and serves there."""
     os.close(writer)
@@ -150,7 +151,7 @@ def _serve_confined(
     prctl.die_with_parent()
     if select.select([reader], [], [], 0)[0]:
         return  # the guard has ended already
-    server.run(listener, scratch, processes, config_maps, None, missing)
+    socket_server.run(make, listener)
 
 
 def _run(call: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from longboat_graders import landlock, prctl
 from longboat_graders.leftovers import remove_tree
 from longboat_graders.process_tree import Tree, descendants, end_group, memory, written
-from longboat_graders.sandbox import allowed_limits, cpu_limit
+from longboat_graders.sandbox import allowed_limits, cpu_limit, data_bytes, die_first
 from longboat_graders.seccomp import Filter, can_ask, let_start, program_filter
 from longboat_graders.times import (
     WALL_LIMIT_FACTOR,
@@ -510,10 +510,10 @@ def _confine(confinement: Confinement) -> None:
         os._exit(1)
     # The launcher has to read its memory usage. With Landlock no other program can; without Landlock none may, and the usage is less exact.
     prctl.show_memory()
-    _die_first()
+    die_first()
     if confinement.rules is None:
         prctl.hide_memory()
-    data = _data_bytes()
+    data = data_bytes()
     bounds = {
         resource.RLIMIT_CPU: (confinement.cpu_seconds, confinement.cpu_seconds + 1),
         resource.RLIMIT_DATA: 2 * (data + settings.memory,),
@@ -533,18 +533,6 @@ def _confine(confinement: Confinement) -> None:
         socket.send_fds(confinement.questions, [b"a"], [confinement.calls.install_asking(os.getpid())])
     # Only now: the kernel lets nobody send a file while its user has more of them under way than this.
     resource.setrlimit(resource.RLIMIT_NOFILE, allowed_limits(resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES))
-
-
-def _die_first() -> None:
-    """Makes the kernel end a program rather than a case runner if memory is short in spite of all limits."""
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
-
-
-def _data_bytes() -> int:
-    """Returns the bytes of this process' data and stack, about what RLIMIT_DATA counts: it is a fork of one that holds something."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
 
 
 def _environment(place: str) -> None:

@@ -209,6 +209,16 @@ def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks
     return program
 
 
+def starts_program(machine: str) -> list[Instruction]:
+    """Builds a filter by which the kernel asks before a process or thread is started, and that denies nothing."""
+    program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET)]
+    for name in _FORKS[machine]:
+        program += _answer(name, machine, _ASK)
+    # Its flags may be read by nobody who is asked; without it the C library uses clone.
+    program += _answer("clone3", machine, _ERROR | errno.ENOSYS)
+    return [*program, (_RETURN, 0, 0, _ALLOW)]
+
+
 def _answer(name: str, machine: str, action: int) -> list[Instruction]:
     """Returns the instructions that answer the call `name` with `action`."""
     return [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, action)]

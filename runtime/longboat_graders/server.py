@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
-import resource
-import signal
-import socket
-import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from longboat_crds.problems import SpecProblem
 from longboat_crds.reward_kinds import RewardIsolation
-from longboat_graders import landlock, prctl
+from longboat_graders import landlock, socket_server
 from longboat_graders.cgroup import CGROUP_ROOT
 from longboat_graders.channel import Channel
 from longboat_graders.function import CONFIG_MAPS
-from longboat_graders.leftovers import remove_tree
 from longboat_graders.messages import FunctionOutcome, OutcomeKind
-from longboat_graders.process_tree import children, end_orphan
 from longboat_graders.quota import LOOK_SECONDS, Quota
-from longboat_graders.sandbox import allowed_limits
+from longboat_graders.socket_server import SocketServer
 from longboat_graders.supervisor import Grading, LoadedFunction
 from longboat_graders.times import waiting_is_counted
 from longboat_graders.unenforced import unenforced
 
 log = structlog.get_logger()
 
-_REAP_INTERVAL = 1.0
-# A child takes one here and four in its zygote; what a child closes is bounded by it, too.
-_OPEN_FILES = 4096
-# What the names of the graders' directories begin with.
-_SCRATCH = "longboat-graders-"
 # How long an answer waits for others, in seconds. Clients ask for many grades; waking one for each costs as much as a short grade.
 _GATHER_SECONDS = 0.005
 
@@ -55,19 +40,11 @@ class _Request:
     grading: Grading
 
 
-@dataclass(slots=True)
-class _Client:
-    """What a connected client waits for: functions that are being loaded, and grades by the ids of their requests."""
-
-    loads: set[asyncio.Task[None]] = field(default_factory=set)
-    grades: dict[int, _Request] = field(default_factory=dict)
-
-
 # What a made function keeps is no global of a module, which is what is checked after a grade.
 _FACTORY = "what a factory's function keeps between grades isn't checked"
 
 
-class GraderServer:
+class GraderServer(SocketServer[LoadedFunction]):
     """Runs at most `processes` grades at once, fewer if the quota of the `cgroup` says so; others wait in the order they came.
 
     `scratch` is the grades' directory; `cgroup` is None if it isn't the graders' own. `missing` says what isn't enforced here besides what
@@ -82,7 +59,8 @@ class GraderServer:
         cgroup: Path | None = CGROUP_ROOT,
         missing: Sequence[str] = (),
     ) -> None:
-        self._processes, self._scratch, self._config_maps = processes, scratch, config_maps
+        super().__init__(scratch, _GATHER_SECONDS)
+        self._processes, self._config_maps = processes, config_maps
         self._unenforced = [*missing, *unenforced()]
         self._quota = Quota(processes, cgroup)
         self._looking: asyncio.TimerHandle | None = None
@@ -90,20 +68,13 @@ class GraderServer:
         self._running: set[_Request] = set()
         self._ran_beside_others: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
-        # By the names of rewards, and their directories.
-        self._loaded: dict[str, LoadedFunction] = {}
-        self._directories: dict[str, Path] = {}
-        self._requests: dict[str, Mapping[str, Any]] = {}
-        self._clients: dict[Channel, _Client] = {}
-        # Functions are replaced one at a time.
-        self._replacing = asyncio.Lock()
+        # What connected clients wait for, by the ids of their requests.
+        self._grades: dict[Channel, dict[int, _Request]] = {}
 
-    async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
-        """Listens until `stop` is set."""
-        server = await asyncio.get_running_loop().create_unix_server(self._connected, sock=listener)
+    def listening(self, address: str) -> None:
         log.info(
             "graders listen",
-            socket=listener.getsockname(),
+            socket=address,
             processes=self._processes,
             at_once=self._quota.at_once,
             landlock=landlock.version(),
@@ -111,84 +82,42 @@ class GraderServer:
         )
         for line in self._unenforced:
             log.warning("this node can't enforce all limits of graded programs", missing=line)
-        reaping = asyncio.create_task(self._reap_orphans())
-        try:
-            await stop.wait()
-        finally:
-            server.close()
-            for channel in list(self._clients):
-                channel.close()
-            for loaded in self._loaded.values():
-                await loaded.close()
-            reaping.cancel()
 
-    def _connected(self) -> Channel:
-        channel = Channel(self, _GATHER_SECONDS)
-        self._clients[channel] = _Client()
-        return channel
-
-    def received(self, channel: Channel, message: dict[str, Any], body: bytes) -> None:
-        """Follows a request of a client; see `channel.Receiver`."""
-        match message["op"]:
+    def follow(self, channel: Channel, op: str, message: dict[str, Any], body: bytes) -> None:
+        match op:
             case "grade":
                 self.grade(message, body, channel)
             case "cancel":
                 self.cancel(message["id"], channel)
-            case "load":
-                loads = self._clients[channel].loads
-                task = asyncio.get_running_loop().create_task(self._load(message, channel))
-                loads.add(task)
-                task.add_done_callback(loads.discard)
-            case "state":
-                channel.send({"id": message["id"], **self.state()})
-            case op:
-                channel.send({"id": message["id"], "error": f"unknown op {op!r}"})
+            case _:
+                raise LookupError(op)
 
-    def lost(self, channel: Channel, reason: str) -> None:
-        """Forgets a client that is gone, and ends what it has asked for; see `channel.Receiver`."""
-        client = self._clients[channel]
-        for task in client.loads:
-            task.cancel()
+    def forget(self, channel: Channel) -> None:
         # The newest first: waiting grades are dropped before a process gets free for them.
-        for identity in list(reversed(client.grades)):
+        for identity in list(reversed(self._grades.get(channel, {}))):
             self.cancel(identity, channel)
-        del self._clients[channel]
+        self._grades.pop(channel, None)
 
-    async def _load(self, request: dict[str, Any], channel: Channel) -> None:
-        channel.send({"id": request["id"], **await self.load(request)})
+    def made(self, request: Mapping[str, Any], directory: Path) -> LoadedFunction:
+        loaded = LoadedFunction(
+            request["function"],
+            request["field"],
+            self._config_maps,
+            directory,
+            self._processes,
+            RewardIsolation(request["isolation"]),
+        )
+        loaded.fell_back.add_done_callback(partial(self._tell_isolation, loaded))
+        loaded.changed = partial(self._end_connections, loaded.name)
+        return loaded
 
-    async def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Loads a function, or another one of its name instead. The isolation asked for may be stricter than before."""
         name, wanted = request["function"]["name"], {key: request[key] for key in ("function", "field", "isolation")}
-        async with self._replacing:
-            if self._requests.get(name) != wanted:
-                if name in self._loaded:
-                    # Whoever asks again if this is cancelled gets another one, too.
-                    self._requests.pop(name, None)
-                    # Until it is closed its zygote must not be taken for an orphan.
-                    await self._loaded[name].close()
-                    with contextlib.suppress(OSError):
-                        remove_tree(str(self._directories[name]))
-                self._directories[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch))
-                loaded = self._loaded[name] = LoadedFunction(
-                    request["function"],
-                    request["field"],
-                    self._config_maps,
-                    self._directories[name],
-                    self._processes,
-                    RewardIsolation(request["isolation"]),
-                )
-                loaded.fell_back.add_done_callback(partial(self._tell_isolation, loaded))
-                loaded.changed = partial(self._end_connections, name)
-                self._requests[name] = wanted
-            loaded = self._loaded[name]
+        loaded = await self.replaced(name, wanted, request)
         if reason := request.get("reason") or (_FACTORY if request["function"].get("factory") else ""):
             loaded.fall_back(reason)
-        try:
-            await loaded.load()
-        except SpecProblem as problem:
-            log.warning("a reward function can't be loaded", reward=name, problem=str(problem))
-            return {"problem": list(problem.args)}
+        await loaded.load()
         log.info(
             "a reward function is loaded",
             reward=name,
@@ -219,7 +148,7 @@ class GraderServer:
         )
         request = _Request(channel, message["id"], loaded, grading)
         grading.outcome.add_done_callback(partial(self._done, request))
-        self._clients[channel].grades[request.id] = request
+        self._grades.setdefault(channel, {})[request.id] = request
         self._waiting.append(request)
         if self._looking is None:
             self._follow_quota()
@@ -227,7 +156,7 @@ class GraderServer:
 
     def cancel(self, identity: int, channel: Channel) -> None:
         """Ends a grade that nobody wants any more, without an answer; one that has been answered is gone already."""
-        request = self._clients[channel].grades.pop(identity, None)
+        request = self._grades.get(channel, {}).pop(identity, None)
         if request is None:
             return
         if request in self._waiting:
@@ -268,7 +197,7 @@ class GraderServer:
             return
         self._quota.look(bool(self._waiting) and len(self._running) >= self._quota.at_once)
         self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._follow_quota)
-        for channel in self._clients:
+        for channel in self._loads:
             channel.send(self._capacity)
         self._start()
 
@@ -282,33 +211,21 @@ class GraderServer:
             request.loaded.grade(request.grading)
 
     def _done(self, request: _Request, outcome: asyncio.Future[FunctionOutcome]) -> None:
-        client = self._clients.get(request.channel)
-        if client is not None and client.grades.pop(request.id, None) is not None:
+        if self._grades.get(request.channel, {}).pop(request.id, None) is not None:
             _answer(request.channel, request.id, blamed(outcome.result(), alone=request not in self._ran_beside_others))
         self._running.discard(request)
         self._ran_beside_others.discard(request)
         self._start()
 
     def _tell_isolation(self, loaded: LoadedFunction, _: object) -> None:
-        for channel in self._clients:
+        for channel in self._loads:
             channel.send({"reward": loaded.name, "isolation": loaded.isolation, "reason": loaded.reason})
 
     def _end_connections(self, name: str) -> None:
         """Has clients load all rewards again, since one is no longer what they loaded: they decide whether they want it."""
         log.warning("a reward function has changed since it was loaded", reward=name)
-        for channel in list(self._clients):
+        for channel in list(self._loads):
             channel.close()
-
-    async def _reap_orphans(self) -> None:
-        """Ends and reaps children of this process that aren't zygotes, such as programs of grades whose zygote died.
-
-        Every second, until cancelled.
-        """
-        while True:
-            await asyncio.sleep(_REAP_INTERVAL)
-            zygotes = {pid for loaded in self._loaded.values() for pid in loaded.zygotes}
-            for pid in set(children()).difference(zygotes):
-                end_orphan(pid)
 
 
 def _answer(channel: Channel, identity: int, outcome: FunctionOutcome) -> None:
@@ -328,81 +245,6 @@ def blamed(outcome: FunctionOutcome, *, alone: bool) -> FunctionOutcome:
     )
 
 
-def listen(path: Path) -> socket.socket:
-    """Makes a socket at `path`, open to the directory's group."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    mask = os.umask(0o007)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(mask)
-    return listener
-
-
-def scratch_directory(parent: str) -> tuple[Path, int]:
-    """Makes a directory for graders there, and removes those of graders that were killed: `/tmp` of a pod outlives its container.
-
-    Graders hold a lock on theirs, which the kernel ends with them: the file descriptor that is returned.
-    """
-    while True:
-        scratch = tempfile.mkdtemp(prefix=_SCRATCH, dir=parent)
-        owned = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(owned, fcntl.LOCK_EX)
-        # Other graders may have removed it before it was locked.
-        if os.path.isdir(scratch):
-            break
-        os.close(owned)
-    for name in os.listdir(parent):
-        if name.startswith(_SCRATCH) and f"{parent}/{name}" != scratch:
-            # It belongs to somebody else, or others are removing it.
-            with contextlib.suppress(OSError):
-                _remove_unowned(f"{parent}/{name}")
-    return Path(scratch), owned
-
-
-def _remove_unowned(directory: str) -> None:
-    """Removes it if it is this user's and its graders don't run. Raises OSError if they do, or if it can't be removed."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        # Root removes nothing that others could change meanwhile.
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(directory)
-    finally:
-        os.close(descriptor)
-
-
-async def _run(server: GraderServer, listener: socket.socket) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-    await server.serve(listener, stop)
-
-
-def run(
-    listener: socket.socket,
-    scratch: Path,
-    processes: int,
-    config_maps: Path,
-    cgroup: Path | None,
-    missing: Sequence[str] = (),
-) -> None:
-    """Runs graders in this process until SIGTERM or SIGINT, which may be blocked until they are listened to. See GraderServer."""
-    prctl.hide_memory()
-    prctl.adopt_orphans()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, allowed_limits(resource.RLIMIT_NOFILE, _OPEN_FILES, hard))
-    asyncio.run(_run(GraderServer(processes, scratch, config_maps, cgroup, missing), listener))
-
-
 def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT) -> None:
     """Runs the graders of a pod: `longboat graders --socket PATH --processes N`. `cgroup` is where the container's quota is read."""
-    scratch, owned = scratch_directory(tempfile.gettempdir())
-    try:
-        run(listen(path), scratch, processes, config_maps, cgroup)
-    finally:
-        remove_tree(str(scratch))
-        os.close(owned)
+    socket_server.main(path, lambda scratch: GraderServer(processes, scratch, config_maps, cgroup))

@@ -1,17 +1,14 @@
-"""Supervises what grades for one reward: its zygote's process, and the children of that, as the server sees them."""
+"""Supervises what grades for one reward: the children of its zygote, as the server sees them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +31,7 @@ from longboat_graders.times import (
     cpu_clock,
     waiting_is_counted,
 )
+from longboat_graders.zygote_process import MOST_AT_ONCE, ZygoteHost
 
 log = structlog.get_logger()
 
@@ -57,10 +55,6 @@ _CLOSE_LOOK_SECONDS = 0.01
 _QUICK = 0.05
 # Most real-time signals have no name.
 _SIGNALS = {number.value: number.name for number in signal.Signals}
-# Importing a function may read large libraries from a slow volume.
-LOAD_SECONDS = 120.0
-# How many sockets can be sent with a message.
-_MOST_AT_ONCE = 16
 
 
 class LoadedFunction:
@@ -92,19 +86,16 @@ class LoadedFunction:
         self.changed: Callable[[], None] = lambda: None
         # Why children were replaced, and how often.
         self.replaced: Counter[str] = Counter()
-        self._load_request = {
+        request = {
             "function": dict(function),
             "field": field,
             "config_maps": str(config_maps),
             "scratch": str(scratch),
         }
-        self._field = field
+        self._zygote = ZygoteHost(
+            self.name, "longboat_graders.zygote", request, field, Reason.REWARD_FUNCTION_INVALID, self
+        )
         self._processes = processes
-        self._starting = asyncio.Lock()
-        self._zygote: ZygoteProcess | None = None
-        # Process ids of those that haven't been waited for.
-        self._zygotes: set[int] = set()
-        self._restarting: asyncio.Task[None] | None = None
         self._numbers = 0
         # All that haven't ended; those without a pid are being forked.
         self._children: dict[int, Supervised] = {}
@@ -113,26 +104,17 @@ class LoadedFunction:
         self._waiting: deque[Grading] = deque()
         self._alone: deque[Grading] = deque()
         self._slowdown, self._waiting_counted = Slowdown(), waiting_is_counted()
-        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = float("inf")
 
     async def load(self) -> None:
         """Imports the function. Raises SpecProblem if it can't be loaded."""
-        async with self._starting:
-            if self._closed:
-                message = "It was loaded anew meanwhile, or the graders end."
-                raise SpecProblem(Reason.REWARD_FUNCTION_INVALID, self._field, message, fatal=False)
-            if self._zygote is not None and self._zygote.dead:
-                await self._end_zygote(self._zygote)
-            if self._zygote is None:
-                self._zygote = await self._start()
-        self._provide()
+        await self._zygote.load()
 
     @property
     def zygotes(self) -> Set[int]:
         """Process ids of its zygotes: the running one, and one that is being ended."""
-        return self._zygotes
+        return self._zygote.pids
 
     @property
     def has_cases(self) -> bool:
@@ -175,16 +157,9 @@ class LoadedFunction:
 
     async def close(self) -> None:
         """Ends the zygote and all its grades."""
-        self._closed = True
-        if self._restarting is not None:
-            self._restarting.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        async with self._starting:
-            if self._zygote is not None:
-                self._zygote.hang_up()
-                self._lost()
-                await self._end_zygote(self._zygote)
+        await self._zygote.close()
         self._provide()
 
     # --- Children --------------------------------------------------------------------------------------------------
@@ -195,12 +170,12 @@ class LoadedFunction:
 
     def _provide(self) -> None:
         """Gives samples to children that are free, and has as many forked as are missing."""
-        if self._closed:
+        if self._zygote.closed:
             self._fail("the reward is no longer graded here")
             return
-        if self._zygote is None or self._zygote.dead:
-            if (self._waiting or self._alone) and (self._restarting is None or self._restarting.done()):
-                self._restarting = self._loop.create_task(self._restart())
+        if not self._zygote.running:
+            if self._waiting or self._alone:
+                self._zygote.restart()
             return
         while self._waiting and self._idle:
             self._begin(self._idle.pop(), self._waiting.popleft())
@@ -223,9 +198,8 @@ class LoadedFunction:
         """Asks for so many, or for as many as can be asked for at once: once they are there it is asked for more."""
         if count <= 0:
             return
-        assert self._zygote is not None
         numbers, child_ends, watched = [], [], stays and self.isolation is RewardIsolation.AUTO
-        for _ in range(min(count, _MOST_AT_ONCE)):
+        for _ in range(min(count, MOST_AT_ONCE)):
             self._numbers += 1
             own_end, child_end = socket.socketpair()
             child = Supervised(
@@ -347,12 +321,12 @@ class LoadedFunction:
 
     def _end(self, child: Supervised) -> None:
         child.leaving = None
-        if self._zygote is not None:
-            self._zygote.tell({"kill": child.number})
+        self._zygote.tell({"kill": child.number})
 
     # --- Messages of the zygote ------------------------------------------------------------------------------------
 
-    def _on_message(self, message: Mapping[str, Any]) -> None:
+    def heard(self, message: Mapping[str, Any]) -> None:
+        """Follows what the zygote says about a child; see `ZygoteOwner`."""
         match message:
             case {"forked": number, "pid": pid}:
                 child = self._children[number]
@@ -421,7 +395,7 @@ class LoadedFunction:
         self._timer, self._look_at = None, float("inf")
         for child in list(self._children.values()):
             since = child.zygote_since
-            if since is not None and now >= since + STUCK_SECONDS and self._zygote is not None:
+            if since is not None and now >= since + STUCK_SECONDS:
                 log.warning("a zygote is stuck", reward=self.name)
                 self._zygote.kill()
                 return
@@ -440,11 +414,17 @@ class LoadedFunction:
 
     # --- The zygote's process --------------------------------------------------------------------------------------
 
-    async def _restart(self) -> None:
-        try:
-            await self.load()
-        except SpecProblem as problem:
-            self._fail(str(problem))
+    def loaded(self, answer: Mapping[str, Any]) -> None:
+        """Takes note of what the zygote has loaded; see `ZygoteOwner`."""
+        self.footprint, self.token_ids = answer["loaded"], bool(answer["token_ids"])
+        before, self.sources = self.sources, answer["sources"]
+        if before not in (None, self.sources):
+            self.changed()
+        self._provide()
+
+    def not_loaded(self, problem: SpecProblem) -> None:
+        """Fails all that waits; see `ZygoteOwner`."""
+        self._fail(str(problem))
 
     def _fail(self, message: str) -> None:
         """Fails everything that waits, with this message: it can't be graded."""
@@ -454,8 +434,8 @@ class LoadedFunction:
         for grading in waiting:
             grading.done(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
 
-    def _lost(self) -> None:
-        """Ends the gradings of all children with grader errors: the zygote has ended, and they with it."""
+    def lost(self) -> None:
+        """Ends the gradings of all children with grader errors; see `ZygoteOwner`."""
         children = list(self._children.values())
         self._children.clear()
         self._idle.clear()
@@ -467,37 +447,6 @@ class LoadedFunction:
                 grading.done(outcome)
             child.close()
         self._provide()
-
-    async def _start(self) -> ZygoteProcess:
-        try:
-            zygote = ZygoteProcess(self._load_request)
-        except OSError as error:
-            message = f"The process that imports it can't be started: {error}."
-            raise SpecProblem(Reason.REWARD_FUNCTION_INVALID, self._field, message, fatal=False) from error
-        self._zygotes.add(zygote.pid)
-        self._loop.add_reader(zygote.socket, self._hear, zygote)
-        try:
-            self.footprint, self.token_ids = await zygote.footprint(self._field), zygote.token_ids
-            before, self.sources = self.sources, zygote.sources
-            if before not in (None, self.sources):
-                self.changed()
-        except BaseException:
-            await self._end_zygote(zygote)
-            raise
-        return zygote
-
-    async def _end_zygote(self, zygote: ZygoteProcess) -> None:
-        self._zygote = None
-        await zygote.close()
-        self._zygotes.discard(zygote.pid)
-
-    def _hear(self, zygote: ZygoteProcess) -> None:
-        """Follows what the zygote has said, and its end."""
-        for message in zygote.received():
-            self._on_message(message)
-        if zygote.dead:
-            log.warning("a zygote is lost", reward=self.name, pid=zygote.pid)
-            self._lost()
 
 
 @dataclass(slots=True, eq=False)
@@ -745,107 +694,3 @@ class Supervised:
     def _send_on(self) -> None:
         self.loop.remove_writer(self.socket.fileno())
         self._send(self._unsent)
-
-
-class ZygoteProcess:
-    """A running zygote as the server sees it: its process, and the messages on `socket`, the server's end of the pair of sockets."""
-
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self.socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Hashes of strings decide the order of sets, and with it, in places, what a function returns.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        with child_end, open(os.memfd_create("request"), "w+b") as file:
-            file.write(json.dumps(request).encode())
-            file.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "longboat_graders.zygote", str(child_end.fileno())],
-                pass_fds=[child_end.fileno()],
-                stdin=file,
-                env=environment,
-            )
-        self._loop = asyncio.get_running_loop()
-        # Its answer to the request to load; None if it ended instead.
-        self._loaded: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
-        self.dead = False
-        # Whether the function takes the token ids of responses, once it is loaded.
-        self.token_ids = False
-        self.sources: Mapping[str, str] = {}
-        self.socket.setblocking(False)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def tell(self, message: Mapping[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
-        """Sends a message, and up to _MOST_AT_ONCE sockets with it. The few that are under way always fit into the socket's buffer."""
-        data = json.dumps(message).encode()
-        with suppress(ConnectionError):
-            if sockets:
-                socket.send_fds(self.socket, [data], [each.fileno() for each in sockets])
-            else:
-                self.socket.send(data)
-
-    async def footprint(self, field: str) -> dict[str, Any]:
-        """Returns what it holds (see `zygote.footprint`) once it has loaded the function.
-
-        Raises SpecProblem for `field`, or for a part of that, if it doesn't, or not within LOAD_SECONDS.
-        """
-        try:
-            answer = await asyncio.wait_for(self._loaded, LOAD_SECONDS)
-        except TimeoutError:
-            raise SpecProblem(
-                Reason.REWARD_FUNCTION_INVALID,
-                field,
-                f"Importing it takes more than {LOAD_SECONDS:g} s. Load less when the module is imported.",
-            ) from None
-        if answer is None:
-            code = await self.close()
-            raise SpecProblem(
-                Reason.REWARD_FUNCTION_INVALID,
-                field,
-                f"The process that imports it ends with code {code} (negative: signal). The graders' log has its output.",
-            )
-        if "problem" in answer:
-            raise SpecProblem(*answer["problem"])
-        self.token_ids, self.sources = bool(answer["token_ids"]), answer["sources"]
-        footprint: dict[str, Any] = answer["loaded"]
-        return footprint
-
-    def kill(self) -> None:
-        """Ends it, and so its children."""
-        self._process.kill()
-
-    async def close(self) -> int:
-        """Ends it and returns its exit code (negative: signal)."""
-        self.hang_up()
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(self._process.wait), 5)
-        except TimeoutError:
-            self._process.kill()
-            return await asyncio.to_thread(self._process.wait)
-
-    def received(self) -> Sequence[Mapping[str, Any]]:
-        """Returns what it has said since, its answer to the request to load aside. It is `dead` from here on if it has ended."""
-        try:
-            data = self.socket.recv(2**20)
-        except BlockingIOError:
-            return []
-        except ConnectionError:
-            data = b""
-        if not data:
-            self.hang_up()
-            return []
-        messages: list[Mapping[str, Any]] = json.loads(data)
-        if not self._loaded.done():
-            self._loaded.set_result(dict(messages.pop(0)))
-        return messages
-
-    def hang_up(self) -> None:
-        """Closes the connection, upon which it ends."""
-        if self.dead:
-            return
-        self.dead = True
-        self._loop.remove_reader(self.socket)
-        self.socket.close()
-        if not self._loaded.done():
-            self._loaded.set_result(None)

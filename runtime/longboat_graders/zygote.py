@@ -4,10 +4,8 @@ Started by `supervisor` as `python -m longboat_graders.zygote FD`, FD being its 
 function is named on its standard input. Samples go past it, from the server to its children, so that no child finds one in the memory
 that it inherits. It is single-threaded, so forking is safe as long as the reward function's module starts no threads when it is imported.
 
-Commands are {fork, stays, watched}, with a file descriptor for the socket of each child, and {kill}; children have numbers of the server's.
-Answers come in lists: {forked, pid}, {failed, error} and {ended, status, cpu, output, crowded}. `status` is as `waitpid` gives it, `cpu` the
-seconds that the child has used in all, with those of processes that it had waited for. `crowded` says that it was ended for having too
-many processes and threads. A child asks its zygote before it starts one, through the kernel, so none grows unseen.
+Commands and answers are those of `forks`, with {fork, stays, watched} and {ended, status, cpu, output, crowded}. `crowded` says that a child
+was ended for having too many processes and threads. A child asks its zygote before it starts one, through the kernel, so none grows unseen.
 
 A child confines itself, and answers one request or one after the other. Requests and answers are frames on its socket: {token, seed} with
 the sample as body; {token, outcome, leave}, where `leave` says why the process must go, such as for what the grade left behind; or
@@ -21,13 +19,10 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import select
 import signal
 import socket
 import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -36,9 +31,10 @@ from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import RewardKind
 from longboat_graders import frames, prctl
 from longboat_graders.adapters import load_scorer, takes_token_ids
-from longboat_graders.leftovers import Baseline, remove_tree
+from longboat_graders.forks import Child, Forks, footprint, seed
+from longboat_graders.leftovers import Baseline, sweep
 from longboat_graders.messages import MESSAGE_CHARACTERS, OutcomeKind, RewardFunction
-from longboat_graders.process_tree import children, parent, threads_of_group
+from longboat_graders.process_tree import parent, threads_of_group
 from longboat_graders.result import GroupResult, RewardResult, RewardSample, plain_metrics
 from longboat_graders.sandbox import Limits, Sandbox, limit_all
 from longboat_graders.seccomp import Filter, can_ask, let_start, own_program, shared_program
@@ -52,15 +48,7 @@ if TYPE_CHECKING:
     from longboat_graders.adapters import GroupScorer, Scorer
     from longboat_graders.case_runner import CaseRunner
 
-# How often to check whether killed processes have ended, in seconds.
-_REAP_INTERVAL = 0.02
 _OUTPUT_BYTES = 512
-_MESSAGE_BYTES = 64 * 1024
-# The kernel sends no more with one message.
-_SOCKETS = 253
-# How many packages a zygote names, and of how many modules each at least.
-_LARGE_PACKAGES, _LARGE_MODULES = 6, 20
-_FORKS_MEASURED = 11
 _NUMBER_BYTES = 8
 # Where the kernel can't ask, the only limit of processes.
 _PROCESSES_OF_USER_UNASKED = 512
@@ -75,26 +63,17 @@ _NULL, _MOST_FILES = os.devnull, os.sysconf("SC_OPEN_MAX")
 _READ_BYTES = 64 * 1024
 
 
-class Child:
-    """A forked child. The process group's number is its pid."""
-
-    __slots__ = ("crowded", "listener", "number", "pid", "pidfd", "sandbox", "threads")
+class _GraderChild(Child):
+    __slots__ = ("crowded", "listener", "sandbox", "threads")
 
     def __init__(self, number: int, pid: int, sandbox: Sandbox) -> None:
-        self.number, self.pid, self.sandbox = number, pid, sandbox
-        self.pidfd = -1
+        super().__init__(number, pid)
+        self.sandbox = sandbox
         # By which the kernel asks about new processes and threads, -1 without one; and how many there are at most: some may have ended.
         self.listener, self.threads, self.crowded = -1, 1, False
 
-    def kill(self) -> None:
-        """Ends every process of its group at once, what is being forked included. A case runner's programs lead groups of their own."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
 
-
-class Zygote:
+class Zygote(Forks):
     """The loop of one zygote, which confines its process. `scratch` is its directory, in which children have one each."""
 
     def __init__(
@@ -105,7 +84,8 @@ class Zygote:
         scratch: str,
         protected: Sequence[int],
     ) -> None:
-        self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
+        super().__init__(control)
+        self._score, self._origins, self._scratch = score, origins, scratch
         self._protected = protected
         machine = os.uname().machine
         # A case runner's programs ask their launcher.
@@ -125,70 +105,22 @@ class Zygote:
             self._listeners, self._asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         limit_all(Limits() if callable(score) else score.limits)
         Filter(shared_program(machine)).install()
-        # By number, and by pidfd.
-        self._children: dict[int, Child] = {}
-        self._by_pidfd: dict[int, Child] = {}
-        self._by_listener: dict[int, Child] = {}
-        self._ending: list[Child] = []
+        self._by_listener: dict[int, _GraderChild] = {}
         # Sandboxes without a child, to be used again: making one costs as much as a fork.
         self._sandboxes: list[Sandbox] = []
-        self._unsaid: list[Mapping[str, Any]] = []
-        self._poll = select.epoll()
-        self._poll.register(control.fileno(), select.EPOLLIN)
         if self._listeners is not None:
             self._poll.register(self._listeners.fileno(), select.EPOLLIN)
 
-    def run(self) -> None:
-        """Follows commands until the server closes its end; then kills its children."""
-        try:
-            while self._turn():
-                continue
-        except ConnectionError:
-            pass  # The server closed its end while messages were under way.
-        for child in self._children.values():
-            child.kill()
-
-    def _turn(self) -> bool:
-        """Waits for something to do and does it. Returns False, or raises ConnectionError, once the server has closed its end."""
-        ready = dict(self._poll.poll(_REAP_INTERVAL if self._ending else None))
-        # First what only closes files: a file that is opened may get the number of one that was closed, and is ready itself.
+    def _attend(self, ready: Mapping[int, int]) -> None:
         for fd, events in ready.items():
             if (child := self._by_listener.get(fd)) is not None:
                 self._admit(child, events)
-            elif (child := self._by_pidfd.get(fd)) is not None:
-                self._finish(child)
         if self._listeners is not None and self._listeners.fileno() in ready:
             self._listen()
-        if self._control.fileno() in ready:
-            data, sockets, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _SOCKETS)
-            if not data:
-                return False
-            self._follow(json.loads(data), sockets)
-        if self._unsaid:
-            self._control.sendall(json.dumps(self._unsaid).encode())
-            self._unsaid.clear()
-        if self._ending:
-            self._ending = [child for child in self._ending if not self._reap_group(child)]
-        return True
 
-    def _follow(self, command: Mapping[str, Any], sockets: Sequence[int]) -> None:
-        if "kill" in command:
-            child = self._children.get(command["kill"])
-            if child is not None:
-                child.kill()
-            return
-        for number, server in zip(command["fork"], sockets, strict=True):
-            try:
-                pid = self._fork(number, server, command["stays"], command["watched"])
-            except OSError as error:
-                self._say({"failed": number, "error": str(error)})
-            else:
-                self._say({"forked": number, "pid": pid})
-        for server in sockets:
-            os.close(server)
-
-    def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
+    def _forked(self, number: int, server: int, command: Mapping[str, Any]) -> Child:
         sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(self._new_directory(), self._limits)
+        stays, watched = command["stays"], command["watched"]
         calls = self._filters[stays]
         try:
             sandbox.prepare()
@@ -208,26 +140,7 @@ class Zygote:
                 stays=stays,
                 watched=watched,
             )
-        _lead_group(pid)
-        child = Child(number, pid, sandbox)
-        try:
-            self._follow_end(child)
-        except OSError:
-            # Its end would go unnoticed.
-            child.kill()
-            os.waitpid(pid, 0)
-            self._ending.append(child)
-            raise
-        self._children[number] = self._by_pidfd[child.pidfd] = child
-        return pid
-
-    def _follow_end(self, child: Child) -> None:
-        child.pidfd = os.pidfd_open(child.pid)
-        try:
-            self._poll.register(child.pidfd, select.EPOLLIN)
-        except OSError:
-            os.close(child.pidfd)
-            raise
+        return _GraderChild(number, pid, sandbox)
 
     def _listen(self) -> None:
         """Takes the listener of a child that has installed its filter."""
@@ -246,7 +159,7 @@ class Zygote:
         for listener in listeners:
             os.close(listener)
 
-    def _admit(self, child: Child, events: int) -> None:
+    def _admit(self, child: _GraderChild, events: int) -> None:
         """Lets a child start a process or thread, or ends it if it had too many."""
         if not events & select.EPOLLIN:
             self._ignore(child)  # nothing of it is left
@@ -261,7 +174,7 @@ class Zygote:
         child.kill()
         self._ignore(child)
 
-    def _ignore(self, child: Child) -> None:
+    def _ignore(self, child: _GraderChild) -> None:
         """Answers a child's questions no more."""
         if child.listener >= 0:
             self._poll.unregister(child.listener)
@@ -273,65 +186,19 @@ class Zygote:
         """Names a directory that nobody can guess: Landlock doesn't keep a grade from changing the rights of another's."""
         return f"{self._scratch}/{os.urandom(16).hex()}"
 
-    def _finish(self, child: Child) -> None:
-        """Ends the group of a leader that has ended, then reaps and reports that. Until then its number is taken: it is the right group."""
-        child.kill()
-        _, status, used = os.wait4(child.pid, 0)
-        cpu, output = used.ru_utime + used.ru_stime, child.sandbox.printed(_OUTPUT_BYTES)
-        self._poll.unregister(child.pidfd)
-        del self._children[child.number], self._by_pidfd[child.pidfd]
-        self._say({"ended": child.number, "status": status, "cpu": cpu, "output": output, "crowded": child.crowded})
-        os.close(child.pidfd)
+    def _told_of(self, child: _GraderChild) -> Mapping[str, Any]:
         self._ignore(child)
-        self._ending.append(child)
+        return {"output": child.sandbox.printed(_OUTPUT_BYTES), "crowded": child.crowded}
 
-    def _say(self, message: Mapping[str, Any]) -> None:
-        self._unsaid.append(message)
-
-    def _reap_group(self, child: Child) -> bool:
-        """Reaps what the leader left in its group, orphans that the kernel has handed to us; True when all have ended."""
-        try:
-            while os.waitpid(-child.pid, os.WNOHANG)[0] != 0:
-                continue
-        except ChildProcessError:
-            if not callable(self._score) and not self._programs_ended():
-                return False
-            if child.sandbox.clean():
-                self._sandboxes.append(child.sandbox)
-            else:
-                child.sandbox.close()
-            return True
-        return False
-
-    def _programs_ended(self) -> bool:
-        """Ends programs that lost their launcher, by process groups, which none can leave. Returns whether there are none."""
-        leaders = {child.pid for child in (*self._children.values(), *self._ending)}
-        ended = True
-        for pid in children("self"):
-            group = os.getpgid(pid)
-            if group not in leaders:
-                os.killpg(group, signal.SIGKILL)
-                ended &= os.waitpid(pid, os.WNOHANG)[0] != 0
-        return ended
-
-
-def sweep(scratch: str) -> None:
-    """Removes the directories that children of a zygote before this one have left: it died, and they with it.
-
-    What those have started may end a moment later (see `GraderServer._reap_orphans`); a directory in which it still writes is left to the next.
-    """
-    for name in os.listdir(scratch):
-        with suppress(OSError):
-            remove_tree(f"{scratch}/{name}")
-
-
-def _lead_group(pid: int) -> None:
-    """Makes the child lead a process group of its own before the server hears of it, and so before anything is asked of it."""
-    try:
-        os.setpgid(pid, pid)
-    except ProcessLookupError:
-        # It has ended already; the zombie keeps the number.
-        return
+    def _removed(self, child: _GraderChild) -> bool:
+        # Programs that lost their launcher: no group can be left.
+        if not callable(self._score) and not self._end_strangers():
+            return False
+        if child.sandbox.clean():
+            self._sandboxes.append(child.sandbox)
+        else:
+            child.sandbox.close()
+        return True
 
 
 # --- A child -----------------------------------------------------------------------------------------------------------
@@ -368,7 +235,7 @@ def run_child(
             _grade_on(score, origins, watched)
         else:
             request, sample = next(_requests())
-            _seed(request["seed"])
+            seed(request["seed"])
             _answer({"token": request["token"], "outcome": _outcome(score, request, _sample(sample))})
         os.read(_SERVER_FD, 1)  # until the server has measured the last grade, and closes its end
         code = 0
@@ -391,11 +258,11 @@ def _outcome(
 
 def _grade_on(score: Scorer | GroupScorer, origins: Origins, watched: bool) -> None:
     baseline, output, flush = Baseline(origins), _Output(), sys.stdout.flush
-    answer, seed, graded, sampled, change, empty = _answer, _seed, _graded, _sample, baseline.change, output.empty
+    answer, seeded, graded, sampled, change, empty = _answer, seed, _graded, _sample, baseline.change, output.empty
     if watched:
         Watch(origins, _graded.__code__, _refuse).start()
     for grades, (request, sample) in enumerate(_requests(), start=1):
-        seed(request["seed"])
+        seeded(request["seed"])
         outcome = graded(score, sampled(sample))
         flush()
         empty()
@@ -439,18 +306,6 @@ def _sample(body: bytes) -> RewardSample | list[RewardSample]:
     if "responses" not in value:
         return RewardSample(**value)
     return [RewardSample(**value["row"], **response) for response in value["responses"]]
-
-
-def _seed(seed: int) -> None:
-    """Gives the global random number generators of Python, numpy, torch (CPU) and sympy, if they are there, the sample's own state."""
-    modules = sys.modules
-    random.seed(seed)
-    if "numpy.random" in modules:
-        modules["numpy.random"].seed(seed % 2**32)
-    if "torch.random" in modules:
-        modules["torch.random"].default_generator.manual_seed(seed % 2**63)
-    if "sympy.core.random" in modules:
-        modules["sympy.core.random"].seed(seed)
 
 
 def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
@@ -505,7 +360,7 @@ def rehearse() -> None:
     sample = frames.to_json({"text": "", "prompt": "", "ground_truth": "", "columns": {}})
     for _ in range(_REHEARSALS):
         for request, body in frames.FrameBuffer().feed(frames.encode({"token": 2**61, "seed": 2**61}, sample)):
-            _seed(request["seed"])
+            seed(request["seed"])
             outcome = _graded(lambda _: RewardResult(0.5), _sample(body))
             frames.encode({"token": request["token"], "outcome": outcome})
 
@@ -555,27 +410,6 @@ def describe(error: BaseException) -> str:
 # --- Starting ----------------------------------------------------------------------------------------------------------
 
 
-def footprint() -> dict[str, Any]:
-    """Measures what every fork of this process holds, and what a fork costs.
-
-    `modules` are the largest packages and how many modules each has (the standard library and our own aside). `resident` is the memory in
-    bytes. `fork` is the CPU seconds of a fork whose child does nothing, until it has been reaped: the median of some.
-    """
-    packages: dict[str, int] = {}
-    for name in list(sys.modules):
-        package = name.partition(".")[0]
-        if package not in sys.stdlib_module_names and package not in ("longboat_graders", "longboat_crds", "__main__"):
-            packages[package] = packages.get(package, 0) + 1
-    large = sorted(packages.items(), key=lambda item: -item[1])[:_LARGE_PACKAGES]
-    with open("/proc/self/statm", "rb") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return {
-        "modules": {name: count for name, count in large if count >= _LARGE_MODULES},
-        "resident": resident,
-        "fork": sorted(_fork_seconds() for _ in range(_FORKS_MEASURED))[_FORKS_MEASURED // 2],
-    }
-
-
 def _sources(function: RewardFunction, origins: Origins, field: str) -> dict[str, str]:
     """Returns what the loaded function is made of (see `sources`). A fork finds out, so that nothing of that stays in memory here."""
     reader, writer = os.pipe()
@@ -603,15 +437,6 @@ def _sources(function: RewardFunction, origins: Origins, field: str) -> dict[str
         )
     digests: dict[str, str] = json.loads(answer)
     return digests
-
-
-def _fork_seconds() -> float:
-    began = time.process_time()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    _, _, used = os.wait4(pid, 0)
-    return time.process_time() - began + used.ru_utime + used.ru_stime
 
 
 def main(fd: int) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from longboat_crds.incarnations import UNANSWERED_EXIT_CODE
-from longboat_graders.commands import graders
+from longboat_graders.commands import environments, graders
 from longboat_runtime.agent.commands import app as agent
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(agent, name="agent")
 app.command("graders")(graders)
+app.command("environments")(environments)
 
 # Exit status of a driver whose process was asked to end (128 + SIGTERM): no agent takes it for the end of the job.
 _STOPPED = 143

@@ -11,6 +11,7 @@ import yaml
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
+from longboat_graders.environment import CONFIG_MAPS as ENVIRONMENT_FILES
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.pod import build_pod
@@ -169,14 +170,13 @@ def test_an_environment_pod_sees_the_config_maps_of_its_own_pools_environments()
         assert [volume["configMap"]["name"] for volume in body["volumes"] if "configMap" in volume] == files
         code = body["containers"][1]
         mounted = {mount["mountPath"] for mount in code["volumeMounts"]}
-        root = code["args"][code["args"].index("--config-maps") + 1]
-        assert {f"{root}/{name}" for name in files} <= mounted
+        assert {f"{ENVIRONMENT_FILES}/{name}" for name in files} <= mounted
 
 
 def test_an_environment_pod_offers_as_many_episodes_as_its_pool_says() -> None:
     pod = built(Role.ENVIRONMENT, environmentPools=[{"name": "games", "episodesPerPod": 5}, {"name": "tools"}])
-    episodes, environment = containers(pod)["episodes"]["args"], containers(pod)["environment"]["args"]
-    assert episodes[episodes.index("--slots") + 1] == environment[environment.index("--processes") + 1] == "5"
+    episodes = containers(pod)["episodes"]["args"]
+    assert episodes[episodes.index("--slots") + 1] == "5"
     assert episodes[episodes.index("--pool") + 1] == "games"
 
 

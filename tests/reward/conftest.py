@@ -20,8 +20,8 @@ LONG = 600.0
 _PROGRAM = f"""
 import sys
 from pathlib import Path
-from longboat_graders import server, supervisor
-supervisor.STUCK_SECONDS = supervisor.LOAD_SECONDS = {DEADLINE_SECONDS}
+from longboat_graders import server, supervisor, zygote_process
+supervisor.STUCK_SECONDS = zygote_process.LOAD_SECONDS = {DEADLINE_SECONDS}
 supervisor.WALL_LIMIT_FACTOR = 1e6
 socket, processes, config_maps, cgroup = sys.argv[1:]
 server.main(Path(socket), int(processes), Path(config_maps), Path(cgroup) if cgroup else None)
@@ -87,7 +87,7 @@ def graders(graders_directory: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets clients in this process wait for graders that take long to start."""
-    monkeypatch.setattr("longboat_runtime.reward.client.CONNECT_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr("longboat_graders.client.CONNECT_SECONDS", DEADLINE_SECONDS)
 
 
 def process_state(pid: int) -> str:

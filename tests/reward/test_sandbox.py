@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
-from longboat_graders import server
+from longboat_graders import server, socket_server
 from longboat_graders.messages import FunctionOutcome, OutcomeKind
 from longboat_graders.result import RewardSample
 from longboat_graders.seccomp import can_ask
@@ -277,6 +277,6 @@ async def test_what_the_node_cannot_enforce_is_told_at_the_start(
     graders, stop = server.GraderServer(1, tmp_path, cgroup=None), asyncio.Event()
     stop.set()
     with capture_logs() as logs:
-        await graders.serve(server.listen(tmp_path / "graders.sock"), stop)
+        await graders.serve(socket_server.listen(tmp_path / "graders.sock"), stop)
     assert [log["missing"] for log in logs if log["log_level"] == "warning"] == lines
     assert graders.state()["unenforced"] == lines

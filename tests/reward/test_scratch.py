@@ -11,7 +11,7 @@ import pytest
 
 from longboat_crds.rewards import RewardSpec
 from longboat_graders.result import RewardSample
-from longboat_graders.server import scratch_directory
+from longboat_graders.socket_server import scratch_directory
 from longboat_runtime.reward.client import GraderClient
 from tests.reward.conftest import LONG
 from tests.support.waiting import eventually_async

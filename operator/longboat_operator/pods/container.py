@@ -21,6 +21,8 @@ RAY_WORKER_PORTS = (10002, 19999)
 RAY_TOKEN_DIRECTORY = "/etc/longboat/ray-token"
 # Sockets lie here, in a volume that the two containers of a pod with user code share.
 RUN = "/run/longboat"
+REWARD_SOCKET = f"{RUN}/graders.sock"
+ENVIRONMENT_SOCKET = f"{RUN}/environments.sock"
 # ConfigMaps with the functions of rewards and of environments, each as a directory.
 REWARD_FILES = "/etc/longboat/rewards"
 ENVIRONMENT_FILES = "/etc/longboat/environments"

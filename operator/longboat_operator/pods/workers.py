@@ -51,15 +51,17 @@ def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[s
 
 def reward_pod_spec(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> dict[str, Any]:
     """Builds the part that only the spec of a reward pod of this pool has. Its graders see only the ConfigMaps of the pool's own rewards."""
+    at_once = next(named.graders_per_pod for named in spec.reward_pools if named.name == pool)
     return _pod_with_user_code(
         job,
         runtime,
         Role.REWARD,
         pool,
-        at_once=next(named.graders_per_pod for named in spec.reward_pools if named.name == pool),
+        at_once=at_once,
+        code=["graders", "--socket", parts.REWARD_SOCKET, "--processes", str(at_once)],
         containers=("reward", GRADERS),
+        socket=parts.REWARD_SOCKET,
         functions=rewards_of(spec.rewards, pool).values(),
-        files_volume="reward-files",
         files_path=parts.REWARD_FILES,
     )
 
@@ -76,9 +78,10 @@ def environment_pod_spec(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, p
         Role.ENVIRONMENT,
         pool,
         at_once=next(named.episodes_per_pod for named in spec.environment_pools or () if named.name == pool),
+        code=["environments", "--socket", parts.ENVIRONMENT_SOCKET],
         containers=("episodes", ENVIRONMENT),
+        socket=parts.ENVIRONMENT_SOCKET,
         functions=environments_of(spec.environments, pool).values(),
-        files_volume="environment-files",
         files_path=parts.ENVIRONMENT_FILES,
     )
 
@@ -90,51 +93,42 @@ def _pod_with_user_code(
     pool: str,
     *,
     at_once: int,
+    code: list[str],
     containers: tuple[str, str],
+    socket: str,
     functions: Iterable[RewardSpec | EnvironmentSpec],
-    files_volume: str,
     files_path: str,
 ) -> dict[str, Any]:
-    """Builds the part of a pod's spec that has a container for Ray and one for the user's code, which runs `at_once` processes of it at most.
+    """Builds the part of a pod's spec that has a container for Ray and one for the user's code, started by the arguments `code`.
 
-    Graded code is hostile: its container has another user, no Ray token, and directories of its own; only the socket's directory is
-    shared. It has no probe: the agent is ready only while the socket answers.
+    At most `at_once` grades or episodes run there. ConfigMaps of the `functions` are below `files_path`. Graded code is hostile: the container
+    has another user, no Ray token, and directories of its own; only the directory of the `socket` is shared. It has no probe: the agent is
+    ready only while the socket answers.
     """
     with_ray, with_code = containers
-    socket = f"{parts.RUN}/{with_code}.sock"
     offer = ["--pool", pool, "--slots", str(at_once), "--socket", socket]
     joined = worker(role, job, runtime.command, offer, [parts.mount("run", parts.RUN)], name=with_ray)
     files = sorted({function.config_map.name for function in functions if function.config_map})
-    code = parts.container(
+    running = parts.container(
         with_code,
         ["longboat"] if runtime.graders_image else runtime.command,
-        [
-            "graders",
-            "--socket",
-            socket,
-            "--processes",
-            str(at_once),
-            *(["--config-maps", files_path] if role is Role.ENVIRONMENT else []),
-        ],
+        code,
         mounts=[
             parts.mount("run", parts.RUN),
-            *(
-                parts.mount(f"{files_volume}-{i}", f"{files_path}/{name}", read_only=True)
-                for i, name in enumerate(files)
-            ),
+            *(parts.mount(f"{role}-files-{i}", f"{files_path}/{name}", read_only=True) for i, name in enumerate(files)),
         ],
         ray=False,
         own=f"{with_code}-",
     )
     if runtime.graders_image:
-        code["image"] = runtime.graders_image
-    code["securityContext"] |= {"runAsUser": parts.GRADER_USER, "runAsGroup": parts.GRADER_USER}
+        running["image"] = runtime.graders_image
+    running["securityContext"] |= {"runAsUser": parts.GRADER_USER, "runAsGroup": parts.GRADER_USER}
     return {
-        "containers": [joined, code],
+        "containers": [joined, running],
         "volumes": [
             scratch("run"),
             scratch(f"{with_code}-tmp"),
             scratch(f"{with_code}-home"),
-            *({"name": f"{files_volume}-{i}", "configMap": {"name": name}} for i, name in enumerate(files)),
+            *({"name": f"{role}-files-{i}", "configMap": {"name": name}} for i, name in enumerate(files)),
         ],
     }

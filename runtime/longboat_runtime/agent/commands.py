@@ -93,7 +93,7 @@ def environment(
     pool: Annotated[str, typer.Option(help="Environment pool that the pod belongs to.")],
     slots: Annotated[int, typer.Option(min=1, help="Episodes that this pod plays at once.")] = 1,
     socket: Annotated[Path, typer.Option(help="Where the pod's environments listen.")] = Path(
-        "/run/longboat/environment.sock"
+        "/run/longboat/environments.sock"
     ),
     health_port: HealthPort = _HEALTH_PORT,
     grace_seconds: Grace = _GRACE,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longboat_crds.base import Role
+from longboat_graders.client import Client, ServerGone
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.agent import Agent, Duty
 from longboat_runtime.agent.decide import Rules
@@ -17,9 +18,10 @@ from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, h
 from longboat_runtime.contact import Contact
 from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.ray_nodes import pool_resource
-from longboat_runtime.reward.client import GraderClient, GradersGone
 
 _ANSWER_SECONDS = 2.0
+# What serves in the container beside the agent's.
+_PEERS = {Role.REWARD: "graders", Role.ENVIRONMENT: "environments"}
 # Seconds of a pod's grace that are left to kill and reap what didn't end when it was asked to.
 KILL_MARGIN = 5.0
 
@@ -124,7 +126,7 @@ def _worker(role: Role, place: Place, address: str, offer: Mapping[str, int], so
     async def missing() -> str | None:
         if not await probe.joined(place.pod):
             return "not joined to the Ray head yet"
-        return await _no_answer(role, socket) if socket is not None else None
+        return await _no_answer(socket, _PEERS[role]) if socket is not None else None
 
     return Duty(
         role.value,
@@ -157,12 +159,12 @@ async def _no_head() -> Head:
     return Head(cluster="itself", settled=True)
 
 
-async def _no_answer(role: Role, socket: Path) -> str | None:
-    client = GraderClient(socket)
+async def _no_answer(socket: Path, peer: str) -> str | None:
+    client = Client(socket, peer)
     try:
         await asyncio.wait_for(client.state(), _ANSWER_SECONDS)
-    except (TimeoutError, GradersGone):
-        return f"no {'graders answer' if role is Role.REWARD else 'environments answer'} at {socket}"
+    except (TimeoutError, ServerGone):
+        return f"no {peer} answer at {socket}"
     finally:
         await client.close()
     return None

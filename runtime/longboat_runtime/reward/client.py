@@ -12,16 +12,13 @@ from typing import Any
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import RewardSpec
-from longboat_graders.channel import Channel
+from longboat_graders.client import Client, ServerGone, no_longer_loads
 from longboat_graders.frames import FrameError, to_json
 from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce, OutcomeKind, RewardFunction
 from longboat_graders.result import RESPONSE_FIELDS, RewardSample
 
 # Where the reward pod's two containers meet.
 SOCKET = Path("/run/longboat/graders.sock")
-# The graders' container may start later than the worker, or restart; in seconds.
-CONNECT_SECONDS = 60.0
-_RETRY_INTERVAL = 0.2
 _SAMPLE_FIELDS = tuple(field.name for field in fields(RewardSample))
 
 
@@ -53,32 +50,19 @@ def disagreement(first: Mapping[str, Mapping[str, str]], others: Mapping[str, Ma
     return "; ".join(texts) or None
 
 
-class GradersGone(ConnectionError):
-    """The graders can't be reached, or went away before they answered; `begun`: while they graded what they were asked to."""
-
-    def __init__(self, message: str, *, begun: bool = False) -> None:
-        super().__init__(message)
-        self.begun = begun
-
-
-class GraderClient:
+class GraderClient(Client):
     """Asks graders over their Unix socket, many requests at a time. A lost connection is reopened by the next request.
 
     `changed` is called when another number of grades runs at once than before.
     """
 
     def __init__(self, path: Path = SOCKET, changed: Callable[[], None] = lambda: None) -> None:
-        self._path, self._changed = path, changed
+        super().__init__(path, "graders")
+        self._changed = changed
         self._capacity: GradersCapacity | None = None
-        self._connecting = asyncio.Lock()
-        self._channel: Channel | None = None
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        # The ids of grades that the graders have reported as begun.
-        self._begun: set[int] = set()
         # A lock held by a grade that has to run alone, the number of other grades, and an event that is set while there are none.
         self._alone, self._together, self._none = asyncio.Lock(), 0, asyncio.Event()
         self._none.set()
-        self._next_id = 0
         # Rewards that are loaded again when graders have restarted.
         self._loaded: dict[str, tuple[RewardSpec, str]] = {}
         self._isolation: dict[str, IsolationInForce] = {}
@@ -87,7 +71,6 @@ class GraderClient:
         # What rewards are made of, by name, as they were loaded first; and which of them is another now, in words.
         self.sources: dict[str, Mapping[str, str]] = {}
         self.changed = ""
-        self._gone: asyncio.Event = asyncio.Event()
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
@@ -99,11 +82,11 @@ class GraderClient:
         return self._capacity
 
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
-        """Loads the function; `field` is the spec path of `reward`. Raises GradersGone.
+        """Loads the function; `field` is the spec path of `reward`. Raises ServerGone.
 
         `per_grade` is why Auto is known to have fallen back to PerGrade for it, so that graders needn't find it out again.
         """
-        await self._connect()
+        await self.connect()
         if self._loaded.get(reward.name) != (reward, field):
             self._isolation.pop(reward.name, None)
         if per_grade is not None and reward.isolation is RewardIsolation.AUTO:
@@ -158,13 +141,13 @@ class GraderClient:
     ) -> FunctionOutcome:
         try:
             body = to_json(_fields(sample) if isinstance(sample, RewardSample) else _group_fields(sample))
-            if self._channel is None or not self._channel.open:
-                await self._connect()
+            if not self.connected:
+                await self.connect()
             learned = {} if own_seconds is None else {"own": own_seconds}
-            answer = await self._ask(
+            answer = await self.ask(
                 {"op": "grade", "reward": reward, "timeout": seconds, "seed": seed, **learned}, body
             )
-        except GradersGone as error:
+        except ServerGone as error:
             return FunctionOutcome(OutcomeKind.LOST, message=str(error), begun=error.begun)
         except FrameError as error:
             return FunctionOutcome(
@@ -173,52 +156,25 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """Returns the graders' state; raises GradersGone.
+        """Returns the graders' state; raises ServerGone.
 
         It has `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, and `at_once` and
         `cpu_seconds`, which are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see
-        `zygote.footprint`), and `replaced`: for what reasons its processes were replaced after a grade, and how often for each.
+        `forks.footprint`), and `replaced`: for what reasons its processes were replaced after a grade, and how often for each.
         """
-        await self._connect()
-        return await self._ask({"op": "state"})
+        return await super().state()
 
-    async def close(self) -> None:
-        """Closes the connection; requests under way are given up."""
-        if self._channel is not None and self._channel.open:
-            self._channel.close()
-            await self._gone.wait()
-
-    async def _connect(self) -> None:
-        async with self._connecting:
-            if self._channel is not None and self._channel.open:
-                return
-            self._gone.clear()
-            self._channel = await self._open()
-            for reward, field in self._loaded.values():
-                problem = await self._load(reward, field)
-                if self.changed:
-                    self._channel.close()
-                    raise GradersGone(self.changed)
-                if problem is not None:
-                    self._channel.close()
-                    raise GradersGone(f"graders have restarted and no longer load {reward.name!r}: {problem}")
-
-    async def _open(self) -> Channel:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + CONNECT_SECONDS
-        while True:
-            try:
-                channel: Channel
-                _, channel = await loop.create_unix_connection(lambda: Channel(self), str(self._path))
-                return channel
-            except OSError as error:
-                if loop.time() >= deadline:
-                    raise GradersGone(f"no graders at {self._path} for {CONNECT_SECONDS:g} s ({error})") from error
-            await asyncio.sleep(_RETRY_INTERVAL)
+    async def load_again(self) -> None:
+        for reward, field in self._loaded.values():
+            problem = await self._load(reward, field)
+            if self.changed:
+                raise ServerGone(self.changed)
+            if problem is not None:
+                raise no_longer_loads("graders", reward.name, problem)
 
     async def _load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
         in_force = self._isolation.get(reward.name)
-        answer = await self._ask(
+        answer = await self.ask(
             {
                 "op": "load",
                 "function": RewardFunction.from_spec(reward).to_json(),
@@ -238,48 +194,14 @@ class GraderClient:
         self._isolation[reward.name] = IsolationInForce(RewardIsolation(answer["isolation"]), answer["reason"])
         return None
 
-    async def _ask(self, request: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
-        if self._channel is None or not self._channel.open:
-            raise GradersGone("the connection to the graders is closed")
-        self._next_id += 1
-        identity = self._next_id
-        self._channel.send({"id": identity, **request}, body)
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[identity] = future
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._channel is not None and self._channel.open:
-                self._channel.send({"id": identity, "op": "cancel"})
-            raise
-        finally:
-            self._waiting.pop(identity, None)
-            self._begun.discard(identity)
-
-    def received(self, _: Channel, message: dict[str, Any], body: bytes) -> None:
-        """See `channel.Receiver`."""
-        del body  # graders send none
-        if "at_once" in message and "id" not in message:
+    def heard(self, message: Mapping[str, Any]) -> None:
+        if "at_once" in message:
             self._learn(message)
             return
-        if "id" not in message:
-            in_force = IsolationInForce(RewardIsolation(message["isolation"]), message["reason"])
-            self._isolation[message["reward"]] = in_force
-            return
-        future = self._waiting.get(message["id"])
-        if "begun" in message:
-            self._begun.add(message["id"])
-        elif future is not None and not future.done():
-            future.set_result(message)
+        in_force = IsolationInForce(RewardIsolation(message["isolation"]), message["reason"])
+        self._isolation[message["reward"]] = in_force
 
     def _learn(self, message: Mapping[str, Any]) -> None:
         before, self._capacity = self._capacity, GradersCapacity(message["at_once"], message["cpu_seconds"])
         if before is not None and before.at_once != self._capacity.at_once:
             self._changed()
-
-    def lost(self, _: Channel, reason: str) -> None:
-        """See `channel.Receiver`."""
-        self._gone.set()
-        for identity, future in self._waiting.items():
-            if not future.done():
-                future.set_exception(GradersGone(f"the graders are gone: {reason}", begun=identity in self._begun))

@@ -38,7 +38,7 @@ class Grader(Protocol):
         """Says which reward is no longer what was loaded first, after which this grader grades nothing; empty if none."""
 
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
-        """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone.
+        """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises ServerGone.
 
         `per_grade` is why its grades are known to need a process each, if another grader has found that out.
         """

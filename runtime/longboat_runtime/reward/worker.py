@@ -13,9 +13,10 @@ import structlog
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.rewards import RewardSpec
+from longboat_graders.client import ServerGone
 from longboat_graders.messages import FunctionOutcome, GradersCapacity, IsolationInForce
 from longboat_graders.result import RewardSample
-from longboat_runtime.reward.client import GraderClient, GradersGone
+from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.grader import Grader
 from longboat_runtime.samples import Response, SampleId, sample_seed
 from longboat_runtime.special_tokens import with_special_tokens
@@ -110,7 +111,7 @@ class RewardWorker:
                     for index, reward in rewards.items()
                 )
             )
-        except GradersGone as error:
+        except ServerGone as error:
             return str(error)
         return next((problem for problem in problems if problem is not None), None)
 

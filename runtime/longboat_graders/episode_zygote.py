@@ -1,0 +1,131 @@
+"""A process that has imported one environment, and forks a keeper for each of its episodes.
+
+Started by `episodes` as `python -m longboat_graders.episode_zygote FD`, as `zygote` is; what it imports is named on its standard input. It
+is single-threaded, so forking is safe as long as the environment's module starts no threads when it is imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+
+from longboat_crds.problems import SpecProblem
+from longboat_graders import prctl
+from longboat_graders.environment import load_environment
+from longboat_graders.episode_messages import EnvironmentFunction
+from longboat_graders.forks import Child, Forks, footprint
+from longboat_graders.keeper import keep
+from longboat_graders.leftovers import remove_tree, sweep
+from longboat_graders.seccomp import Filter, can_ask, starts_program
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every episode
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from longboat_graders.environment import Play
+
+# How long threads that the rehearsal has started may take to end, in seconds.
+_THREADS_SECONDS = 5.0
+
+
+class _Episode(Child):
+    __slots__ = ("directory",)
+
+    def __init__(self, number: int, pid: int, directory: str) -> None:
+        super().__init__(number, pid)
+        self.directory = directory
+
+
+class EpisodeZygote(Forks):
+    """The loop of an environment's zygote. `scratch` is its directory, in which each episode has one."""
+
+    def __init__(self, control: socket.socket, play: Play, scratch: str) -> None:
+        super().__init__(control)
+        self._play, self._scratch = play, scratch
+        self._starts = Filter(starts_program(os.uname().machine)) if can_ask() else None
+
+    def _forked(self, number: int, server: int, command: Mapping[str, Any]) -> Child:
+        directory, zygote = f"{self._scratch}/{os.urandom(16).hex()}", os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            keep(server, self._play, directory, self._starts, zygote)
+        return _Episode(number, pid, directory)
+
+    def _removed(self, child: _Episode) -> bool:
+        # What is left if the keeper itself was killed.
+        if not self._end_strangers():
+            return False
+        if os.path.isdir(child.directory):
+            remove_tree(child.directory)
+        return True
+
+
+def rehearse() -> None:
+    """Makes a request of an endpoint that isn't there: what a client imports and keeps at its first one, all episodes share."""
+    import asyncio
+
+    import anyio._backends._asyncio
+    import httpcore
+    import httpx
+    from openai import AsyncOpenAI
+
+    del anyio, httpcore  # imported for the first request over a connection
+    message = {"role": "assistant", "content": ""}
+    answer = {
+        "id": "",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "",
+        "choices": [{"index": 0, "message": message}],
+    }
+
+    async def ask() -> None:
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+        async with AsyncOpenAI(
+            base_url="http://127.0.0.1:9/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
+        ) as client:
+            reply = await client.chat.completions.create(model="", messages=[{"role": "user", "content": ""}])
+            reply.choices[0].message.model_dump(exclude_none=True)
+
+    asyncio.run(ask())
+    deadline = time.monotonic() + _THREADS_SECONDS
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def main(fd: int) -> None:
+    """Reads the request to load an environment, answers, and forks."""
+    os.dup2(2, 1)
+    prctl.die_with_parent()
+    prctl.hide_memory()
+    prctl.adopt_orphans()
+    # Without it the kernel takes no filter.
+    prctl.gain_no_privileges()
+    os.umask(0o077)
+    control = socket.socket(fileno=fd)
+    with open(0, "rb") as file:
+        request = json.load(file)
+    os.open(os.devnull, os.O_RDONLY)  # as standard input
+    function = EnvironmentFunction.from_json(request["function"])
+    try:
+        play = load_environment(function, request["field"], request["config_maps"])
+    except SpecProblem as problem:
+        control.sendall(json.dumps([{"problem": list(problem.args)}]).encode())
+        return
+    rehearse()
+    sweep(request["scratch"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+    gc.freeze()
+    control.sendall(json.dumps([{"loaded": footprint()}]).encode())
+    EpisodeZygote(control, play, request["scratch"]).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Has episodes of environments played."""
