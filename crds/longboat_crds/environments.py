@@ -1,8 +1,8 @@
 """`spec.environments` and `spec.environmentPools`: programs that play episodes, and the pods in which they run."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -10,7 +10,10 @@ from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Pool
 from longboat_crds.expressions import at_most, exactly_one, field, if_present
 from longboat_crds.functions import ConfigMapFunction, FunctionPath
 from longboat_crds.pools import PoolSpec
+from longboat_crds.problems import SpecProblem, suggestion
+from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import TEST_COLUMNS
+from longboat_crds.rewards import RewardSpec
 from longboat_crds.rules import FieldError, Rule
 
 MAX_ENVIRONMENTS = 8
@@ -161,3 +164,39 @@ def environments_of(environments: Iterable[EnvironmentSpec] | None, pool: str) -
     return {
         place: environment for place, environment in enumerate(environments or ()) if environment.pool in {None, pool}
     }
+
+
+def environment_of(environments: Iterable[EnvironmentSpec], domain: str | None) -> EnvironmentSpec | None:
+    """Returns the environment that plays rows of this domain; None if none does. No two have a domain in common, by the spec's rules."""
+    return next((each for each in environments if not each.domains or domain in each.domains), None)
+
+
+def task_of(
+    environment: EnvironmentSpec, field: str, columns: Mapping[str, Any], withheld: Collection[str]
+) -> dict[str, Any]:
+    """Returns what an environment gets of a row with these columns; `field` is its spec path.
+
+    Rule: the columns that it lists; else all that are neither `withheld` (`withheld_columns`) nor in TEST_COLUMNS.
+
+    Raises:
+        SpecProblem: the row lacks a column that it lists.
+    """
+    if environment.columns is None:
+        return {name: value for name, value in columns.items() if name not in withheld and name not in TEST_COLUMNS}
+    for name in environment.columns:
+        if name not in columns:
+            raise SpecProblem(
+                Reason.DATASET_COLUMN_MISSING,
+                f"{field}.columns",
+                f"Rows have no column {name!r}.{suggestion(name, columns)} They have {', '.join(columns) or 'none'}.",
+            )
+    return {name: columns[name] for name in environment.columns}
+
+
+def withheld_columns(ground_truth: str | None, rewards: Iterable[RewardSpec]) -> frozenset[str]:
+    """Returns the columns from which a row's answer could be read: with the ground truth, or a program that passes all tests.
+
+    Rule: of a path into a column, such as `reward_model.ground_truth`, both a column of that name and the one that it leads into.
+    """
+    paths = [ground_truth, *(reward.sandbox.solution for reward in rewards if reward.sandbox)]
+    return frozenset(name for path in paths if path for name in (path, path.partition(".")[0]))
