@@ -39,5 +39,5 @@ class PoolSpec(ApiModel):
 
     @property
     def at_once(self) -> int:
-        """How much of the user's code runs at once in one pod."""
+        """Most grades or episodes that run at once in one pod."""
         raise NotImplementedError

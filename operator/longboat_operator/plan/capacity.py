@@ -87,14 +87,14 @@ def environment_grant_of(view: CapacityView, now: datetime) -> EnvironmentGrant:
     Rule: as for rollout pods (`rollout_grant_of`), within replicas and minReplicas of the pool, which keeps at least one pod.
     """
     demand, old = environment_demand(view.status), environment_grant(view.status)
-    asked = {pool.name: pool for pool in (demand.pools if demand else None) or ()}
+    demands = {pool.name: pool for pool in (demand.pools if demand else None) or ()}
     granted = {pool.name: pool for pool in (old.pools if old else None) or ()}
     pools = []
     for pool in view.environment_pools:
-        replicas = _within(asked.get(pool.name), pool.min_replicas or 1, pool.replicas)
+        replicas = _within(demands.get(pool.name), pool.min_replicas or 1, pool.replicas)
         pods = [pod for pod in view.environment_pods if pod.place.pool == pool.name]
         leaving = pods_to_leave(
-            view, Role.ENVIRONMENT, pool.name, pods, granted.get(pool.name), asked.get(pool.name), replicas, now
+            view, Role.ENVIRONMENT, pool.name, pods, granted.get(pool.name), demands.get(pool.name), replicas, now
         )
         pools.append(PoolGrant(name=pool.name, replicas=replicas, leaving=leaving or None))
     return EnvironmentGrant(answers=demand.number if demand else None, pools=pools)

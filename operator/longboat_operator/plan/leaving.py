@@ -82,7 +82,7 @@ def leaving_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], now:
             else:
                 draining[role].add(pod.place)
                 waits.append(remaining)
-    places = {role: frozenset(found) for role, found in draining.items()}
+    places = {role: frozenset(role_places) for role, role_places in draining.items()}
     return Leaving(frozenset(names), places, tuple(departures), min(waits, default=None))
 
 

@@ -258,7 +258,7 @@ class JobView(_Published):
 
     @cached_property
     def pods_granted(self) -> Mapping[tuple[Role, str], PodsGrant]:
-        """What is granted of each kind of pods whose number changes, by role and pool (empty for rollout pods)."""
+        """Grants of pods by role and pool (empty for rollout pods)."""
         return {(role, pool): grant for role, pool, grant in pods_granted(self.status)}
 
     @property
