@@ -33,15 +33,19 @@ CpuQuantity = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]{1,3})?|[0-9]+m)$",
 
 # Names of pods, Services and volumes are built from the job's: a DNS label that begins with a letter.
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# The name of a reward pool is a part of its pods' names.
+# The name of a pool is a part of its pods' names.
 POOL_NAME_MAX_LENGTH = 12
-# Names derived from a job's are DNS labels of at most 63 characters; that of a reward pod, here with 100 attempts, has the longest suffix.
-JOB_NAME_MAX_LENGTH = 63 - len("-reward-") - POOL_NAME_MAX_LENGTH - len("-511-a99")
+# Names derived from a job's are DNS labels of at most 63 characters; that of a reward pod, here with 100 attempts, has the longest suffix
+# of those that every job has.
+_LONGEST_NUMBERS = len("-511-a99")
+JOB_NAME_MAX_LENGTH = 63 - len("-reward-") - POOL_NAME_MAX_LENGTH - _LONGEST_NUMBERS
+# What the names of a job and of an environment pool may have together, for the same reason.
+JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH = 63 - len("-environment-") - _LONGEST_NUMBERS
 
 # A DNS label, such as the name of a reward.
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 
-# The name of a reward pool: a shorter DNS label.
+# The name of a pool: a shorter DNS label.
 PoolName = Annotated[
     str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=POOL_NAME_MAX_LENGTH)
 ]
@@ -137,12 +141,18 @@ def _distinct_lists(model: type[ApiModel]) -> tuple[tuple[str, str | None], ...]
 
 
 class Role(StrEnum):
-    """The four kinds of pod a job is made of."""
+    """The kinds of pod a job is made of; only jobs with environments have those of the last one."""
 
     DRIVER = "driver"
     ROLLOUT = "rollout"
     REWARD = "reward"
     TRAINER = "trainer"
+    ENVIRONMENT = "environment"
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether its pods belong to pools of the spec, which are a part of their places and names."""
+        return self in {Role.REWARD, Role.ENVIRONMENT}
 
 
 class ConfigMapFile(ApiModel):

@@ -1,15 +1,18 @@
 """Rules between sections of `spec`. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale, ClipAgainst, PolicyLoss
 from longboat_crds.expressions import (
+    Expression,
     at_most,
     both,
     choose,
     constant,
+    contains,
     cores,
     either,
     empty,
@@ -19,6 +22,8 @@ from longboat_crds.expressions import (
     field_or,
     floating,
     if_present,
+    implies,
+    item,
     less_than,
     negation,
     one_of,
@@ -74,8 +79,7 @@ _DROPS_EQUAL_GROUPS = choose(
 _NO_SCORER = every(
     "rewards", "r", negation(equals(field("kind", variable="r"), constant(RewardKind.REASONING_GYM.value)))
 )
-_ONE_POOL = at_most(size(field("rewardPools")), constant(1))
-_NAMES_A_POOL = some("rewardPools", "p", equals(field("name", variable="p"), field("pool", variable="r")))
+_IS_EPISODE = equals(field("kind", variable="r"), constant(RewardKind.EPISODE.value))
 _POD_MIN = product(constant(POD_MIN_MILLICORES / 1000), floating(field("replicas", variable="p")))
 _LEAST_CPU = choose(
     present("cpu.min", variable="p"),
@@ -117,26 +121,6 @@ _OF_POLICIES = {
 }
 
 
-def _unknown_pool(spec: Mapping[str, Any]) -> str:
-    pools = [pool["name"] for pool in spec["rewardPools"]]
-    reward = next(reward for reward in spec["rewards"] if reward.get("pool", pools[0]) not in pools)
-    close = get_close_matches(reward["pool"], pools, n=1)
-    cure = f"did you mean {close[0]}?" if close else f"rewardPools has {', '.join(pools)}"
-    return f"reward {reward['name']} names pool {reward['pool']!r}, which is not in rewardPools; {cure}"
-
-
-def _no_pool(spec: Mapping[str, Any]) -> str:
-    reward = next(reward for reward in spec["rewards"] if "pool" not in reward)
-    names = ", ".join(pool["name"] for pool in spec["rewardPools"])
-    return f"reward {reward['name']} names no pool, which it has to with several rewardPools: set its pool to one of {names}"
-
-
-def _idle_pool(spec: Mapping[str, Any]) -> str:
-    used = {reward.get("pool") for reward in spec["rewards"]}
-    name = next(pool["name"] for pool in spec["rewardPools"] if pool["name"] not in used)
-    return f"no reward names pool {name}: remove it, or set the pool of a reward to it"
-
-
 def _too_little_cpu(spec: Mapping[str, Any]) -> str:
     total = millicores(spec["rewardCpu"]["total"])
     least = sum(RewardPoolSpec.model_validate(pool).cpu_bounds(10**9)[0] for pool in spec["rewardPools"])
@@ -145,6 +129,214 @@ def _too_little_cpu(spec: Mapping[str, Any]) -> str:
         "raise it, or lower these"
     )
 
+
+def pool_rules(users: str, pools: str, word: str, without: Expression | None = None) -> tuple[Rule, ...]:
+    """Returns the rules about the pools that the items of a list of the spec name; both lists have to be there.
+
+    `word` is what such an item is called, and `without` holds for one (`r`) that needs no pool.
+
+    Rules: a pool that is named exists; with several pools every item names one, and each is named.
+    """
+    one_pool = at_most(size(field(pools)), constant(1))
+    names_one = some(pools, "p", equals(field("name", variable="p"), field("pool", variable="r")))
+    is_named = both(present("pool", variable="r"), equals(field("pool", variable="r"), field("name", variable="p")))
+    needs_none = [without] if without else []
+
+    def needs_pool(item: Mapping[str, Any]) -> bool:
+        return not any(expression.evaluate({"r": item}) for expression in needs_none)
+
+    def unknown(spec: Mapping[str, Any]) -> str:
+        names = [pool["name"] for pool in spec[pools]]
+        user = next(item for item in spec[users] if item.get("pool", names[0]) not in names)
+        close = get_close_matches(user["pool"], names, n=1)
+        cure = f"did you mean {close[0]}?" if close else f"{pools} has {', '.join(names)}"
+        return f"{word} {user['name']} names pool {user['pool']!r}, which is not in {pools}; {cure}"
+
+    def missing(spec: Mapping[str, Any]) -> str:
+        user = next(item for item in spec[users] if "pool" not in item and needs_pool(item))
+        names = ", ".join(pool["name"] for pool in spec[pools])
+        return (
+            f"{word} {user['name']} names no pool, which it has to with several {pools}: set its pool to one of {names}"
+        )
+
+    def idle(spec: Mapping[str, Any]) -> str:
+        used = {item.get("pool") for item in spec[users]}
+        name = next(pool["name"] for pool in spec[pools] if pool["name"] not in used)
+        return f"no {word} names pool {name}: remove it, or set the pool of one of {users} to it"
+
+    return (
+        Rule(
+            every(users, "r", either(negation(present("pool", variable="r")), names_one)),
+            f"the pool of each of {users} must be the name of one of {pools}: correct it, or add that pool",
+            users,
+            closer=unknown,
+        ),
+        Rule(
+            either(one_pool, every(users, "r", either(*needs_none, present("pool", variable="r")))),
+            f"with several {pools} each of {users} has to name one of them: set its pool",
+            users,
+            FieldError.REQUIRED,
+            closer=missing,
+        ),
+        Rule(
+            either(one_pool, every(pools, "p", some(users, "r", is_named))),
+            f"each of several pools needs one of {users} that names it: remove it, or set the pool of one of {users} to it",
+            pools,
+            closer=idle,
+        ),
+    )
+
+
+def only_if(condition: Expression, rule: Rule) -> Rule:
+    """Returns a rule that says nothing about objects for which the condition doesn't hold."""
+    return replace(rule, holds=implies(condition, rule.holds))
+
+
+_ENVIRONMENTS = present("environments")
+_DOMAINS_OF = field("domains", variable="e")
+_SHARED_DOMAIN = some("domains", "d", contains(field("domains", variable="r"), item("d")), within="e")
+
+
+def _domains_twice(spec: Mapping[str, Any]) -> str:
+    environments = spec["environments"]
+    for number, first in enumerate(environments):
+        for second in environments[number + 1 :]:
+            shared = sorted(set(first["domains"]) & set(second["domains"]))
+            if shared or not first["domains"] or not second["domains"]:
+                rows = f"rows of domain {shared[0]}" if shared else "the same rows"
+                break
+        else:
+            continue
+        break
+    return f"environments {first['name']} and {second['name']} both play {rows}: give them domains that have none in common"
+
+
+def _not_rewarded(spec: Mapping[str, Any]) -> str:
+    name = next(
+        e["name"]
+        for e in spec["environments"]
+        if not any(
+            not r["domains"] or not e["domains"] or set(r["domains"]) & set(e["domains"]) for r in spec["rewards"]
+        )
+    )
+    return f"no reward is for the domains of environment {name}: add one, such as {{name: episode, kind: Episode}}"
+
+
+# What a job with environments can't have: the field, what holds where it is acceptable, and why and what to do.
+_WITH_ENVIRONMENTS: tuple[tuple[str, Expression, str], ...] = (
+    (
+        "rounds.policy",
+        negation(equals(_POLICY, constant(RoundPolicyName.CONTINUE_UNFINISHED.value))),
+        "an episode can't be stopped and continued under other weights: set policy to Synchronous, TailBatching or BoundedAsync",
+    ),
+    (
+        "rounds.sampleOvercommit",
+        if_present("rounds.sampleOvercommit", lambda overcommit: at_most(overcommit, constant(1.0))),
+        "more than 1 would train the episodes of a group that are quick: leave sampleOvercommit out",
+    ),
+    (
+        "algorithm.sequenceMask",
+        negation(present("algorithm.sequenceMask")),
+        "looks at whole samples, and the segments of an episode lie in several bins: leave it out, or use importanceMask",
+    ),
+    (
+        "algorithm.name",
+        negation(one_of(_NAME, _GSPO)),
+        "GSPO weighs whole samples, and the segments of an episode lie in several bins: choose another name",
+    ),
+)
+
+_OF_ENVIRONMENTS = (
+    *(only_if(_ENVIRONMENTS, Rule(holds, message, path)) for path, holds, message in _WITH_ENVIRONMENTS),
+    Rule(
+        implies(_ENVIRONMENTS, present("model.maxLength")),
+        "an episode's context may grow up to it: with environments give model.maxLength, which trainer.maxTokensPerBin has to hold",
+        "model.maxLength",
+        FieldError.REQUIRED,
+    ),
+    Rule(
+        implies(_ENVIRONMENTS, present("environmentPools")),
+        "environments run in pods of a pool: give one, such as [{name: default}]",
+        "environmentPools",
+        FieldError.REQUIRED,
+    ),
+    Rule(
+        implies(present("environmentPools"), _ENVIRONMENTS),
+        "no environment runs in these pods: leave environmentPools out, or give environments",
+        "environmentPools",
+        FieldError.FORBIDDEN,
+    ),
+    *(
+        only_if(both(_ENVIRONMENTS, present("environmentPools")), rule)
+        for rule in pool_rules("environments", "environmentPools", "environment")
+    ),
+    *(
+        Rule(
+            implies(present(f"rollout.{name}"), _ENVIRONMENTS),
+            "parses what the model writes in episodes: leave it out, or give environments",
+            f"rollout.{name}",
+            FieldError.FORBIDDEN,
+        )
+        for name in ("toolParser", "reasoningParser")
+    ),
+    Rule(
+        either(_ENVIRONMENTS, every("rewards", "r", negation(_IS_EPISODE))),
+        "kind Episode is what an environment says of an episode: give environments, or another kind",
+        "rewards",
+    ),
+    only_if(
+        _ENVIRONMENTS,
+        Rule(
+            either(present("dataset.columns.domain"), every("environments", "e", empty(_DOMAINS_OF))),
+            "an environment for some domains needs to know a row's domain: set dataset.columns.domain",
+            "environments",
+        ),
+    ),
+    only_if(
+        _ENVIRONMENTS,
+        Rule(
+            either(
+                at_most(size(field("environments")), constant(1)),
+                every(
+                    "environments",
+                    "e",
+                    both(
+                        negation(empty(_DOMAINS_OF)),
+                        every(
+                            "environments",
+                            "r",
+                            either(
+                                equals(field("name", variable="e"), field("name", variable="r")),
+                                negation(_SHARED_DOMAIN),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            "exactly one environment plays a row: with several, give each domains of its own",
+            "environments",
+            closer=_domains_twice,
+        ),
+    ),
+    only_if(
+        _ENVIRONMENTS,
+        Rule(
+            every(
+                "environments",
+                "e",
+                some(
+                    "rewards",
+                    "r",
+                    either(empty(field("domains", variable="r")), empty(_DOMAINS_OF), _SHARED_DOMAIN),
+                ),
+            ),
+            "each environment needs a reward for its domains: add one, such as {name: episode, kind: Episode}",
+            "rewards",
+            FieldError.REQUIRED,
+            closer=_not_rewarded,
+        ),
+    ),
+)
 
 COHERENCE = (
     Rule(
@@ -246,42 +438,17 @@ COHERENCE = (
         "the dataset",
         "dataset.evaluation.columns",
     ),
-    Rule(
-        every("rewards", "r", either(negation(present("pool", variable="r")), _NAMES_A_POOL)),
-        "a reward's pool must be the name of one of rewardPools: correct it, or add that pool",
-        "rewards",
-        closer=_unknown_pool,
-    ),
-    Rule(
-        either(_ONE_POOL, every("rewards", "r", present("pool", variable="r"))),
-        "with several rewardPools every reward has to name one of them: set its pool",
-        "rewards",
-        FieldError.REQUIRED,
-        closer=_no_pool,
-    ),
-    Rule(
-        either(
-            _ONE_POOL,
-            every(
-                "rewardPools",
-                "p",
-                some(
-                    "rewards",
-                    "r",
-                    both(
-                        present("pool", variable="r"), equals(field("pool", variable="r"), field("name", variable="p"))
-                    ),
-                ),
-            ),
-        ),
-        "each of several pools needs a reward that names it: remove it, or set the pool of a reward to it",
-        "rewardPools",
-        closer=_idle_pool,
-    ),
+    *pool_rules("rewards", "rewardPools", "reward", without=_IS_EPISODE),
     Rule(
         either(present("rewardCpu"), every("rewardPools", "p", negation(present("cpu", variable="p")))),
         "cpu bounds a pool's part of rewardCpu.total: give rewardCpu, or leave cpu out",
         "rewardPools",
+        FieldError.FORBIDDEN,
+    ),
+    Rule(
+        either(negation(present("rewardCpu")), some("rewards", "r", negation(_IS_EPISODE))),
+        "nothing is graded in reward pods, since all rewards are of kind Episode: leave rewardCpu out",
+        "rewardCpu",
         FieldError.FORBIDDEN,
     ),
     Rule(
@@ -386,4 +553,5 @@ COHERENCE = (
         )
         for name, policies in _OF_POLICIES.items()
     ),
+    *_OF_ENVIRONMENTS,
 )

@@ -64,7 +64,7 @@ def job_definition() -> dict[str, Any]:
         "name": {"type": "string", "pattern": JOB_NAME_PATTERN, "maxLength": JOB_NAME_MAX_LENGTH}
     }
     _drop_defaults(schema["properties"]["status"])
-    schema[VALIDATIONS] = transition_rules()
+    schema[VALIDATIONS] = [*schema[VALIDATIONS], *transition_rules()]
     version = {
         "schema": {"openAPIV3Schema": schema},
         "additionalPrinterColumns": [column.to_json() for column in JOB_COLUMNS],

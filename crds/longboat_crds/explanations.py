@@ -144,6 +144,24 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _SCHEDULED,
         _READY,
     ),
+    Reason.ENVIRONMENT_TEMPLATE_NOT_FOUND: _configuration(
+        "The runtime template has no entry in environmentTemplates of the name that a pool of spec.environmentPools gives.",
+        "Correct environmentPools[].template while the job is suspended, or have the entry added to the runtime template; the job starts as "
+        "soon as it exists. A job that has run keeps the template of then unless runtimeRef.renewOnResume is true.",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.ENVIRONMENT_MEMORY_TOO_SMALL: _configuration(
+        "The container `environment` of an environment pool has a memory limit below episodesPerPod times environments[].limits.memory: the "
+        "kernel would end episodes that stay within theirs.",
+        "Lower environmentPools[].episodesPerPod or environments[].limits.memory, name another template in environmentPools[].template, or "
+        "raise the limit in the runtime template; the job starts as soon as it has room. episodesPerPod and template may be edited while the "
+        "job is suspended.",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
     Reason.NAME_TAKEN: _configuration(
         "An object that belongs to something else has a name the job needs; the message names it. It is left untouched.",
         "Delete that object, or create the job under another name; the job starts automatically once the name is free. With "
@@ -408,7 +426,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.ROLES_INCOMPLETE: _run(
-        "Fewer rollout or reward pods are ready than were asked for; rounds continue without them.",
+        "Fewer rollout, reward or environment pods are ready than were asked for; rounds continue without them.",
         "Look at the pods that the message names.",
         _DEGRADED,
     ),

@@ -98,7 +98,12 @@ def less_than(first: Expression, second: Expression) -> Expression:
 
 def one_of(value: Expression, values: Sequence[str]) -> Expression:
     """Holds where the value is one of these."""
-    return _binary("in", value, constant(list(values)), lambda a, b: a in b)
+    return contains(constant(list(values)), value)
+
+
+def contains(items: Expression, value: Expression) -> Expression:
+    """Holds where the list has the value."""
+    return _binary("in", value, items, lambda a, b: a in b)
 
 
 def product(first: Expression, second: Expression) -> Expression:
@@ -136,7 +141,7 @@ def empty(items: Expression) -> Expression:
 
 
 def size(items: Expression) -> Expression:
-    """Counts the items of the list."""
+    """Counts the items of the list, or the characters of the text."""
     return Expression(f"size({items.cel})", lambda s: len(items.evaluate(s)))
 
 
@@ -181,18 +186,21 @@ def exactly_one(*names: str) -> Expression:
     return Expression(f"({count} == 1)", lambda s: sum(name in s["self"] for name in names) == 1)
 
 
-def every(path: str, variable: str, body: Expression) -> Expression:
-    """Holds where `body`, which reads the item as `variable`, holds for every item of the list, or every key of the map, at the path."""
-    items = field(path)
+def every(path: str, variable: str, body: Expression, within: str = "self") -> Expression:
+    """Holds where `body`, which reads the item as `variable`, holds for every item of the list, or every key of the map, at the path.
+
+    The path is one below the variable `within`.
+    """
+    items = field(path, within)
     return Expression(
         f"{items.cel}.all({variable}, {body.cel})",
         lambda s: all(body.evaluate({**s, variable: item}) for item in items.evaluate(s)),
     )
 
 
-def some(path: str, variable: str, body: Expression) -> Expression:
-    """Holds where `body`, which reads the item as `variable`, holds for an item of the list at the path."""
-    items = field(path)
+def some(path: str, variable: str, body: Expression, within: str = "self") -> Expression:
+    """Holds where `body`, which reads the item as `variable`, holds for an item of the list at the path below the variable `within`."""
+    items = field(path, within)
     return Expression(
         f"{items.cel}.exists({variable}, {body.cel})",
         lambda s: any(body.evaluate({**s, variable: item}) for item in items.evaluate(s)),

@@ -35,6 +35,11 @@ class FailurePolicySpec(ApiModel):
         "separately.",
     )
     max_reward_restarts: Restarts = Field(default=10, description="More incidents of reward pods fail the job.")
+    max_environment_restarts: Restarts = Field(
+        default=10,
+        description="More incidents of environment pods fail the job.",
+        json_schema_extra={READER_DEFAULT: True},
+    )
     max_trainer_restarts: Restarts = Field(default=5, description="More incidents of trainer pods fail the job.")
     backoff_seconds: Seconds = Field(
         default=10, description="Wait before the first replacement of a pod; it doubles each time."

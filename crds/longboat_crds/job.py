@@ -10,10 +10,12 @@ from longboat_crds.base import ApiModel, Opaque, ReferenceName, Seconds, list_ma
 from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.coherence import COHERENCE
 from longboat_crds.dataset import DatasetSpec
+from longboat_crds.environments import MAX_ENVIRONMENTS, EnvironmentPoolSpec, EnvironmentSpec
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.metadata import KEY_RULES, Annotations, Labels
 from longboat_crds.model import ModelSpec
-from longboat_crds.rewards import DEFAULT_POOL, MAX_POOLS, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
+from longboat_crds.pools import MAX_POOLS
+from longboat_crds.rewards import DEFAULT_POOL, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
 from longboat_crds.rollout import RolloutSpec
 from longboat_crds.rounds import RoundsSpec
 from longboat_crds.rules import Changeable, Removed, Rule
@@ -79,6 +81,22 @@ class RLJobSpec(ApiModel):
         default=None,
         description="CPUs of the graders of all pools together, which move to the pools that can use them. Default: none move; graders "
         "have what the runtime template says.",
+    )
+    environments: list[EnvironmentSpec] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_ENVIRONMENTS,
+        description="Programs that play episodes of several turns with the model. Each row of the dataset is played by one of them. Default: "
+        "a sample is one response to a row's prompt.",
+        json_schema_extra=list_map("name"),
+    )
+    environment_pools: Annotated[list[EnvironmentPoolSpec] | None, Changeable.WHILE_SUSPENDED] = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_POOLS,
+        description="Pods in which environments run. Several pools are for environments that can't share a pod: another image, memory or "
+        "network.",
+        json_schema_extra=list_map("name"),
     )
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)

@@ -1,11 +1,19 @@
 """Whole objects as they appear in a manifest: apiVersion, kind, metadata, spec and status."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from longboat_crds.base import JOB_NAME_MAX_LENGTH, JOB_NAME_PATTERN, ApiModel, ReferenceName
+from longboat_crds.base import (
+    JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH,
+    JOB_NAME_MAX_LENGTH,
+    JOB_NAME_PATTERN,
+    ApiModel,
+    ReferenceName,
+)
+from longboat_crds.expressions import at_most, constant, every, field, implies, plus, present, size
 from longboat_crds.job import RLJobSpec
+from longboat_crds.rules import Rule
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_crds.status import RLJobStatus
 
@@ -32,6 +40,25 @@ class JobMeta(ObjectMeta):
 
 class RLJob(ApiModel):
     """One post-training job of a language model by reinforcement learning."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            implies(
+                present("spec.environmentPools"),
+                every(
+                    "spec.environmentPools",
+                    "p",
+                    at_most(
+                        plus(size(field("metadata.name")), size(field("name", variable="p"))),
+                        constant(JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH),
+                    ),
+                ),
+            ),
+            "pods are named after the job and their pool, which may have at most "
+            f"{JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH} characters together: shorten the name of the pool, or metadata.name",
+            "spec.environmentPools",
+        ),
+    )
 
     api_version: ApiVersion
     kind: Literal["RLJob"]

@@ -103,7 +103,7 @@ def _numbers() -> list[dict[str, Any]]:
             f"object.?status.?demand.?{part} == oldObject.?status.?demand.?{part}",
             f"status.demand.{part}.incarnation is not status.allocation.incarnation.number",
         )
-        for part in ("rollout", "reward")
+        for part in ("rollout", "reward", "environment")
     ]
     return [
         _validation(

@@ -43,6 +43,8 @@ class Reason(StrEnum):
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     REWARD_TEMPLATE_NOT_FOUND = "RewardTemplateNotFound"
     GRADERS_MEMORY_TOO_SMALL = "GradersMemoryTooSmall"
+    ENVIRONMENT_TEMPLATE_NOT_FOUND = "EnvironmentTemplateNotFound"
+    ENVIRONMENT_MEMORY_TOO_SMALL = "EnvironmentMemoryTooSmall"
     NAME_TAKEN = "NameTaken"
     SPEC_INVALID = "SpecInvalid"
     MODEL_NOT_FOUND = "ModelNotFound"

@@ -7,12 +7,13 @@ class RewardKind(StrEnum):
     """What scores a response.
 
     Function: the one named by `function` or `configMap`; ReasoningGym: the task's own scorer; Sandbox: the response is a program,
-    which is run against the test cases of its row.
+    which is run against the test cases of its row; Episode: the environment that played the sample (`environments`) says it.
     """
 
     FUNCTION = "Function"
     REASONING_GYM = "ReasoningGym"
     SANDBOX = "Sandbox"
+    EPISODE = "Episode"
 
 
 class RewardSignature(StrEnum):
@@ -81,6 +82,10 @@ class TestCaseFormat(StrEnum):
     LIVE_CODE_BENCH = "LiveCodeBench"
     HUMAN_EVAL = "HumanEval"
     PYTEST = "Pytest"
+
+
+# Columns in which rows give test cases, in all of these formats.
+TEST_COLUMNS = frozenset({"input_output", "inputs", "outputs", "private_test_cases", "public_test_cases", "test"})
 
 
 class Credit(StrEnum):

@@ -10,7 +10,6 @@ from longboat_crds.base import (
     READER_DEFAULT,
     ApiModel,
     ColumnName,
-    ConfigMapFile,
     CpuQuantity,
     ObjectName,
     Opaque,
@@ -18,6 +17,7 @@ from longboat_crds.base import (
     Quantity,
 )
 from longboat_crds.expressions import (
+    Expression,
     at_most,
     both,
     choose,
@@ -30,11 +30,12 @@ from longboat_crds.expressions import (
     field_or,
     if_present,
     implies,
-    matches,
     negation,
     one_of,
     present,
 )
+from longboat_crds.functions import ConfigMapFunction, FunctionPath
+from longboat_crds.pools import PoolSpec
 from longboat_crds.quantities import millicores
 from longboat_crds.reward_kinds import (
     Credit,
@@ -46,15 +47,6 @@ from longboat_crds.reward_kinds import (
     TestCaseFormat,
 )
 from longboat_crds.rules import FieldError, Removed, Rule
-
-
-class ConfigMapFunction(ConfigMapFile):
-    """A function in a Python file kept in a ConfigMap of the job's namespace."""
-
-    function: str = Field(
-        min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$", description="Name of the function in that file."
-    )
-
 
 # The program and its arguments; `{file}` and `{directory}` stand for the file of the response, and where it lies.
 Command = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=64)]
@@ -123,6 +115,9 @@ _SCORER = equals(field("kind"), constant(RewardKind.REASONING_GYM.value))
 _FUNCTION = equals(field("kind"), constant(RewardKind.FUNCTION.value))
 _TRL = equals(field("signature"), constant(RewardSignature.TRL.value))
 _SANDBOX = equals(field("kind"), constant(RewardKind.SANDBOX.value))
+_EPISODE = equals(field("kind"), constant(RewardKind.EPISODE.value))
+# The limit of a grade unless the spec says otherwise, in seconds.
+GRADE_SECONDS = 30.0
 
 
 class LearnedTimeout(ApiModel):
@@ -181,6 +176,36 @@ class CanarySpec(ApiModel):
     every_steps: int = Field(
         default=CANARY_STEPS, ge=0, le=10_000_000, description="Steps from one check to the next; 0 checks nothing."
     )
+
+
+# Fields that say how a response is graded, each with what it is unless the spec says otherwise.
+_OF_GRADES: tuple[tuple[str, Expression], ...] = (
+    ("function", negation(present("function"))),
+    ("configMap", negation(present("configMap"))),
+    ("signature", equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
+    ("isolation", equals(field("isolation"), constant(RewardIsolation.AUTO.value))),
+    ("specialTokens", negation(field_or("specialTokens", False))),
+    ("pool", negation(present("pool"))),
+    ("canary", negation(present("canary"))),
+    ("learnedTimeout", negation(present("learnedTimeout"))),
+)
+_OF_EPISODES = (
+    *(
+        Rule(
+            implies(_EPISODE, unset),
+            "kind Episode is scored by the environment, and grades no response: leave it out",
+            name,
+            FieldError.FORBIDDEN,
+        )
+        for name, unset in _OF_GRADES
+    ),
+    Rule(
+        implies(_EPISODE, equals(field("timeoutSeconds"), constant(GRADE_SECONDS))),
+        "an episode's time is limited by environments[].limits.deadlineSeconds: leave timeoutSeconds out",
+        "timeoutSeconds",
+        FieldError.FORBIDDEN,
+    ),
+)
 
 
 class RewardSpec(ApiModel):
@@ -260,6 +285,7 @@ class RewardSpec(ApiModel):
             "isolation",
             FieldError.FORBIDDEN,
         ),
+        *_OF_EPISODES,
         Rule(
             implies(present("sandbox"), _SANDBOX),
             "is for kind Sandbox: leave it out, or set kind to Sandbox",
@@ -309,12 +335,7 @@ class RewardSpec(ApiModel):
     )
     kind: RewardKind = RewardKind.FUNCTION
     signature: RewardSignature = RewardSignature.LONGBOAT
-    function: str | None = Field(
-        default=None,
-        max_length=512,
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$|^/[^:]+\.py:[A-Za-z_]\w*$",
-        description="`module:function`, or `/path/file.py:function`.",
-    )
+    function: FunctionPath | None = Field(default=None, description="`module:function`, or `/path/file.py:function`.")
     config_map: ConfigMapFunction | None = None
     factory: bool = Field(
         default=False,
@@ -326,7 +347,8 @@ class RewardSpec(ApiModel):
     role: RewardRole | None = Field(
         default=None,
         description="Which reward tells whether a response is right. Several rewards may have role Task if no two of them grade the same "
-        "domain. Default: Shaping if another reward has role Task; else Task, or the weighted sum if several rewards grade the same rows.",
+        "domain. Default: Task for kind Episode; Shaping if another reward has role Task; else Task, or the weighted sum if several rewards "
+        "grade the same rows.",
     )
     solved_at: float | None = Field(
         default=None,
@@ -338,7 +360,7 @@ class RewardSpec(ApiModel):
     canary: CanarySpec | None = Field(
         default=None,
         description="Responses that show whether the reward tells right from wrong. Default: for ReasoningGym the row's answer, for Sandbox "
-        "the program in sandbox.solution; else none.",
+        "the program in sandbox.solution; else none, as in a job with environments.",
     )
     batch: RewardBatch | None = Field(
         default=None,
@@ -361,7 +383,7 @@ class RewardSpec(ApiModel):
     )
     weight: float = Field(default=1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
-        default=30.0,
+        default=GRADE_SECONDS,
         gt=0.0,
         le=3600.0,
         description="A grade that takes longer is killed and counted as a timeout; time in which it waits for a CPU doesn't count. "
@@ -386,6 +408,11 @@ class RewardSpec(ApiModel):
     )
 
     @property
+    def declared_role(self) -> RewardRole | None:
+        """The role that the spec gives it, or its kind implies; None: it depends on the other rewards."""
+        return self.role or (RewardRole.TASK if self.kind is RewardKind.EPISODE else None)
+
+    @property
     def grades_groups(self) -> bool:
         """Whether it is given all responses to a prompt at once."""
         return self.signature is RewardSignature.TRL and self.batch is not RewardBatch.SAMPLE
@@ -401,11 +428,6 @@ class RewardSpec(ApiModel):
 
 
 DEFAULT_POOL = "default"
-MAX_POOLS = 8
-# Pods of all pools together fit into the status (`status.MAX_PODS`), and a pod's number into its name (`base.JOB_NAME_MAX_LENGTH`).
-MAX_POOL_REPLICAS = 512
-
-
 # What a pool keeps for each of its pods unless it says otherwise.
 POD_MIN_MILLICORES = 100
 # A kubelet enforces no CPU quota below 1 ms in 100 ms.
@@ -441,24 +463,9 @@ class PoolCpuSpec(ApiModel):
     )
 
 
-class RewardPoolSpec(ApiModel):
+class RewardPoolSpec(PoolSpec):
     """Reward pods with graders in them, for the rewards of the pool. One queue feeds all pods of a pool."""
 
-    # Otherwise pods of two jobs could have one name: x-reward-driver-0-a0 would also be the driver of job x-reward.
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            negation(
-                either(matches(field("name"), "(^|-)(driver|rollout|trainer)$"), matches(field("name"), "(^|-)reward-"))
-            ),
-            "must not have driver, rollout or trainer as its last word, nor reward before another word, since pods of another job could "
-            "have the same names: choose another name",
-            "name",
-            new_only=True,
-        ),
-    )
-
-    name: PoolName = Field(description="Name of the pool; it is a part of its pods' names.")
-    replicas: int = Field(default=1, ge=1, le=MAX_POOL_REPLICAS, description="Reward pods.")
     graders_per_pod: int = Field(default=1, ge=1, le=256, description="Grades that run at once in one pod.")
     template: ObjectName | None = Field(
         default=None,
@@ -468,6 +475,11 @@ class RewardPoolSpec(ApiModel):
     cpu: PoolCpuSpec | None = Field(
         default=None, description="Only with rewardCpu: bounds of the pool's part of its total."
     )
+
+    @property
+    def at_once(self) -> int:
+        """Grades that run at once in one pod."""
+        return self.graders_per_pod
 
     @property
     def processes(self) -> int:
@@ -490,6 +502,10 @@ def default_pools() -> list[RewardPoolSpec]:
 def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec]:
     """Returns the rewards that a pool grades, by their places in `rewards`.
 
-    They name it or, where it is the only pool, may name none.
+    They name it or, where it is the only pool, may name none. Those of kind Episode are graded in no pool.
     """
-    return {place: reward for place, reward in enumerate(rewards) if reward.pool in {None, pool}}
+    return {
+        place: reward
+        for place, reward in enumerate(rewards)
+        if reward.pool in {None, pool} and reward.kind is not RewardKind.EPISODE
+    }

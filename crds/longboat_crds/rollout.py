@@ -21,6 +21,10 @@ from longboat_crds.rules import Changeable, Removed, Rule
 MAX_DEVICES_PER_POD = 64
 
 
+# Which names there are is known to the vLLM of the job's image; the driver compares them before anything starts.
+ParserName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
 class RepetitionSpec(ApiModel):
     """When to end a response that repeats itself. It is graded and trained like any other, and marked."""
 
@@ -42,7 +46,11 @@ class SamplingSpec(ApiModel):
         ),
     )
 
-    max_tokens: int = Field(ge=1, le=16_777_216, description="Longest response, in tokens.")
+    max_tokens: int = Field(
+        ge=1,
+        le=16_777_216,
+        description="Longest response, in tokens; with environments what the model may draw in all turns of an episode.",
+    )
     temperature: float = Field(default=1.0, gt=0.0, le=2.0, description="1 draws from the model's own distribution.")
     top_p: float = Field(
         default=1.0,
@@ -196,6 +204,17 @@ class RolloutSpec(ApiModel):
         default=PublicationMode.AUTO,
         description="How weights get from the trainer to engines. Engines that come after a publication always get them by Host.",
         json_schema_extra={READER_DEFAULT: True},
+    )
+
+    tool_parser: ParserName | None = Field(
+        default=None,
+        description="With environments: vLLM's parser of the model's tool calls, such as `hermes`. Default: none, so replies have no tool "
+        "calls.",
+    )
+    reasoning_parser: ParserName | None = Field(
+        default=None,
+        description="With environments: vLLM's parser that tells the model's reasoning from its answer, such as `qwen3`. Default: none, so "
+        "that reasoning is part of the answer.",
     )
 
     @property

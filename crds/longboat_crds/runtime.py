@@ -36,8 +36,8 @@ PodTemplate = Annotated[
 class RoleTemplate(ApiModel):
     """A pod template for one role, merged onto what the operator builds.
 
-    Containers are matched by name: `driver` and, of initContainers, `ray-head` in the driver pod, `rollout`, `trainer`, and `reward` and
-    `graders` in the reward pod. Image, resources, env, volume mounts and security settings may be given; other
+    Containers are matched by name: `driver` and, of initContainers, `ray-head` in the driver pod, `rollout`, `trainer`, `reward` and
+    `graders` in the reward pod, and `episodes` and `environment` in the environment pod. Image, resources, env, volume mounts and security settings may be given; other
     containers are added.
     """
 
@@ -51,10 +51,12 @@ class RolesTemplate(ApiModel):
     rollout: RoleTemplate = Field(default_factory=RoleTemplate)
     reward: RoleTemplate = Field(default_factory=RoleTemplate)
     trainer: RoleTemplate = Field(default_factory=RoleTemplate)
+    # None where no template gives it: ControllerRevisions of runtimes without it stay as they are.
+    environment: RoleTemplate | None = None
 
 
-class RewardTemplate(ApiModel):
-    """A pod template for the reward pools that name it (rewardPools[].template of a job), merged after roles.reward.
+class PoolTemplate(ApiModel):
+    """A pod template for the pools of a job that name it (their field `template`), merged after that of their role.
 
     Jobs only choose among these: what may run is the platform team's decision.
     """
@@ -105,8 +107,9 @@ class RLRuntimeSpec(ApiModel):
         default=None,
         min_length=1,
         max_length=1024,
-        description="Image of the reward pods' `graders` containers, in which rewards and programs run; `longboat` starts it. "
-        "It needs the extra `graders` and what rewards import. Default: image, started by command.",
+        description="Image of the reward pods' `graders` containers, in which rewards and programs run, and of the `environment` containers of "
+        "environment pods; `longboat` starts it. It needs the extra `graders` and what rewards and environments import. Default: image, "
+        "started by command.",
     )
     command: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=lambda: ["longboat"],
@@ -129,15 +132,21 @@ class RLRuntimeSpec(ApiModel):
     )
     user_ids: UserIds | None = Field(
         default=None,
-        description="`Fixed`: containers run as the users of the images (10001, graders as 10002, Ray's head as 10003) unless a pod "
+        description="`Fixed`: containers run as the users of the images (10001, graders and environments as 10002, Ray's head as 10003) unless a pod "
         "template sets others. `Platform`: no user or group is set, for platforms that assign them by namespace, such as OpenShift. "
         "Default: Fixed.",
     )
     common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")
     roles: RolesTemplate = Field(default_factory=RolesTemplate)
-    reward_templates: list[RewardTemplate] = Field(
+    reward_templates: list[PoolTemplate] = Field(
         default_factory=list,
         max_length=16,
         description="Templates for reward pools, for jobs to choose from.",
+        json_schema_extra=list_map("name"),
+    )
+    environment_templates: list[PoolTemplate] | None = Field(
+        default=None,
+        max_length=16,
+        description="Templates for environment pools, for jobs to choose from.",
         json_schema_extra=list_map("name"),
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from longboat_crds.base import ApiModel, CpuQuantity, FieldsModel, Opaque, Timestamp, list_map
-from longboat_crds.rewards import MAX_POOLS
+from longboat_crds.pools import MAX_POOLS
 
 # Few enough to be read in `kubectl describe`.
 RECENT_ROUNDS = 10
@@ -235,16 +235,10 @@ class Training(ApiModel):
     )
 
 
-class RolloutDemand(FieldsModel):
-    """Rollout pods that the job could use now."""
+class PodsDemand(FieldsModel):
+    """Pods that the job could use now."""
 
-    incarnation: Count = Field(
-        description="Incarnation of the driver that asks; what another one asked for doesn't count."
-    )
-    number: Count = Field(
-        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
-    )
-    replicas: Count = Field(description="Rollout pods that it could use.")
+    replicas: Count = Field(description="Pods that it could use.")
     give_first: list[Line] | None = Field(
         default=None,
         max_length=MAX_PODS,
@@ -258,6 +252,40 @@ class RolloutDemand(FieldsModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     reason: Line | None = Field(default=None, description="Why, for people.")
+
+
+class RolloutDemand(PodsDemand):
+    """Rollout pods that the job could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(
+        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
+    )
+
+
+class PoolDemand(PodsDemand):
+    """Pods of an environment pool that the job could use now."""
+
+    name: Line = Field(description="Name of the pool.")
+
+
+class EnvironmentDemand(ApiModel):
+    """Environment pods that the job could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(
+        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
+    )
+    pools: list[PoolDemand] | None = Field(
+        default=None,
+        max_length=MAX_POOLS,
+        description="Each pool; for one that isn't named the job asks for nothing, and gets what the spec says.",
+        json_schema_extra=list_map("name"),
+    )
 
 
 class PoolCpuDemand(FieldsModel):
@@ -301,6 +329,7 @@ class Demand(FieldsModel):
     )
     rollout: RolloutDemand | None = None
     reward: RewardDemand | None = None
+    environment: EnvironmentDemand | None = None
 
 
 class CheckpointStatus(FieldsModel):
@@ -340,18 +369,40 @@ class LeavingPod(FieldsModel):
     deadline: Timestamp = Field(description="When it is deleted, unless the driver has drained it before.")
 
 
-class RolloutGrant(FieldsModel):
-    """Rollout pods that the job gets."""
+class PodsGrant(FieldsModel):
+    """Pods that the job gets."""
 
-    answers: Count | None = Field(
-        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
-    )
-    replicas: Count = Field(description="Rollout pods that the job may have, without those that leave.")
+    replicas: Count = Field(description="Pods that the job may have, without those that leave.")
     leaving: list[LeavingPod] | None = Field(
         default=None,
         max_length=MAX_PODS,
         description="Pods to drain.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+class RolloutGrant(PodsGrant):
+    """Rollout pods that the job gets."""
+
+    answers: Count | None = Field(
+        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
+    )
+
+
+class PoolGrant(PodsGrant):
+    """Pods of an environment pool that the job gets."""
+
+    name: Line = Field(description="Name of the pool.")
+
+
+class EnvironmentGrant(ApiModel):
+    """Environment pods that the job gets."""
+
+    answers: Count | None = Field(
+        default=None, description="Number of the demand that it answers; none while the current driver has not asked."
+    )
+    pools: list[PoolGrant] | None = Field(
+        default=None, max_length=MAX_POOLS, description="Each pool.", json_schema_extra=list_map("name")
     )
 
 
@@ -378,6 +429,7 @@ class Grant(FieldsModel):
 
     rollout: RolloutGrant | None = None
     reward: RewardGrant | None = None
+    environment: EnvironmentGrant | None = None
 
 
 class Allocation(FieldsModel):
@@ -405,8 +457,8 @@ class Reported(FieldsModel):
 class PodRecord(FieldsModel):
     """What is known about the newest pod of one place, so that nothing is counted twice."""
 
-    pool: Line | None = Field(default=None, description="The pool that a reward pod belongs to.")
-    index: Count = Field(description="The pod's number within its role; of a reward pod, within its pool.")
+    pool: Line | None = Field(default=None, description="The pool that the pod belongs to, if its role has pools.")
+    index: Count = Field(description="The pod's number within its role, or within its pool.")
     attempt: Count = Field(description="The pod's number within its place; its name ends in it.")
     restarts: Count = Field(default=0, description="Restarts of its role's own containers that have been recorded.")
     losses: Count = Field(default=0, description="Pods of this place lost since the last new step; sets the back-off.")
@@ -428,7 +480,7 @@ class PodRecord(FieldsModel):
 class IntactPods(FieldsModel):
     """Pods to which nothing has happened, nor to any that they replaced. They share a record."""
 
-    pool: Line | None = Field(default=None, description="The pool that they belong to, if they are reward pods.")
+    pool: Line | None = Field(default=None, description="The pool that they belong to, if their role has pools.")
     attempt: Count = Field(description="The number of each within its place.")
     indexes: str = Field(
         pattern=r"^[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*$",
@@ -439,11 +491,11 @@ class IntactPods(FieldsModel):
 
 
 class PoolStatus(FieldsModel):
-    """Reward pods of one pool."""
+    """Pods of one reward or environment pool."""
 
     name: Line = Field(description="Its name.")
     ready_text: Line = Field(description="`ready/desired`.")
-    cpu: Line | None = Field(default=None, description="Sum of CPU limits of its graders.")
+    cpu: Line | None = Field(default=None, description="Sum of CPU limits of its containers with the user's code.")
 
 
 class CpuMoveOutcome(StrEnum):
@@ -566,7 +618,7 @@ class RoleStatus(FieldsModel):
     pools: list[PoolStatus] | None = Field(
         default=None,
         max_length=MAX_POOLS,
-        description="The pools of reward pods.",
+        description="The pools of its pods, if the role has pools.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     pods: list[PodRecord] | None = Field(
@@ -595,6 +647,7 @@ class RolesStatus(FieldsModel):
     rollout: RoleStatus | None = None
     reward: RoleStatus | None = None
     trainer: RoleStatus | None = None
+    environment: RoleStatus | None = None
 
 
 class Condition(FieldsModel):

@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_dns_peers,
         default=DNS_PEERS,
         metavar="JSON",
-        help="peers that reward pods may send DNS queries to: a list of NetworkPolicyPeers; default: the pods of kube-system",
+        help="peers that reward and environment pods may send DNS queries to: a list of NetworkPolicyPeers; default: the pods of kube-system",
     )
     return parser
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from longboat_crds.base import Role
 from longboat_operator.model import (
     DNS_PEERS,
     LABEL_ROLE,
@@ -18,6 +17,7 @@ from longboat_operator.model import (
     Observed,
     belongs_to,
 )
+from longboat_operator.pods.roles import SCALED_ROLES
 
 
 class Cache(Protocol):
@@ -105,6 +105,6 @@ def _observe_capacity(cache: Cache, key: CapacityKey) -> Observed:
     pods = {
         name: pod
         for name, pod in cache.children(key.job).get("Pod", {}).items()
-        if (pod["metadata"].get("labels") or {}).get(LABEL_ROLE) == Role.ROLLOUT and belongs_to(pod, uid)
+        if (pod["metadata"].get("labels") or {}).get(LABEL_ROLE) in SCALED_ROLES and belongs_to(pod, uid)
     }
     return Observed(key, job, {"Pod": pods})

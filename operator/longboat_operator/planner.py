@@ -55,7 +55,7 @@ from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
 from longboat_operator.plan.templates import Template, template_of
-from longboat_operator.pods.roles import ROLES
+from longboat_operator.pods.roles import ROLES, SCALED_ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, SpecUnreadable, read, read_for_release
@@ -166,7 +166,10 @@ def _counts(
     leaving: Leaving,
 ) -> Memories:
     """Returns every role's memory after this look. Pods removed on purpose are not losses."""
-    memories = {**published, Role.ROLLOUT: _without_gone(view, published[Role.ROLLOUT], leaving)}
+    memories = {
+        **published,
+        **{role: _without_gone(view, role, published[role], leaving) for role in SCALED_ROLES},
+    }
     if suspension in {Suspension.NONE, Suspension.SUSPENDING}:
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
@@ -179,7 +182,7 @@ def _counts(
                 memories[role],
                 view.pods[role],
                 places[role],
-                draining=leaving.draining if role is Role.ROLLOUT else (),
+                draining=leaving.draining.get(role, ()),
                 failed_inside=inside if role is Role.DRIVER else None,
                 disruptions=excuses if role is Role.DRIVER else (),
             )
@@ -228,12 +231,12 @@ def _with_unwatched(view: JobView, published: Memories, counts: Memories) -> Mem
     }
 
 
-def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
+def _without_gone(view: JobView, role: Role, memory: RoleCount, leaving: Leaving) -> RoleCount:
     """Returns the memory without the pods that left, or may go now: another pod may take the place of one that is gone."""
     places = {
         place
         for place, record in memory.records.items()
-        if place in leaving.draining or view.job.pod(Role.ROLLOUT, place, record.attempt) not in leaving.named
+        if place in leaving.draining.get(role, ()) or view.job.pod(role, place, record.attempt) not in leaving.named
     }
     return memory if len(places) == len(memory.records) else released(memory, (), keep=places)
 

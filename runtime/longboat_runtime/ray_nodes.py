@@ -8,10 +8,17 @@ from typing import Any
 
 import ray
 
+from longboat_crds.base import Role
+
 # How often Ray is asked for nodes, in seconds.
 POLL_SECONDS = 0.5
 
 Node = Mapping[str, Any]
+
+
+def pool_resource(role: Role, pool: str) -> str:
+    """Names Ray's resource that the nodes of a pool offer: as much of it as runs there at once at most. Pure."""
+    return f"longboat-{role}-{pool}"
 
 
 async def offering(resource: str, least: float) -> list[Node]:

@@ -54,6 +54,32 @@ def reward_cpu(total: str | None, *bounds: dict[str, str] | None, replicas: int 
     return changes | ({"spec.rewardCpu": {"total": total}} if total else {})
 
 
+EPISODE = {"name": "episode", "kind": "Episode"}
+
+
+def environments(*changes: dict[str, Any], pools: list[dict[str, Any]] | None = None, **spec: Any) -> dict[str, Any]:
+    """A job whose environments have these fields (one, if none are given), in these pools, with more of its spec changed by path."""
+    made = [
+        {"name": f"e{number}", "function": "games:play", **change} for number, change in enumerate(changes or ({},))
+    ]
+    return {
+        "spec.environments": made,
+        "spec.environmentPools": pools or [{"name": "games"}],
+        "spec.model.maxLength": 512,
+        "spec.rewards": [EPISODE],
+        **{f"spec.{path.replace('__', '.')}": value for path, value in spec.items()},
+    }
+
+
+def episode(**fields: Any) -> dict[str, Any]:
+    return environments(rewards=[EPISODE | fields])
+
+
+def domains(*names: list[str], **spec: Any) -> dict[str, Any]:
+    """Environments of these domains each."""
+    return environments(*({"domains": name} for name in names), **{"dataset__columns__domain": "topic", **spec})
+
+
 CASES: list[tuple[dict[str, Any], str | None]] = [
     ({}, None),
     ({"spec.dataset.files": None}, "spec.dataset.files"),
@@ -388,6 +414,75 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.steps": 10, "spec.checkpoint.exportEverySteps": 10}, "spec.checkpoint.exportEverySteps"),
     ({"spec.checkpoint.exportEverySteps": 0}, "spec.checkpoint.exportEverySteps"),
     ({"spec.checkpoint.keepExports": 1}, "spec.checkpoint.keepExports"),
+    (environments(), None),
+    (environments(rollout__toolParser="hermes", rollout__reasoningParser="qwen3"), None),
+    (environments({"history": "Append", "columns": ["board"], "limits": {"maxTurns": 3, "memory": "1Gi"}}), None),
+    (environments({"history": "Sometimes"}), "spec.environments[0].history"),
+    (environments({"columns": ["board", "board"]}), "spec.environments[0].columns[1]"),
+    (environments({"function": None}), "spec.environments[0].function"),
+    (environments({"configMap": {"name": "c", "key": "r.py", "function": "f"}}), "spec.environments[0].function"),
+    (
+        environments({"function": None, "configMap": {"name": "c", "key": "r.py", "function": "f"}}),
+        None,
+    ),
+    (environments({"limits": {"deadlineSeconds": 100, "wallSeconds": 99}}), "spec.environments[0].limits.wallSeconds"),
+    (environments({"limits": {"maxTurns": 0}}), "spec.environments[0].limits.maxTurns"),
+    (domains(["a"], ["b"]) | {"spec.environments.1.name": "e0"}, "spec.environments[1]"),
+    (environments(rounds__policy="ContinueUnfinished"), "spec.rounds.policy"),
+    (environments(rounds__policy="TailBatching"), None),
+    (environments(rounds__policy="BoundedAsync", trainer__minibatches=2), None),
+    (environments(rounds__policy="TailBatching", rounds__sampleOvercommit=1.5), "spec.rounds.sampleOvercommit"),
+    (environments(rounds__policy="TailBatching", rounds__sampleOvercommit=1.0), None),
+    (environments(algorithm__sequenceMask=BOUNDS), "spec.algorithm.sequenceMask"),
+    (environments(algorithm__name="GSPO", trainer__minibatches=2), "spec.algorithm.name"),
+    (environments(model__maxLength=None), "spec.model.maxLength"),
+    (environments(trainer__maxTokensPerBin=511), "spec.trainer.maxTokensPerBin"),
+    (environments(environmentPools=None), "spec.environmentPools"),
+    ({"spec.environmentPools": [{"name": "games"}]}, "spec.environmentPools"),
+    ({"spec.environments": []}, "spec.environments"),
+    (environments({"pool": "games"}), None),
+    (environments({"pool": "gmes"}), "spec.environments"),
+    (environments(pools=[{"name": "games"}, {"name": "tools"}]), "spec.environments"),
+    (environments({"pool": "games"}, pools=[{"name": "games"}, {"name": "tools"}]), "spec.environmentPools"),
+    (environments(pools=[{"name": "games", "replicas": 2, "minReplicas": 2}]), None),
+    (environments(pools=[{"name": "games", "minReplicas": 2}]), "spec.environmentPools[0].replicas"),
+    (environments(pools=[{"name": "a-trainer"}]), "spec.environmentPools[0].name"),
+    (environments(pools=[{"name": "a-reward-b"}]), "spec.environmentPools[0].name"),
+    (environments(pools=[{"name": "p" * 12}]) | {"metadata.name": "a" * 30}, None),
+    (environments(pools=[{"name": "p" * 12}]) | {"metadata.name": "a" * 31}, "spec.environmentPools"),
+    (environments(pools=[{"name": "p" * 7}]) | {"metadata.name": "a" * 35}, None),
+    ({"spec.rewardPools": [{"name": "environment-a"}]}, "spec.rewardPools[0].name"),
+    ({"spec.rollout.toolParser": "hermes"}, "spec.rollout.toolParser"),
+    ({"spec.rollout.reasoningParser": "qwen3"}, "spec.rollout.reasoningParser"),
+    ({"spec.rewards": [EPISODE]}, "spec.rewards"),
+    (environments(rewards=[]), "spec.rewards"),
+    (environments(rewards=[EPISODE, {"name": "form", "function": "m:f", "role": "Shaping"}]), None),
+    (environments(rewards=[{"name": "form", "function": "m:f"}]), None),
+    (episode(timeoutScore=-1, weight=2, role="Shaping"), None),
+    (episode(solvedAt=0.5), None),
+    (episode(function="m:f"), "spec.rewards[0].function"),
+    (episode(signature="Verl"), "spec.rewards[0].signature"),
+    (episode(isolation="PerGrade"), "spec.rewards[0].isolation"),
+    (episode(specialTokens=True), "spec.rewards[0].specialTokens"),
+    (episode(tokenIds=True), "spec.rewards[0].tokenIds"),
+    (episode(pool="default"), "spec.rewards[0].pool"),
+    (episode(canary={"everySteps": 0}), "spec.rewards[0].canary"),
+    (episode(learnedTimeout={}), "spec.rewards[0].learnedTimeout"),
+    (episode(timeoutSeconds=5), "spec.rewards[0].timeoutSeconds"),
+    (environments(rewardCpu={"total": "1"}), "spec.rewardCpu"),
+    (
+        environments(
+            rewards=[EPISODE, *({"name": n, "function": "m:f", "pool": n, "role": "Shaping"} for n in ("a", "b"))],
+            rewardPools=[{"name": "a"}, {"name": "b"}],
+        ),
+        None,
+    ),
+    (environments({"domains": ["a"]}), "spec.environments"),
+    (domains(["a"], ["b", "c"]), None),
+    (domains(["a"], ["b", "a"]), "spec.environments"),
+    (domains(["a"], []), "spec.environments"),
+    (domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["a"]}]), "spec.rewards"),
+    (domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["b", "a"]}]), None),
     ({"metadata.name": "1st"}, "metadata.name"),
     ({"metadata.name": "a" * 35}, None),
     ({"metadata.name": "a" * 36}, "metadata.name"),
@@ -414,6 +509,8 @@ CHANGES: dict[str, Any] = {
     "dataset.shuffleSeed": 1,
     "dataset.systemPrompt": "Be brief.",
     "dataset.tooLongPrompts": "Skip",
+    "environmentPools": [{"name": "games", "replicas": 2}],
+    "environments": [{"name": "other", "function": "games:play"}],
     "model": {"path": "/models/other"},
     "rewardCpu": {"total": "4"},
     "rewardPools": [{"name": "default", "replicas": 2}],
@@ -421,6 +518,8 @@ CHANGES: dict[str, Any] = {
     "rollout.deviceMemory": "8Gi",
     "rollout.enforceEager": True,
     "rollout.publication": "Host",
+    "rollout.reasoningParser": "qwen3",
+    "rollout.toolParser": "hermes",
     "rollout.enginesPerPod": 2,
     "rollout.kvCache": "64Mi",
     "rollout.maxSequences": 8,
@@ -463,6 +562,10 @@ WITH_CHANGE: dict[str, dict[str, Any]] = {
 # What the job needs to have from the start for a change to be possible at all.
 BEFORE_CHANGE: dict[str, dict[str, Any]] = {
     "checkpoint.keepExports": {"spec.checkpoint.exportEverySteps": 1},
+    "environmentPools": environments(),
+    "environments": environments(),
+    "rollout.reasoningParser": environments(),
+    "rollout.toolParser": environments(),
     "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
     "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
     "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},

@@ -17,17 +17,17 @@ from longboat_crds.algorithm import (
     resolve,
     resolve_loss,
 )
-from longboat_crds.base import JOB_NAME_MAX_LENGTH, POOL_NAME_MAX_LENGTH
+from longboat_crds.base import JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH, JOB_NAME_MAX_LENGTH, POOL_NAME_MAX_LENGTH
 from longboat_crds.expressions import Expression, both, constant, either, equals, field, negation, present
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.objects import RLJob
-from longboat_crds.rewards import MAX_POOL_REPLICAS, MAX_POOLS
+from longboat_crds.pools import MAX_POOL_REPLICAS, MAX_POOLS
 from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
 from longboat_crds.status import MAX_PODS
 from longboat_crds.yaml_text import dump
 from tests.crds.manifests import changed
-from tests.crds.rule_cases import CASES, pools, reward_cpu, sandboxed
+from tests.crds.rule_cases import CASES, EPISODE, domains, environments, pools, reward_cpu, sandboxed
 
 
 def refused_at(changes: dict[str, Any]) -> str | None:
@@ -47,6 +47,7 @@ def test_rules(changes: dict[str, Any], path: str | None) -> None:
 def test_the_longest_name_leaves_room_for_every_derived_one() -> None:
     longest = ("-trainer-4095-a99", "-reward-" + "p" * POOL_NAME_MAX_LENGTH + f"-{MAX_POOL_REPLICAS - 1}-a99")
     assert JOB_NAME_MAX_LENGTH + max(map(len, longest)) == 63
+    assert JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH + len(f"-environment--{MAX_POOL_REPLICAS - 1}-a99") == 63
     assert MAX_POOLS * MAX_POOL_REPLICAS <= MAX_PODS, "every pod has a record in the status"
 
 
@@ -75,13 +76,35 @@ def test_a_pool_that_is_not_there_is_named_with_the_nearest_and_its_reward() -> 
             "reward three names no pool, which it has to with several rewardPools: set its pool to one of code, math",
         ),
         (
+            environments({"pool": "gmes"}, pools=[{"name": "games"}]),
+            "spec.environments",
+            "environment e0 names pool 'gmes', which is not in environmentPools; did you mean games?",
+        ),
+        (
+            environments({"pool": "games"}, pools=[{"name": "games"}, {"name": "tools"}]),
+            "spec.environmentPools",
+            "no environment names pool tools: remove it, or set the pool of one of environments to it",
+        ),
+        (
+            domains(["a"], ["b", "a"]),
+            "spec.environments",
+            "environments e0 and e1 both play rows of domain a: give them domains that have none in common",
+        ),
+        (
+            domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["a"]}]),
+            "spec.rewards",
+            "no reward is for the domains of environment e1: add one, such as {name: episode, kind: Episode}",
+        ),
+        (
             {"spec.rewards": [sandboxed(format="LCB")]},
             "spec.rewards[0].sandbox.format",
             "must be 'Auto', 'PrimeCode', 'APPS', 'LiveCodeBench', 'HumanEval' or 'Pytest', not 'LCB'",
         ),
     ],
 )
-def test_what_is_wrong_with_grading_is_told_with_its_cure(changes: dict[str, Any], field: str, cure: str) -> None:
+def test_what_is_wrong_with_rewards_and_environments_is_told_with_its_cure(
+    changes: dict[str, Any], field: str, cure: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         load_job(dump(changed(changes)))
     assert caught.value.problems == [f"{field}: {cure}"]

@@ -17,7 +17,13 @@ from longboat_operator.plan.templates import runtime_revision
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding, ray_token
 from longboat_operator.pods.claim import checkpoint_claim, on_one_node
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.network import head_service, job_network, read_dns_peers, reward_network
+from longboat_operator.pods.network import (
+    environment_network,
+    head_service,
+    job_network,
+    read_dns_peers,
+    reward_network,
+)
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
 
@@ -36,7 +42,7 @@ def objects(case: str, job: JobRef = JOB) -> dict[str, list[Any]]:
     around = [
         runtime_revision(job, 1, runtime), driver_account(job), driver_role(job), driver_role_binding(job),
         head_service(job), job_network(job), reward_network(job, peers), checkpoint_claim(job, spec.checkpoint),
-        ray_token(job, token),
+        ray_token(job, token), *([environment_network(job, peers)] if spec.environments else []),
     ]  # fmt: skip
     pods = {
         f"{role}-pod": [
@@ -45,6 +51,7 @@ def objects(case: str, job: JobRef = JOB) -> dict[str, list[Any]]:
             if place.index == 0
         ]
         for role in Role
+        if ROLES[role].places(spec)
     }
     return {"around": around, **pods}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.status import Phase
-from longboat_operator.model import LABEL_POOL, LABEL_ROLE, JobKey, Plan
+from longboat_operator.model import LABEL_ENVIRONMENT_POOL, LABEL_POOL, LABEL_ROLE, JobKey, Plan
 from longboat_operator.reading.times import stamp
 from longboat_operator.watch.waiting import WaitingJobs
 from tests.operator_plan.simulated_cluster import SimulatedCluster
@@ -77,6 +77,11 @@ class SharingJob(SimulatedCluster):
                     pools = {pool["name"] for pool in spec["rewardPools"]}
                     needed += len(pools)
                     placed += len(pools & {pod["metadata"]["labels"][LABEL_POOL] for pod in pods})
+                    continue
+                case Role.ENVIRONMENT:
+                    pools = {pool["name"] for pool in spec.get("environmentPools", ())}
+                    needed += len(pools)
+                    placed += len(pools & {pod["metadata"]["labels"][LABEL_ENVIRONMENT_POOL] for pod in pods})
                     continue
             needed += least
             placed += min(least, len(pods))

@@ -16,6 +16,7 @@ from longboat_crds.phases import rule_of
 from longboat_crds.reasons import Reason
 from longboat_crds.status import DRIVER_FIELDS, OPERATOR_FIELDS, RLJobStatus
 from longboat_operator.model import (
+    LABEL_ENVIRONMENT_POOL,
     LABEL_INDEX,
     LABEL_JOB,
     LABEL_POOL,
@@ -41,7 +42,7 @@ from longboat_operator.model import (
 )
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
-from longboat_operator.reading.status import read_status, rollout_grant
+from longboat_operator.reading.status import environment_grant, read_status, rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, WITHOUT_ITS_LABEL
 from longboat_operator.watch.last_states import UnrecordedLosses
@@ -71,6 +72,26 @@ def spec_of(**changes: Any) -> dict[str, Any]:
     for section, values in changes.items():
         spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
     return RLJobSpec.model_validate(spec).to_json()
+
+
+def with_environments(*pools: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The spec of a job with these environment pools (by default two, of three pods in all) and an environment in each."""
+    pools = pools or ({"name": "games", "replicas": 2}, {"name": "tools"})
+    environments = [
+        {"name": f"in-{pool['name']}", "pool": pool["name"], "function": "games:play", "domains": [pool["name"]]}
+        for pool in pools
+    ]
+    episodes: dict[str, Any] = {
+        "environments": environments,
+        "environmentPools": list(pools),
+        "dataset": {"columns": {"domain": "topic"}},
+        "model": {"maxLength": 512},
+        "rewards": [{"name": "exact", "kind": "ReasoningGym"}, {"name": "episode", "kind": "Episode"}],
+    }
+    for section in episodes.keys() & changes.keys():
+        if isinstance(episodes[section], dict):
+            changes[section] = episodes[section] | changes[section]
+    return spec_of(**episodes | changes)
 
 
 def runtime_of(image: str = "longboat-runtime:1", **spec: Any) -> dict[str, Any]:
@@ -612,11 +633,25 @@ class SimulatedCluster:
         asked = {"incarnation": self.number, "number": number or follows, "replicas": replicas, **more}
         self.drive(demand=demand | {"rollout": asked})
 
+    def ask_for_environments(self, *pools: dict[str, Any]) -> None:
+        """The driver that counts publishes its next demand for environment pods."""
+        demand = self.status.demand.to_json() if self.status.demand else {}
+        last = demand.get("environment", {})
+        number = last.get("number", 0) + 1 if last.get("incarnation") == self.number else 1
+        asked = {"incarnation": self.number, "number": number, "pools": list(pools)}
+        self.drive(demand=demand | {"environment": asked})
+
     @property
     def leaving(self) -> list[str]:
-        """Names of the pods that the job has to give back."""
+        """Names of the rollout pods that the job has to give back."""
         found = rollout_grant(self.status)
         return [leaving.pod for leaving in (found.leaving if found else None) or ()]
+
+    @property
+    def leaving_environments(self) -> list[str]:
+        """Names of the environment pods that the job has to give back."""
+        found = environment_grant(self.status)
+        return [each.pod for pool in (found.pools if found else None) or () for each in pool.leaving or ()]
 
     def rollout_pods(self) -> list[str]:
         """Names of the rollout pods that are there and not being deleted."""
@@ -697,7 +732,8 @@ class _Cache:
 def place(pod: Object) -> tuple[str, str, int]:
     """Role, pool (none: empty) and index of a pod."""
     labels = pod["metadata"]["labels"]
-    return labels[LABEL_ROLE], labels.get(LABEL_POOL, ""), int(labels[LABEL_INDEX])
+    pool = labels.get(LABEL_POOL) or labels.get(LABEL_ENVIRONMENT_POOL, "")
+    return labels[LABEL_ROLE], pool, int(labels[LABEL_INDEX])
 
 
 def is_ready(pod: Object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_crds.environments import EnvironmentPoolSpec
 from longboat_crds.status import Grant, LeavingPod, RLJobStatus, RolloutGrant
 from longboat_operator.model import Observed, Plan, PublishGrant
-from longboat_operator.plan.capacity import LEAVE_SECONDS, grant_of, rollout_grant_of
+from longboat_operator.plan.capacity import LEAVE_SECONDS, environment_grant_of, grant_of, rollout_grant_of
 from longboat_operator.planner import plan
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.times import stamp
@@ -184,6 +187,65 @@ def test_only_a_new_grant_is_published() -> None:
     assert plan(Observed(KEY.capacity, None), NOW).empty
 
 
+def environment_view(capacity: CapacityView) -> CapacityView:
+    """The same pods, demand and grant, of one environment pool; a rollout pod and its demand stand beside."""
+    status = capacity.status.to_json()
+    rename = json.dumps(status).replace("sums-rollout-", "sums-environment-games-")
+    renamed = json.loads(rename)
+    rollout, records = renamed["demand"].pop("rollout"), renamed["roles"].pop("rollout")
+    pools = [
+        {"name": "games", **{key: rollout.pop(key) for key in ("replicas", "giveFirst", "drained") if key in rollout}}
+    ]
+    records["pods"] = [record | {"pool": "games"} for record in records["pods"]]
+    if grant := renamed["allocation"].pop("grant", None):
+        old = grant["rollout"]
+        pool = {"name": "games", "replicas": old["replicas"]} | (
+            {"leaving": old["leaving"]} if "leaving" in old else {}
+        )
+        renamed["allocation"]["grant"] = {"environment": {"pools": [pool]}}
+    renamed["demand"]["environment"] = {**rollout, "pools": pools}
+    renamed["roles"]["environment"] = records
+    most = max(capacity.replicas, 1)
+    pool = EnvironmentPoolSpec(name="games", replicas=most, min_replicas=min(max(capacity.min_replicas, 1), most))
+    pods = [
+        replace(p, name=p.name.replace("rollout-", "environment-games-"), place=Place("games", p.place.index))
+        for p in capacity.pods
+    ]
+    beside = replace(pods[0], name="sums-environment-tools-0-a0", place=Place("tools", 0)) if pods else None
+    return CapacityView(
+        JOB,
+        2,
+        0,
+        suspend=False,
+        status=RLJobStatus.model_validate(renamed),
+        pods=(),
+        environment_pools=(pool, EnvironmentPoolSpec(name="tools")),
+        environment_pods=(*pods, *([beside] if beside else [])),
+    )
+
+
+def test_an_environment_pool_keeps_a_pod_and_without_a_demand_has_what_its_spec_says() -> None:
+    pools = (
+        EnvironmentPoolSpec(name="games", replicas=4),
+        EnvironmentPoolSpec(name="tools", replicas=2, min_replicas=2),
+    )
+    status: dict[str, Any] = {"allocation": {"incarnation": {"number": 1, "request": "token"}}}
+    for asked, replicas, answers in ((None, (4, 2), None), (0, (1, 2), 3), (9, (4, 2), 3)):
+        if asked is not None:
+            demands = [{"name": "games", "replicas": asked}]
+            status["demand"] = {"environment": {"incarnation": 1, "number": 3, "pools": demands}}
+        capacity = CapacityView(JOB, 1, 0, False, RLJobStatus.model_validate(status), (), environment_pools=pools)
+        grant = environment_grant_of(capacity, NOW)
+        assert tuple(pool.replicas for pool in grant.pools or ()) == replicas
+        assert grant.answers == answers
+
+
+def test_a_job_without_environments_is_granted_none() -> None:
+    grant = grant_of(view(four()), NOW)
+    assert grant
+    assert grant.environment is None
+
+
 def test_a_spec_of_another_version_changes_no_grant() -> None:
     metadata = {"namespace": "research", "name": "sums", "uid": "uid"}
     assert plan(Observed(KEY.capacity, {"metadata": metadata, "spec": {"rollout": {"replicas": "many"}}}), NOW).empty
@@ -250,6 +312,23 @@ def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(capa
             assert p.deleted_at is None
             assert not (counts and p.name in drained)
     assert rollout_grant_of(again(capacity, grant), NOW) == grant
+
+
+@given(capacities())
+def test_pods_of_an_environment_pool_leave_as_rollout_pods_do(capacity: CapacityView) -> None:
+    bounded = replace_bounds(capacity)
+    grant, rollout = environment_grant_of(environment_view(bounded), NOW), rollout_grant_of(bounded, NOW)
+    games, tools = grant.pools or ()
+    assert grant.answers == rollout.answers
+    assert games.replicas == rollout.replicas
+    assert [each.pod.replace("environment-games-", "rollout-") for each in games.leaving or ()] == leaving(rollout)
+    assert (tools.replicas, tools.leaving) == (1, None), "the pods of one pool are none of the other"
+
+
+def replace_bounds(capacity: CapacityView) -> CapacityView:
+    """With the bounds that an environment pool may have: at least one pod."""
+    most = max(capacity.replicas, 1)
+    return replace(capacity, replicas=most, min_replicas=min(max(capacity.min_replicas, 1), most))
 
 
 def _old(capacity: CapacityView) -> list[LeavingPod]:

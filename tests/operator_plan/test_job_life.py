@@ -14,7 +14,7 @@ from longboat_operator.plan.records import remembered
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import holds
 from longboat_operator.reading.status import rollout_grant
-from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, place, spec_of
+from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, place, spec_of, with_environments
 from tests.support.examples import examples
 
 PICK = st.integers(0, 1_000)
@@ -39,15 +39,7 @@ class JobLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        pools = [{"name": "code"}, {"name": "math", "replicas": 2}]
-        spec = spec_of(
-            failurePolicy={f"max{role}Restarts": 8 for role in ("Driver", "Rollout", "Reward", "Trainer")},
-            rewards=[{"name": pool["name"], "kind": "ReasoningGym", "pool": pool["name"]} for pool in pools],
-            rewardPools=pools,
-        )
-        self.cluster = SimulatedCluster(spec)
         self.foreign = foreign_pod()
-        self.cluster.children["Pod"]["sums-trainer-0-a7"] = copy.deepcopy(self.foreign)  # type: ignore[assignment]
         self.numbers: dict[str, int] = {}
         self.drained: set[str] = set()
         self.let_go: dict[str, bool] = {}
@@ -67,8 +59,17 @@ class JobLife(RuleBasedStateMachine):
         attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
         return any([*at, attempt] == [*where, record.attempt] for where, record in remembered(status).records.items())
 
-    @initialize(up=st.booleans())
-    def begin(self, up: bool) -> None:
+    @initialize(up=st.booleans(), plays=st.booleans())
+    def begin(self, up: bool, plays: bool) -> None:
+        """A job, with environments if it `plays`."""
+        pools = [{"name": "code"}, {"name": "math", "replicas": 2}]
+        spec = (with_environments if plays else spec_of)(
+            failurePolicy={f"max{role.capitalize()}Restarts": 8 for role in Role},
+            rewards=[{"name": pool["name"], "kind": "ReasoningGym", "pool": pool["name"]} for pool in pools],
+            rewardPools=pools,
+        )
+        self.cluster = SimulatedCluster(spec)
+        self.cluster.children["Pod"]["sums-trainer-0-a7"] = copy.deepcopy(self.foreign)  # type: ignore[assignment]
         if up:
             self.cluster.up()
 
@@ -245,6 +246,14 @@ class JobLife(RuleBasedStateMachine):
             more["drained"] = list(self.cluster.leaving)
         self.cluster.ask(replicas, **more, **({"incarnation": self.cluster.number - 1} if stale else {}))
 
+    @precondition(lambda self: self.driver_runs() and self.cluster.number and plays(self.cluster))
+    @rule(replicas=st.integers(0, 3), drained=st.booleans())
+    def driver_demands_environments(self, replicas: int, drained: bool) -> None:
+        leaving = self.cluster.leaving_environments
+        more = {"drained": leaving} if drained and leaving else {}
+        self.drained |= set(leaving) if drained else set()
+        self.cluster.ask_for_environments({"name": "games", "replicas": replicas, **more})
+
     @precondition(lambda self: self.driver_runs() and self.cluster.number)
     @rule()
     def driver_stops_for_suspend(self) -> None:
@@ -272,7 +281,7 @@ class JobLife(RuleBasedStateMachine):
     def somebody_deletes_the_token(self) -> None:
         self.cluster.children["Secret"].clear()
 
-    @rule(name=st.sampled_from(["sums-job", "sums-reward"]), gone=st.booleans())
+    @rule(name=st.sampled_from(["sums-job", "sums-reward", "sums-environment"]), gone=st.booleans())
     def somebody_edits_a_policy(self, name: str, gone: bool) -> None:
         policies = self.cluster.children["NetworkPolicy"]
         if name in policies and gone:
@@ -305,13 +314,13 @@ class JobLife(RuleBasedStateMachine):
     def a_pod_that_is_given_back_is_no_loss(self) -> None:
         """Whatever happens to it once the driver has drained it and the job's plan has let it go."""
         roles = self.cluster.status.roles
-        records = remembered(roles.rollout if roles else None).records
-        recorded = {(where.index, record.attempt) for where, record in records.items()}
+        recorded = {
+            f"sums-{role}-{where}-a{record.attempt}"
+            for role in (Role.ROLLOUT, Role.ENVIRONMENT)
+            for where, record in remembered(getattr(roles, role) if roles else None).records.items()
+        }
         told = {record.pod for record in self.cluster.status.restart_history or ()}
-        for name in list(self.drained):
-            index, attempt = name.removeprefix("sums-rollout-").split("-a")
-            if (int(index), int(attempt)) in recorded:
-                continue
+        for name in self.drained - recorded:
             self.let_go.setdefault(name, name in told)
         assert not [name for name, before in self.let_go.items() if name in told and not before]
 
@@ -360,7 +369,8 @@ class JobLife(RuleBasedStateMachine):
             granted = rollout_grant(status)
             assert granted
             assert (granted.replicas, granted.leaving) == (expected_replicas(cluster), None)
-            assert len(remaining_pods(cluster)) == 1 + granted.replicas + 3 + 2
+            assert len(remaining_pods(cluster)) == 1 + granted.replicas + 3 + 2 + expected_environments(cluster)
+            assert not cluster.leaving_environments
             assert holds(status.conditions, ConditionType.ROLES_READY)
             assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in remaining_pods(cluster)} == {
                 status.ray_token_secret
@@ -379,6 +389,20 @@ def expected_replicas(cluster: SimulatedCluster) -> int:
     counts = demand is not None and demand["incarnation"] == cluster.number
     asked = demand["replicas"] if demand and counts else bounds["replicas"]
     return max(min(asked, bounds["replicas"]), bounds.get("minReplicas", 0))
+
+
+def plays(cluster: SimulatedCluster) -> bool:
+    """Whether the job has environments."""
+    return "environments" in cluster.job["spec"]
+
+
+def expected_environments(cluster: SimulatedCluster) -> int:
+    """Environment pods by the rule, read off the objects: one of pool tools, and two of games unless the driver asks for fewer."""
+    if not plays(cluster):
+        return 0
+    demand = cluster.job["status"].get("demand", {}).get("environment")
+    counts = demand is not None and demand["incarnation"] == cluster.number
+    return 1 + (max(min(demand["pools"][0]["replicas"], 2), 1) if demand and counts else 2)
 
 
 def remaining_pods(cluster: SimulatedCluster) -> list[dict]:

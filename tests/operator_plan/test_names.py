@@ -19,7 +19,7 @@ from longboat_operator.plan.templates import runtime_revision
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding, ray_token
 from longboat_operator.pods.claim import checkpoint_claim
 from longboat_operator.pods.names import JobRef, Place
-from longboat_operator.pods.network import head_service, job_network, reward_network
+from longboat_operator.pods.network import environment_network, head_service, job_network, reward_network
 from tests.operator_plan.simulated_cluster import spec_of
 
 # Parts of derived names, so that jobs and pools are called by them.
@@ -45,11 +45,11 @@ def names(job: JobRef, pools: list[str]) -> set[tuple[str, str]]:
     """Returns the kind and name of every object that the job has or may have, with a few numbers each."""
     bodies = [
         driver_account(job), driver_role(job), driver_role_binding(job), head_service(job), job_network(job),
-        reward_network(job, DNS_PEERS), checkpoint_claim(job, SPEC.checkpoint), ray_token(job, job.ray_token("12345678")),
+        reward_network(job, DNS_PEERS), environment_network(job, DNS_PEERS), checkpoint_claim(job, SPEC.checkpoint), ray_token(job, job.ray_token("12345678")),
         *(runtime_revision(job, number, RUNTIME) for number in (1, 11)),
     ]  # fmt: skip
     pods = {
-        job.pod(role, Place(pool if role is Role.REWARD else "", index), attempt)
+        job.pod(role, Place(pool if role.has_pools else "", index), attempt)
         for role, pool, index, attempt in product(Role, pools, (0, 1, 10), (0, 1, 10))
     }
     return {(body["kind"], body["metadata"]["name"]) for body in bodies} | {("Pod", name) for name in pods}
@@ -70,15 +70,16 @@ def test_two_jobs_share_no_name(first: str, more: str, between: str, pools: tupl
     assert not names(shorter, pools[0]) & names(longer, pools[1])
 
 
-@given(pool=words(POOL_NAME_MAX_LENGTH), other=words(POOL_NAME_MAX_LENGTH).filter(accepted))
-def test_a_pool_is_refused_only_where_names_would_meet(pool: str, other: str) -> None:
+@given(role=st.sampled_from([role for role in Role if role.has_pools]), pool=words(POOL_NAME_MAX_LENGTH))
+def test_a_pool_is_refused_only_where_names_would_meet(role: Role, pool: str) -> None:
     """Some other job, with a pool of a name that is accepted, could have a pod of the same name."""
     if accepted(pool):
         return
-    mine = f"x-reward-{pool}-0-a0"
-    suffixes = [f"-{role}-0-a0" for role in Role if role is not Role.REWARD]
-    parts = mine.split("-reward-")
-    suffixes += [f"-reward-{'-reward-'.join(parts[at:])}" for at in range(1, len(parts))]
+    mine = f"x-{role}-{pool}-0-a0"
+    suffixes = [f"-{other}-0-a0" for other in Role if not other.has_pools]
+    for word in (other for other in Role if other.has_pools):
+        parts = mine.split(f"-{word}-")
+        suffixes += [f"-{word}-{f'-{word}-'.join(parts[at:])}" for at in range(1, len(parts))]
     owners = defaultdict(set)
     for suffix in suffixes:
         if mine.endswith(suffix):

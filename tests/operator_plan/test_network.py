@@ -11,8 +11,10 @@ import pytest
 from longboat_crds.load import ApiError
 from longboat_operator.model import DNS_PEERS, ApplyObject, Object
 from longboat_operator.planner import plan
+from longboat_operator.pods.container import AGENT_PORT, HEAD_AGENT_PORT, METRICS_PORT
 from longboat_operator.pods.network import read_dns_peers
-from tests.operator_plan.simulated_cluster import SimulatedCluster
+from longboat_runtime.agent.ray_command import RayPorts
+from tests.operator_plan.simulated_cluster import SimulatedCluster, with_environments
 
 NODE_LOCAL = {"ipBlock": {"cidr": "169.254.20.10/32"}}
 
@@ -24,6 +26,29 @@ def test_reward_pods_reach_their_job_and_those_who_answer_dns() -> None:
     assert inside == {"to": [{"podSelector": {"matchLabels": {"longboat.dev/job": "sums"}}}]}
     assert dns["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
     assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+
+
+def test_environment_pods_reach_ray_on_the_head_and_rollout_pods_and_those_who_answer_dns() -> None:
+    cluster = SimulatedCluster(with_environments())
+    cluster.up()
+    policy = cluster.children["NetworkPolicy"]["sums-environment"]["spec"]
+    [selected] = policy["podSelector"]["matchExpressions"]
+    assert (selected["key"], selected["values"]) == ("longboat.dev/role", ["environment"])
+    ray, dns = policy["egress"]
+    [peer] = ray["to"]
+    assert peer["podSelector"]["matchLabels"] == {"longboat.dev/job": "sums"}
+    assert peer["podSelector"]["matchExpressions"][0]["values"] == ["driver", "rollout"]
+    opened = {port for each in ray["ports"] for port in range(each["port"], each.get("endPort", each["port"]) + 1)}
+    ports = RayPorts()
+    assert {ports.head, ports.node_manager, ports.object_manager, 10002, 19999} <= opened
+    assert not {80, 443, METRICS_PORT, AGENT_PORT, HEAD_AGENT_PORT} & opened
+    assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+
+
+def test_a_job_without_environments_has_no_policy_for_them() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    assert set(cluster.children["NetworkPolicy"]) == {"sums-job", "sums-reward"}
 
 
 def test_a_running_jobs_policy_follows_the_operators_option() -> None:

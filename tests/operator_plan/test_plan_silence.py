@@ -187,7 +187,20 @@ def test_an_own_container_counts_beside_a_foreign_one(cluster: SimulatedCluster)
 @given(
     role=st.sampled_from(list(Role)),
     unready=st.sets(
-        st.sampled_from(["driver", "ray-head", "rollout", "reward", "graders", "trainer", "istio", "logs"])
+        st.sampled_from(
+            [
+                "driver",
+                "ray-head",
+                "rollout",
+                "reward",
+                "graders",
+                "trainer",
+                "episodes",
+                "environment",
+                "istio",
+                "logs",
+            ]
+        )
     ),
 )
 def test_a_pod_is_ready_if_its_own_containers_are(role: Role, unready: set[str]) -> None:

@@ -11,20 +11,21 @@ import yaml
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
+from longboat_graders.environment import CONFIG_MAPS as ENVIRONMENT_FILES
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
 from longboat_runtime.data.references import CONFIG_MAPS
 from tests.operator_plan.golden_objects import GOLDEN, JOB, objects
-from tests.operator_plan.simulated_cluster import spec_of
+from tests.operator_plan.simulated_cluster import spec_of, with_environments
 
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 
 
 def built(role: Role, runtime: dict | None = None, **spec: object) -> dict:
     template = RLRuntimeSpec.model_validate({"image": "longboat-runtime:1"} | (runtime or {}))
-    job = RLJobSpec.model_validate(spec_of(**spec))
+    job = RLJobSpec.model_validate((with_environments if role is Role.ENVIRONMENT else spec_of)(**spec))
     place = ROLES[role].places(job)[0]
     return dict(build_pod(JOB, job, template, "sums-runtime-1", role, place, 0, token="token", one_node=False))
 
@@ -49,11 +50,11 @@ def test_agents_are_told_how_long_their_pod_may_take_to_end(role: Role) -> None:
         "roles": {role: {"template": {"spec": {"terminationGracePeriodSeconds": 600} | more}}},
     }
     told = {name: c["args"][-2:] for name, c in containers(built(role, runtime)).items()}
-    agents = {name: args for name, args in told.items() if name not in {"graders", "monitoring"}}
+    agents = {name: args for name, args in told.items() if name not in {"graders", "environment", "monitoring"}}
     assert agents
     assert all(args == ["--grace-seconds", "600"] for args in agents.values())
     assert told["monitoring"] == ["agent"]
-    assert "--grace-seconds" not in told.get("graders", ())
+    assert "--grace-seconds" not in [*told.get("graders", ()), *told.get("environment", ())]
 
 
 @pytest.mark.parametrize("role", list(Role))
@@ -131,23 +132,52 @@ def test_every_container_is_restricted(role: Role) -> None:
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_graded_code_has_no_token_and_shares_only_the_socket_with_ray() -> None:
-    pod = built(Role.REWARD)
-    graders, reward = containers(pod)["graders"], containers(pod)["reward"]
-    assert graders["securityContext"]["runAsUser"] != pod["spec"]["securityContext"]["runAsUser"]
-    assert not [e for e in graders["env"] if e["name"].startswith("RAY")]
-    shared = {m["name"] for m in graders["volumeMounts"]} & {m["name"] for m in reward["volumeMounts"]}
+@pytest.mark.parametrize("role", [Role.REWARD, Role.ENVIRONMENT])
+def test_user_code_has_no_token_and_shares_only_the_socket_with_ray(role: Role) -> None:
+    pod = built(role)
+    with_ray, with_code = (containers(pod)[name] for name in ROLES[role].containers)
+    assert with_code["securityContext"]["runAsUser"] != pod["spec"]["securityContext"]["runAsUser"]
+    assert not [e for e in with_code["env"] if e["name"].startswith("RAY")]
+    shared = {m["name"] for m in with_code["volumeMounts"]} & {m["name"] for m in with_ray["volumeMounts"]}
     assert shared == {"run"}
     assert not pod["spec"]["automountServiceAccountToken"]
+    sockets = [each["args"][each["args"].index("--socket") + 1] for each in (with_ray, with_code)]
+    assert sockets[0] == sockets[1]
+    assert sockets[0].startswith(next(m["mountPath"] for m in with_code["volumeMounts"] if m["name"] == "run"))
 
 
-def test_graders_have_the_runtimes_image_and_command_unless_the_template_names_an_image_for_them() -> None:
+@pytest.mark.parametrize("role", [Role.REWARD, Role.ENVIRONMENT])
+def test_user_code_has_the_runtimes_image_and_command_unless_the_template_names_an_image_for_it(role: Role) -> None:
     runtime = {"image": "runtime:1", "command": ["/bin/longboat"]}
-    expected = {"graders": ("runtime:1", "/bin/longboat"), "reward": ("runtime:1", "/bin/longboat")}
-    for named, graders in (({}, expected["graders"]), ({"gradersImage": "graders:1"}, ("graders:1", "longboat"))):
-        pod = built(Role.REWARD, runtime=runtime | named)
+    expected = dict.fromkeys(ROLES[role].containers, ("runtime:1", "/bin/longboat"))
+    for named, code in (
+        ({}, ("runtime:1", "/bin/longboat")),
+        ({"gradersImage": "graders:1"}, ("graders:1", "longboat")),
+    ):
+        pod = built(role, runtime=runtime | named)
         starts = {name: (each["image"], *each["command"]) for name, each in containers(pod).items()}
-        assert starts == expected | {"graders": graders}
+        assert starts == expected | {ROLES[role].containers[1]: code}
+
+
+def test_an_environment_pod_sees_the_config_maps_of_its_own_pools_environments() -> None:
+    function = {"function": None, "configMap": {"name": "tools", "key": "tools.py", "function": "play"}}
+    spec = with_environments()
+    changed = [spec["environments"][0], spec["environments"][1] | function]
+    job = RLJobSpec.model_validate(spec | {"environments": changed})
+    runtime = RLRuntimeSpec(image="runtime:1")
+    for pool, files in (("games", []), ("tools", ["tools"])):
+        body = ROLES[Role.ENVIRONMENT].pod_spec(JOB, job, runtime, pool)
+        assert [volume["configMap"]["name"] for volume in body["volumes"] if "configMap" in volume] == files
+        code = body["containers"][1]
+        mounted = {mount["mountPath"] for mount in code["volumeMounts"]}
+        assert {f"{ENVIRONMENT_FILES}/{name}" for name in files} <= mounted
+
+
+def test_an_environment_pod_offers_as_many_episodes_as_its_pool_says() -> None:
+    pod = built(Role.ENVIRONMENT, environmentPools=[{"name": "games", "episodesPerPod": 5}, {"name": "tools"}])
+    episodes = containers(pod)["episodes"]["args"]
+    assert episodes[episodes.index("--slots") + 1] == "5"
+    assert episodes[episodes.index("--pool") + 1] == "games"
 
 
 def test_only_the_driver_container_has_an_api_token() -> None:

@@ -12,11 +12,11 @@ from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey
-from tests.operator_plan.simulated_cluster import spec_of
+from tests.operator_plan.simulated_cluster import with_environments
 
 JOB = JobRef("research", "sums", "uid")
 POOLS = [{"name": "default", "replicas": 2}]
-SPEC = RLJobSpec.model_validate(spec_of(rollout={"replicas": 3}, rewardPools=POOLS, trainer={"replicas": 4}))
+SPEC = RLJobSpec.model_validate(with_environments(rollout={"replicas": 3}, rewardPools=POOLS, trainer={"replicas": 4}))
 
 
 def containers(role: Role) -> list[dict[str, Any]]:
@@ -43,8 +43,31 @@ def test_who_mounts_checkpoints_is_told(role: Role) -> None:
 
 def test_as_many_pods_as_the_spec_asks_for() -> None:
     assert {role: traits.places(SPEC) for role, traits in ROLES.items()} == {
-        Role.DRIVER: numbered(1), Role.ROLLOUT: numbered(3), Role.REWARD: numbered(2, "default"), Role.TRAINER: numbered(4)
+        Role.DRIVER: numbered(1), Role.ROLLOUT: numbered(3), Role.REWARD: numbered(2, "default"), Role.TRAINER: numbered(4),
+        Role.ENVIRONMENT: (*numbered(2, "games"), *numbered(1, "tools")),
     }  # fmt: skip
+
+
+def test_a_pool_without_anything_to_grade_has_no_pods() -> None:
+    spec = RLJobSpec.model_validate(with_environments(rewards=[{"name": "episode", "kind": "Episode"}]))
+    assert ROLES[Role.REWARD].places(spec) == ()
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_traits_of_pools_are_those_of_the_pod(role: Role) -> None:
+    traits = ROLES[role].pools
+    assert (traits is not None) is role.has_pools
+    if traits:
+        assert traits.container in ROLES[role].containers
+        assert [pool.name for pool in traits.specs(SPEC)] == list({place.pool: 0 for place in ROLES[role].places(SPEC)})
+        assert getattr(RLJobSpec.model_fields[snake(traits.field)], "alias", None) == traits.field
+        assert (
+            getattr(RLRuntimeSpec.model_fields[snake(traits.templates_field)], "alias", None) == traits.templates_field
+        )
+
+
+def snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
 @pytest.mark.parametrize("role", list(Role))
@@ -54,10 +77,10 @@ def test_the_limit_of_a_role_is_that_of_the_field_it_names(role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_rounds_do_without_some_of_the_rollout_and_reward_pods_alone(role: Role) -> None:
+def test_rounds_do_without_some_of_the_pods_of_rollout_rewards_and_environments_alone(role: Role) -> None:
     raw = {"metadata": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     one_of_two = RoleSurvey(role, numbered(2), pods=(PodView("p", "uid", Place("", 0), 0, raw),))
-    assert one_of_two.serves is (role in {Role.ROLLOUT, Role.REWARD})
+    assert one_of_two.serves is (role in {Role.ROLLOUT, Role.REWARD, Role.ENVIRONMENT})
     assert not RoleSurvey(role, numbered(2), pods=()).serves
 
 

@@ -345,7 +345,7 @@ def test_the_status_warns_exactly_where_two_containers_run_as_one_user(spec: dic
     cluster = SimulatedCluster(runtime=runtime_of(**spec))
     cluster.up()
     text = message(cluster)[1]
-    assert {role for role in ("driver", "reward") if f"of {role} pods" in text} == warned
+    assert {role for role in Role if f"of {role} pods" in text} == warned
     for role in (Role.DRIVER, Role.REWARD):
         pod = cluster.pods(role)[0]
         containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]

@@ -18,6 +18,7 @@ from longboat_operator.watch.wakes import (
 )
 
 RESHAPE = {"step": 3, "kind": "Short", "tensorParallel": 2, "reason": "preemptions", "seconds": "9.1"}
+GAMES: dict[str, Any] = {"incarnation": 1, "number": 1, "pools": [{"name": "games", "replicas": 2}]}
 JOB: dict[str, Any] = {
     "apiVersion": "longboat.dev/v1alpha1",
     "kind": "RLJob",
@@ -26,7 +27,7 @@ JOB: dict[str, Any] = {
     "status": {
         "phase": "Running",
         "training": {"incarnation": 1, "state": "Running", "step": 4, "reward": "0.5", "reshapes": [RESHAPE]},
-        "demand": {"rollout": {"incarnation": 1, "number": 1, "replicas": 2}},
+        "demand": {"rollout": {"incarnation": 1, "number": 1, "replicas": 2}, "environment": GAMES},
         "allocation": {"incarnation": {"number": 1}, "grant": {"rollout": {"answers": 1, "replicas": 2}}},
         "roles": {"rollout": {"ready": 2, "pods": [{"index": 0, "attempt": 0, "restarts": 0}]}},
         "checkpoint": {"incarnation": 1, "step": 2},
@@ -57,6 +58,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("status.demand.rollout.replicas", 3),
         ("status.demand.rollout.giveFirst", ["x-rollout-1-a0"]),
         ("status.demand.rollout.drained", ["x-rollout-1-a0"]),
+        ("status.demand.environment", GAMES | {"pools": [{"name": "games", "replicas": 3}]}),
+        ("status.demand.environment", GAMES | {"number": 2}),
     ],
 )
 def test_progress_and_what_a_pool_decides_wake_no_job(path: str, value: Any) -> None:
@@ -71,6 +74,8 @@ def test_progress_and_what_a_pool_decides_wake_no_job(path: str, value: Any) -> 
         ("status.training.reshapes", [RESHAPE, RESHAPE | {"step": 4}]),
         ("status.training.reshapes", [RESHAPE | {"failure": "out of memory"}]),
         ("status.demand.rollout.incarnation", 2),
+        ("status.demand.environment", GAMES | {"incarnation": 2}),
+        ("status.allocation.grant.environment", {"pools": [{"name": "games", "replicas": 1}]}),
         ("status.allocation.grant.rollout.replicas", 1),
         ("status.demand.incarnationRequest", "token"),
         ("status.checkpoint.step", 4),
@@ -117,6 +122,9 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
         ("spec.rollout", {"replicas": 3}),
         ("spec.rollout", {"minReplicas": 1}),
         ("spec.rewardCpu", {"total": "4"}),
+        ("spec.environmentPools", [{"name": "games", "replicas": 2}]),
+        ("status.demand.environment", GAMES | {"number": 2}),
+        ("status.demand.environment", GAMES | {"pools": [{"name": "games", "replicas": 3}]}),
         ("status.demand.reward", {"incarnation": 1, "number": 2}),
         ("status.demand.reward", {"pools": [{"name": "code", "cpu": "2"}]}),
         ("metadata.deletionTimestamp", "2026-11-21T10:00:00Z"),
@@ -138,6 +146,11 @@ def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
         ("status.checkpoint.step", 4),
         ("status.demand.rollout.drained", ["x-rollout-1-a0"]),
         ("status.demand.rollout.reason", "preemptions"),
+        (
+            "status.demand.environment",
+            GAMES | {"pools": [GAMES["pools"][0] | {"drained": ["x-environment-games-1-a0"]}]},
+        ),
+        ("status.roles.environment", {"pods": [{"pool": "games", "index": 1, "attempt": 0}]}),
         ("status.rewardCpu", {"total": "4", "used": "2"}),
         ("status.roles.rollout.ready", 1),
         ("status.roles.rollout.pods", [{"index": 0, "attempt": 0, "restarts": 1}]),
@@ -148,7 +161,7 @@ def test_what_a_pools_plan_does_not_look_at_wakes_it_not(path: str, value: Any) 
     assert not wakes_capacity(JOB, changed(path, value))
 
 
-def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -> None:
+def test_of_children_only_pods_whose_number_is_granted_wake_a_pool_and_only_by_what_it_reads() -> None:
     def pod(role: str = "rollout", ready: str = "True", **more: Any) -> dict[str, Any]:
         metadata = {"namespace": "a", "name": "p", "uid": "1", "labels": {"longboat.dev/role": role}}
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], **more}
@@ -166,6 +179,7 @@ def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -
     deleted = {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     ended = {**deleted, "metadata": {**deleted["metadata"], "deletionGracePeriodSeconds": 0, "finalizers": ["a/b"]}}
     assert wakes_capacity(deleted, ended), "nothing but its finalizers keeps it"
+    assert wakes_capacity(pod("environment"), pod("environment", ready="False"))
     assert not wakes_capacity(None, pod("trainer"))
     assert not wakes_capacity(None, {"kind": "Service", "metadata": {"namespace": "a", "name": "s", "uid": "1"}})
 

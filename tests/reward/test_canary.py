@@ -55,7 +55,7 @@ def suspect(
     special: bool = False,
 ) -> str | None:
     """What is said of a reward that gets the text and the truth of a row, after one check."""
-    (canary,) = canaries([reward_spec or spec()])
+    (canary,) = canaries([reward_spec or spec()], implied=True)
     checked = []
     for row in all_rows:
         texts = canary.responses(row)

@@ -1,4 +1,4 @@
-"""Decides what a job is granted: rollout pods, which of them it must give back, and CPUs of reward pods. Pure.
+"""Decides what a job is granted: rollout and environment pods, which of them it must give back, and CPUs of reward pods. Pure.
 
 A capacity's plan divides it, and the job's plan (`places`, `leaving`) uses what was granted. A capacity has one job, so only that job's
 spec bounds its grants.
@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from longboat_crds.base import Role
-from longboat_crds.status import Grant, LeavingPod, RolloutDemand, RolloutGrant
+from longboat_crds.status import EnvironmentGrant, Grant, LeavingPod, PodsDemand, PodsGrant, PoolGrant, RolloutGrant
 from longboat_operator.model import Observed, Plan, PublishGrant
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, is_past, remembered
 from longboat_operator.plan.reward_shares import reward_grant_of
-from longboat_operator.reading.status import reward_demand, reward_grant, rollout_demand, rollout_grant
+from longboat_operator.reading.status import (
+    environment_demand,
+    environment_grant,
+    reward_demand,
+    reward_grant,
+    rollout_demand,
+    rollout_grant,
+)
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import CapacityView, PodView, SpecUnreadable, read_capacity
 
@@ -55,7 +62,8 @@ def grant_of(view: CapacityView, now: datetime) -> Grant | None:
         reward = reward_grant_of(
             view.reward_cpu, view.reward_pools, reward_grant(view.status), reward_demand(view.status)
         )
-    return Grant(rollout=rollout_grant_of(view, now), reward=reward)
+    environment = environment_grant_of(view, now) if view.environment_pools else None
+    return Grant(rollout=rollout_grant_of(view, now), reward=reward, environment=environment)
 
 
 def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
@@ -67,18 +75,46 @@ def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
     * `answers` is the number of the demand that counted, None without one;
     * `leaving` are the pods to give back (`pods_to_leave`), None if there are none.
     """
-    old = rollout_grant(view.status)
-    demand = rollout_demand(view.status)
-    wanted = demand.replicas if demand else view.replicas
-    replicas = max(min(wanted, view.replicas), view.min_replicas)
-    leaving = pods_to_leave(view, old, demand, replicas, now)
+    demand, old = rollout_demand(view.status), rollout_grant(view.status)
+    replicas = _within(demand, view.min_replicas, view.replicas)
+    leaving = pods_to_leave(view, Role.ROLLOUT, "", view.pods, old, demand, replicas, now)
     return RolloutGrant(answers=demand.number if demand else None, replicas=replicas, leaving=leaving or None)
 
 
+def environment_grant_of(view: CapacityView, now: datetime) -> EnvironmentGrant:
+    """Decides how many pods each environment pool gets, and which it has to give back.
+
+    Rule: as for rollout pods (`rollout_grant_of`), within replicas and minReplicas of the pool, which keeps at least one pod.
+    """
+    demand, old = environment_demand(view.status), environment_grant(view.status)
+    demands = {pool.name: pool for pool in (demand.pools if demand else None) or ()}
+    granted = {pool.name: pool for pool in (old.pools if old else None) or ()}
+    pools = []
+    for pool in view.environment_pools:
+        replicas = _within(demands.get(pool.name), pool.min_replicas or 1, pool.replicas)
+        pods = [pod for pod in view.environment_pods if pod.place.pool == pool.name]
+        leaving = pods_to_leave(
+            view, Role.ENVIRONMENT, pool.name, pods, granted.get(pool.name), demands.get(pool.name), replicas, now
+        )
+        pools.append(PoolGrant(name=pool.name, replicas=replicas, leaving=leaving or None))
+    return EnvironmentGrant(answers=demand.number if demand else None, pools=pools)
+
+
+def _within(demand: PodsDemand | None, least: int, most: int) -> int:
+    return max(min(demand.replicas if demand else most, most), least)
+
+
 def pods_to_leave(
-    view: CapacityView, old: RolloutGrant | None, demand: RolloutDemand | None, replicas: int, now: datetime
+    view: CapacityView,
+    role: Role,
+    pool: str,
+    present: Sequence[PodView],
+    old: PodsGrant | None,
+    demand: PodsDemand | None,
+    replicas: int,
+    now: datetime,
 ) -> list[LeavingPod]:
-    """Returns the pods to give back, in the order in which they were named.
+    """Returns the pods to give back, in the order in which they were named. `present` are the pods of the role and, if it has any, the pool.
 
     Rule:
     * unless it is taken back, a pod stays named, with its first deadline, until it is gone and the job's plan has released its record:
@@ -88,14 +124,15 @@ def pods_to_leave(
     * if there is room again, pods are taken back in the opposite order, unless the driver has listed them as drained, they can't serve
       any more, or their deadline has passed.
     """
-    role = view.status.roles.rollout if view.status.roles else None
-    memory = remembered(role)
-    pods = {pod.name: pod for pod in view.pods}
-    recorded = {view.job.pod(Role.ROLLOUT, place, record.attempt) for place, record in memory.records.items()}
+    memory = remembered(getattr(view.status.roles, role) if view.status.roles else None)
+    pods = {pod.name: pod for pod in present}
+    recorded = {
+        view.job.pod(role, place, record.attempt) for place, record in memory.records.items() if place.pool == pool
+    }
     named = {leaving.pod: leaving for leaving in (old.leaving if old else None) or ()}
     named = {name: leaving for name, leaving in named.items() if name in pods or name in recorded}
     given_first = list(demand.give_first or ()) if demand else []
-    staying = [pod for pod in view.pods if pod.name not in named and _may_serve(pod, memory)]
+    staying = [pod for pod in present if pod.name not in named and _may_serve(pod, memory)]
     surplus = len(staying) - replicas
     if surplus > 0:
         deadline = stamp(now + timedelta(seconds=LEAVE_SECONDS))

@@ -71,7 +71,7 @@ def creation_of(
     Rules:
     * account, service, policies, claim and token come before pods, and so does the job's grant. All pods are created at once, the driver's
       first: the others wait for the head themselves;
-    * before the first pod from a template, dry runs check its revision and the first pod of each role and reward pool. Shapes that were
+    * before the first pod from a template, dry runs check its revision and the first pod of each role and pool. Shapes that were
       accepted lately are left out. A rejected template gets no revision, so the next plan takes the template as it then is;
     * a role or pool whose pod was rejected asks for no pods of later places until that one is accepted;
     * with spec.rewardCpu a reward pod is created with the CPUs that the published status promises it. While the template has no revision,

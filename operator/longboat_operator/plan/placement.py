@@ -82,7 +82,7 @@ def minimum_of(view: JobView, places: Places, lost: Collection[str]) -> Minimum:
     """Counts the minimum of a job whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more.
 
     Rule: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, whichever they are, and one pod of each reward
-    pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't needed.
+    and environment pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't needed.
     """
     needed = placed = ready = 0
     for role, least, pool in _pools(view, places):
@@ -108,7 +108,7 @@ def minimum_first(view: JobView, places: Places, vacant: Sequence[Vacancy]) -> l
 
 
 def _pools(view: JobView, places: Places) -> Iterator[tuple[Role, int, Sequence[Place]]]:
-    """Yields the places of each role, of reward pods those of each pool, and how many of them belong to the minimum."""
+    """Yields the places of each role, those of each pool if it has pools, and how many of them belong to the minimum."""
     for role in ROLES:
         pools: dict[str, list[Place]] = {}
         for place in places[role]:

@@ -38,7 +38,7 @@ from longboat_operator.pods.claim import (
     on_one_node,
 )
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.network import head_service, job_network, reward_network
+from longboat_operator.pods.network import environment_network, head_service, job_network, reward_network
 from longboat_operator.pods.pod import driver_account_name
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.view import JobView
@@ -212,8 +212,11 @@ class _Wanted:
 
 # Cached: making these again would be most of the work of a plan that finds nothing to do.
 @lru_cache(maxsize=4096)
-def _applied(job: JobRef, account: str, dns_peers: bytes) -> tuple[_Wanted, ...]:
-    """Returns the wanted objects that depend only on the job's identity and metadata, the driver's account and `dns_peers`."""
+def _applied(job: JobRef, account: str, dns_peers: bytes, *, plays: bool) -> tuple[_Wanted, ...]:
+    """Returns the wanted objects that depend only on the job's identity and metadata, the driver's account and `dns_peers`.
+
+    `plays` is whether it has environments.
+    """
     peers = tuple(from_json(dns_peers))
     bodies: tuple[Object, ...] = (
         driver_role(job),
@@ -221,6 +224,7 @@ def _applied(job: JobRef, account: str, dns_peers: bytes) -> tuple[_Wanted, ...]
         head_service(job),
         job_network(job),
         reward_network(job, peers),
+        *([environment_network(job, peers)] if plays else []),
     )
     return tuple(_Wanted(_target(body), body, digest(body)) for body in bodies)
 
@@ -230,7 +234,7 @@ def _wanted(view: JobView, job: JobRef, runtime: RLRuntimeSpec) -> Iterator[_Wan
     if name == job.driver_account:
         account = driver_account(job, runtime)
         yield _Wanted(_target(account), account, digest(account))
-    yield from _applied(job, name, to_json(view.observed.dns_peers))
+    yield from _applied(job, name, to_json(view.observed.dns_peers), plays=bool(view.spec.environments))
     if view.spec.checkpoint.claim_name is None:
         claim = checkpoint_claim(job, view.spec.checkpoint)
         yield _Wanted(_target(claim), claim, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -13,16 +13,16 @@ from pydantic_core import from_json, to_json
 from longboat_crds.base import Role
 from longboat_crds.gpus import gpu_problem
 from longboat_crds.job import RuntimeKind
+from longboat_crds.pools import PoolSpec
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.rewards import rewards_of
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_crds.tolerance import read_known
 from longboat_operator.model import Object
 from longboat_operator.pods.container import RAY_PORT
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.pod import driver_account_name, graders_memory, on_host_network
-from longboat_operator.pods.roles import ROLES
+from longboat_operator.pods.pod import driver_account_name, memory_limit, on_host_network
+from longboat_operator.pods.roles import ROLES, PoolTraits
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView, first_problem
 
@@ -49,8 +49,8 @@ def template_of(view: JobView) -> Template | Finding:
     Rules:
     * it is the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by a job that has
       none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the stored one;
-    * it has to have the entries of `rewardTemplates` that the job's reward pools name, and room for their programs. A new one also has to
-      be one that jobs can run with (`_unfit`).
+    * it has to have the entries of `rewardTemplates` and `environmentTemplates` that the job's pools name, and room for what runs there.
+      A new one also has to be one that jobs can run with (`_unfit`).
     """
     template = _in_force(view)
     return (
@@ -145,10 +145,9 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
         return None
     runtime, reference = template.runtime, view.spec.runtime_ref
     name = f"{reference.kind} {reference.name}"
-    pools: tuple[str | None, ...] = tuple(pool.template for pool in view.spec.reward_pools)
-    for role in ROLES:
-        for pool in pools if role is Role.REWARD else (None,):
-            if place := on_host_network(runtime, role, pool):
+    for role, traits in ROLES.items():
+        for named in {pool.template for pool in traits.pool_specs(view.spec)} if traits.pools else {None}:
+            if place := on_host_network(runtime, role, named):
                 message = (
                     f"{name}: spec.{place}: pods of a job listen on fixed ports (such as {RAY_PORT}), which a node has only once, and "
                     "NetworkPolicies, which isolate graded code, don't apply to the host network; remove it, and for RDMA give pods a "
@@ -168,50 +167,55 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
 
 
 def _lacking(view: JobView, template: Template) -> Finding | None:
-    """Reports the first reward template that the job names and the runtime template lacks; None if it lacks none."""
-    names = [entry.name for entry in template.runtime.reward_templates]
+    """Reports the first template that a pool of the job names and the runtime template lacks; None if it lacks none."""
     reference = view.spec.runtime_ref
-    for place, pool in enumerate(view.spec.reward_pools):
+    for _, pools, place, pool in _pools(view):
+        names = [entry.name for entry in pools.templates(template.runtime)]
         if pool.template is None or pool.template in names:
             continue
         close = get_close_matches(pool.template, names, n=1)
         cure = f"did you mean {close[0]}?" if close else f"it has {', '.join(names) or 'none'}"
         source = "" if template.is_new else f", as kept in ControllerRevision {view.job.revision(template.number)},"
         message = (
-            f"spec.rewardPools[{place}].template: {reference.kind} {reference.name}{source} has no entry {pool.template!r} in "
-            f"spec.rewardTemplates; {cure}"
+            f"spec.{pools.field}[{place}].template: {reference.kind} {reference.name}{source} has no entry {pool.template!r} in "
+            f"spec.{pools.templates_field}; {cure}"
         )
-        return _unresolved(Reason.REWARD_TEMPLATE_NOT_FOUND, message)
+        return _unresolved(pools.lacks_template, message)
     return None
 
 
 def _too_small(view: JobView, template: Template) -> Finding | None:
-    """Reports the first pool whose graders have less memory than the programs that run there at once may hold; None if there is none.
+    """Reports the first pool whose pods have less memory for the user's code than what runs there at once may hold; None if there is none.
 
     A container without a limit has room.
     """
-    for place, pool in enumerate(view.spec.reward_pools):
-        sandboxes = {
-            number: reward.sandbox.memory
-            for number, reward in rewards_of(view.spec.rewards, pool.name).items()
-            if reward.sandbox
-        }
-        if not sandboxes:
+    reference = view.spec.runtime_ref
+    for role, pools, place, pool in _pools(view):
+        memories = pools.memories(view.spec, pool.name)
+        if not memories:
             continue
-        number, memory = max(sandboxes.items(), key=lambda item: in_bytes(item[1]))
-        limit = graders_memory(view.spec, template.runtime, pool.name)
-        needed = pool.graders_per_pod * in_bytes(memory)
+        path, memory = max(memories.items(), key=lambda item: in_bytes(item[1]))
+        limit = memory_limit(template.runtime, role, pool.template, pools.container)
+        needed = pool.at_once * in_bytes(memory)
         if limit is None or needed <= limit:
             continue
-        reference, fit = view.spec.runtime_ref, limit // max(in_bytes(memory), 1)
+        fit = limit // max(in_bytes(memory), 1)
         lower = f"lower it to {fit}, " if fit else ""
         message = (
-            f"spec.rewardPools[{place}].gradersPerPod: {pool.graders_per_pod} programs at once may hold {memory} each "
-            f"(spec.rewards[{number}].sandbox.memory), {needed >> 20}Mi in all, but {reference.kind} {reference.name} allows the pool's "
-            f"container `graders` {limit >> 20}Mi; {lower}lower sandbox.memory, or choose a template with more memory"
+            f"spec.{pools.field}[{place}].{pools.at_once_field}: {pool.at_once} {pools.runs} at once may hold {memory} each ({path}), "
+            f"{needed >> 20}Mi in all, but {reference.kind} {reference.name} allows the pool's container `{pools.container}` "
+            f"{limit >> 20}Mi; {lower}lower {path.rpartition('].')[2]}, or choose a template with more memory"
         )
-        return _unresolved(Reason.GRADERS_MEMORY_TOO_SMALL, message)
+        return _unresolved(pools.lacks_memory, message)
     return None
+
+
+def _pools(view: JobView) -> Iterator[tuple[Role, PoolTraits, int, PoolSpec]]:
+    """Yields each pool of the job, with its role, the traits of that role's pools, and its place in the spec's list."""
+    for role, traits in ROLES.items():
+        if traits.pools:
+            for place, pool in enumerate(traits.pools.specs(view.spec)):
+                yield role, traits.pools, place, pool
 
 
 def _unresolved(reason: Reason, message: str) -> Finding:

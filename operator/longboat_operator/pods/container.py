@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 HOME = "/home/longboat"
-# Users of the images (docs/images.md). All but the graders have USER's group, so that they can share volumes.
+# Users of the images (docs/images.md). All but that of graders and environments have USER's group, so that they can share volumes.
 USER = 10001
 GRADER_USER = 10002
 HEAD_USER = 10003
@@ -14,9 +14,18 @@ AGENT_PORT = 6390
 HEAD_AGENT_PORT = 6391
 METRICS_PORT = 6392
 RAY_PORT = 6379
+# Of a Ray node's managers (`agent.ray_command.RayPorts`) and, by Ray's defaults, of its workers, drivers included.
+RAY_MANAGER_PORTS = (6380, 6381)
+RAY_WORKER_PORTS = (10002, 19999)
 
 RAY_TOKEN_DIRECTORY = "/etc/longboat/ray-token"
-REWARD_SOCKET = "/run/longboat/graders.sock"
+# Sockets lie here, in a volume that the two containers of a pod with user code share.
+RUN = "/run/longboat"
+REWARD_SOCKET = f"{RUN}/graders.sock"
+ENVIRONMENT_SOCKET = f"{RUN}/environments.sock"
+# ConfigMaps with the functions of rewards and of environments, each as a directory.
+REWARD_FILES = "/etc/longboat/rewards"
+ENVIRONMENT_FILES = "/etc/longboat/environments"
 
 # Importing torch and vLLM from a cold network file system takes minutes; the job's start deadline catches a hung agent.
 STARTUP_SECONDS = 900

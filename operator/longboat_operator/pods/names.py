@@ -11,15 +11,24 @@ from longboat_crds.base import API_VERSION, Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.metadata import MANAGED_BY
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_POOL, LABEL_ROLE
+from longboat_operator.model import (
+    LABEL_ATTEMPT,
+    LABEL_ENVIRONMENT_POOL,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_POOL,
+    LABEL_ROLE,
+)
 
 MANAGER = "longboat-operator"
+
+_POOL_LABELS = {Role.REWARD: LABEL_POOL, Role.ENVIRONMENT: LABEL_ENVIRONMENT_POOL}
 
 _POD = re.compile(rf"(?P<role>{'|'.join(Role)})-(?:(?P<pool>.+)-)?(?P<index>\d+)-a(?P<attempt>\d+)", re.ASCII)
 
 
 class Place(NamedTuple):
-    """Names a pod's place within its role by a number, a reward pod's within its pool. Places order by pool and number."""
+    """Names a pod's place within its role, or its pool if the role has pools, by a number. Places order by pool and number."""
 
     pool: str
     index: int  # type: ignore[assignment]  # hides the method of tuples
@@ -46,7 +55,7 @@ class JobRef:
     """The job that objects are made for, and the labels and annotations that all of them get.
 
     No two jobs share the name of an object of the same kind. Rule: no suffix of a kind ends with another one, whatever pools are called
-    (`RewardPoolSpec.rules`). So if A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
+    (`PoolSpec.rules`). So if A + s = B + t, the suffixes s and t are the same, and so are the jobs A and B.
     """
 
     namespace: str
@@ -90,6 +99,11 @@ class JobRef:
         """NetworkPolicy of its reward pods."""
         return f"{self.name}-reward"
 
+    @property
+    def environment_network(self) -> str:
+        """NetworkPolicy of its environment pods."""
+        return f"{self.name}-environment"
+
     def ray_token(self, random: str) -> str:
         """Names a Secret with Ray's token.
 
@@ -114,7 +128,7 @@ class JobRef:
     def identity(self, pod: str) -> PodIdentity | None:
         """Returns what a pod's name says; None if this version gives no pod such a name."""
         match = _POD.fullmatch(pod.removeprefix(f"{self.name}-"))
-        if match is None or (match["role"] == Role.REWARD) is (match["pool"] is None):
+        if match is None or Role(match["role"]).has_pools is (match["pool"] is None):
             return None
         place = Place(match["pool"] or "", int(match["index"]))
         identity = PodIdentity(Role(match["role"]), place, int(match["attempt"]))
@@ -133,7 +147,7 @@ class JobRef:
             LABEL_INDEX: str(place.index),
             LABEL_ATTEMPT: str(attempt),
         }
-        return labels | {LABEL_POOL: place.pool} if place.pool else labels
+        return labels | {_POOL_LABELS[role]: place.pool} if place.pool else labels
 
     def selector(self, *roles: Role) -> dict[str, Any]:
         """Returns the LabelSelector of the job's pods, of some roles if given."""

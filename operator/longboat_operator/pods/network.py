@@ -1,4 +1,4 @@
-"""The name of the Ray head, who may talk to a job's pods, and whom its reward pods may talk to. Pure."""
+"""The name of the Ray head, who may talk to a job's pods, and whom its reward and environment pods may talk to. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from pydantic_core import PydanticCustomError
 from longboat_crds.base import ApiModel, Role
 from longboat_crds.load import ApiError, checked
 from longboat_operator.model import LABEL_JOB, LABEL_ROLE, Object
-from longboat_operator.pods.container import METRICS_PORT, RAY_PORT
+from longboat_operator.pods.container import METRICS_PORT, RAY_MANAGER_PORTS, RAY_PORT, RAY_WORKER_PORTS
 from longboat_operator.pods.names import JobRef
 
 _DNS_PORTS = ({"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"})
+_RAY_PORTS = (
+    *({"port": port, "protocol": "TCP"} for port in (RAY_PORT, *RAY_MANAGER_PORTS)),
+    {"port": RAY_WORKER_PORTS[0], "endPort": RAY_WORKER_PORTS[1], "protocol": "TCP"},
+)
 _LABEL_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 LabelKey = Annotated[str, Field(pattern=rf"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_LABEL_NAME}$", max_length=317)]
@@ -160,6 +164,22 @@ def reward_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
             "policyTypes": ["Egress"],
             "egress": [
                 {"to": [{"podSelector": job.selector()}]},
+                {"to": [*dns_peers], "ports": [*_DNS_PORTS]},
+            ],
+        },
+    )
+
+
+def environment_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
+    """Builds the policy of environment pods: they may connect only to Ray on the driver and rollout pods, and to `dns_peers` for DNS."""
+    return _policy(
+        job,
+        job.environment_network,
+        {
+            "podSelector": job.selector(Role.ENVIRONMENT),
+            "policyTypes": ["Egress"],
+            "egress": [
+                {"to": [{"podSelector": job.selector(Role.DRIVER, Role.ROLLOUT)}], "ports": [*_RAY_PORTS]},
                 {"to": [*dns_peers], "ports": [*_DNS_PORTS]},
             ],
         },

@@ -8,7 +8,7 @@ from typing import Any
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
-from longboat_crds.runtime import RLRuntimeSpec, UserIds
+from longboat_crds.runtime import RLRuntimeSpec, RoleTemplate, UserIds
 from longboat_crds.shared_memory import default_shared_memory
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, Object
 from longboat_operator.pods import container as parts
@@ -17,12 +17,12 @@ from longboat_operator.pods.merge import TemplateInvalid, merge
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.pods.volumes import ray_volumes
-from longboat_operator.pods.workers import GRADERS
+from longboat_operator.pods.workers import ENVIRONMENT, GRADERS
 
 CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_checkpoints)
 
 # Users of containers whose user isn't their pod's.
-_USERS = {RAY_HEAD: parts.HEAD_USER, GRADERS: parts.GRADER_USER}
+_USERS = {RAY_HEAD: parts.HEAD_USER, GRADERS: parts.GRADER_USER, ENVIRONMENT: parts.GRADER_USER}
 
 TERMINATION_GRACE_SECONDS = 30
 # Cluster Autoscaler and Karpenter remove underused nodes together with their pods, unless a pod has these annotations.
@@ -46,8 +46,8 @@ def build_pod(
 ) -> Object:
     """Builds the pod of one place of a role, from the template that `revision` stores.
 
-    Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` that the pool of
-    a reward pod names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that
+    Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` or
+    `runtime.environmentTemplates` that the pod's pool names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that
     mount the checkpoint claim stay together (a ReadWriteOnce claim). `graders_cpu` takes the place of what the template says of the
     graders' CPUs.
 
@@ -82,14 +82,14 @@ def _merged(
     if runtime.user_ids is UserIds.PLATFORM:
         made = _with_platform_ids(made)
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
-    for place, template in templates_of(runtime, role, _reward_template(spec, pool)):
+    for place, template in templates_of(runtime, role, ROLES[role].template_of(spec, pool)):
         if "serviceAccount" in _body(template):
             raise TemplateInvalid(f"{place}.spec.serviceAccount: is deprecated in Kubernetes; use serviceAccountName")
         pod = merge(pod, template, place)
     if not pod["spec"].get("containers"):
         raise TemplateInvalid(
             f"spec.containers: null removes all containers of role {role}; leave it out in common.template, roles.{role}.template and "
-            "rewardTemplates"
+            "the templates of pools"
         )
     return pod
 
@@ -97,14 +97,15 @@ def _merged(
 def templates_of(runtime: RLRuntimeSpec, role: Role, named: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the path in the runtime template's spec, and the content, of each pod template of a role, in the order of merging.
 
-    `named` is the entry of `rewardTemplates` that the pool of a reward pod names.
+    `named` is the entry of the role's templates of pools that the pod's pool names.
     """
     yield "common.template", _for_role(runtime.common.template, role)
-    own: Mapping[str, Any] = getattr(runtime.roles, role).template
-    yield f"roles.{role}.template", own
-    for place, entry in enumerate(runtime.reward_templates):
-        if role is Role.REWARD and entry.name == named:
-            yield f"rewardTemplates[{place}].template", entry.template
+    own: RoleTemplate | None = getattr(runtime.roles, role)
+    yield f"roles.{role}.template", own.template if own else {}
+    if pools := ROLES[role].pools:
+        for place, entry in enumerate(pools.templates(runtime)):
+            if entry.name == named:
+                yield f"{pools.templates_field}[{place}].template", entry.template
 
 
 def on_host_network(runtime: RLRuntimeSpec, role: Role, named: str | None) -> str | None:
@@ -145,15 +146,15 @@ def shared_users(runtime: RLRuntimeSpec, role: Role, named: str | None) -> tuple
     return tuple(resolved) if len(resolved) > len(set(resolved.values())) else ()
 
 
-def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
-    """Returns the bytes that the templates allow the graders' container of this pool's pods; None if they set no readable limit."""
-    graders: dict[str, Any] = {}
+def memory_limit(runtime: RLRuntimeSpec, role: Role, named: str | None, container: str) -> int | None:
+    """Returns the bytes that the templates allow this container of a role's pods; None if they set no readable limit."""
+    merged: dict[str, Any] = {}
     try:
-        for _, template in templates_of(runtime, Role.REWARD, _reward_template(spec, pool)):
-            for container in _body(template).get("containers") or ():
-                if container["name"] == GRADERS:
-                    graders = merge(graders, container)
-        return in_bytes(str(graders["resources"]["limits"]["memory"]))
+        for _, template in templates_of(runtime, role, named):
+            for entry in _body(template).get("containers") or ():
+                if entry["name"] == container:
+                    merged = merge(merged, entry)
+        return in_bytes(str(merged["resources"]["limits"]["memory"]))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None  # making the pods reports what is wrong with it
 
@@ -173,11 +174,6 @@ def _common(token: str, shared_memory: str) -> dict[str, Any]:
         },
         "volumes": ray_volumes(token, shared_memory),
     }
-
-
-def _reward_template(spec: RLJobSpec, pool: str) -> str | None:
-    """Returns the entry of `rewardTemplates` that a pool names; None if it names none, or there is no such pool."""
-    return next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
 
 
 def _body(template: Mapping[str, Any]) -> Mapping[str, Any]:

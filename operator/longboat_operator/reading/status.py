@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longboat_crds.status import RewardDemand, RewardGrant, RLJobStatus, RolloutDemand, RolloutGrant
+from longboat_crds.base import Role
+from longboat_crds.status import (
+    EnvironmentDemand,
+    EnvironmentGrant,
+    PodsGrant,
+    RewardDemand,
+    RewardGrant,
+    RLJobStatus,
+    RolloutDemand,
+    RolloutGrant,
+)
 from longboat_crds.tolerance import read_known
 
 # The fields that tell reshapes apart; others are measured later.
@@ -44,3 +54,32 @@ def reward_grant(status: RLJobStatus) -> RewardGrant | None:
     """Returns the reward pools' grant of CPUs; None if they have none."""
     grant = status.allocation.grant if status.allocation else None
     return grant.reward if grant else None
+
+
+def environment_demand(status: RLJobStatus) -> EnvironmentDemand | None:
+    """Returns the demand for environment pods that counts, the current incarnation's; None if it has made none."""
+    demand = status.demand.environment if status.demand else None
+    current = status.allocation.incarnation if status.allocation else None
+    return demand if demand and current and demand.incarnation == current.number else None
+
+
+def environment_grant(status: RLJobStatus) -> EnvironmentGrant | None:
+    """Returns the job's grant of environment pods; None if it has none."""
+    grant = status.allocation.grant if status.allocation else None
+    return grant.environment if grant else None
+
+
+def pods_granted(status: RLJobStatus) -> Iterator[tuple[Role, str, PodsGrant]]:
+    """Yields the grants of pods, each with its role and pool (empty for rollout pods)."""
+    if rollout := rollout_grant(status):
+        yield Role.ROLLOUT, "", rollout
+    environment = environment_grant(status)
+    for pool in (environment.pools if environment else None) or ():
+        yield Role.ENVIRONMENT, pool.name, pool
+
+
+def drained_pods(status: RLJobStatus) -> frozenset[str]:
+    """Returns the pods in which nothing runs any more, as the current incarnation says."""
+    rollout, environment = rollout_demand(status), environment_demand(status)
+    demands = [*([rollout] if rollout else []), *((environment.pools if environment else None) or ())]
+    return frozenset(name for demand in demands for name in demand.drained or ())

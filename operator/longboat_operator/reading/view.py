@@ -13,12 +13,22 @@ from pydantic_core import from_json, to_json
 
 from longboat_crds.base import FieldsModel, Role
 from longboat_crds.checkpoint import CheckpointSpec
+from longboat_crds.environments import EnvironmentPoolSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import millicores
 from longboat_crds.reasons import ConditionType
 from longboat_crds.rewards import RewardCpuSpec, RewardPoolSpec, default_pools
 from longboat_crds.rounds import RoundsSpec
-from longboat_crds.status import Problem, RewardGrant, RLJobStatus, RoleStatus, RolloutDemand, RolloutGrant, Training
+from longboat_crds.status import (
+    PodsGrant,
+    Problem,
+    RewardGrant,
+    RLJobStatus,
+    RoleStatus,
+    RolloutDemand,
+    RolloutGrant,
+    Training,
+)
 from longboat_crds.tolerance import read_known
 from longboat_operator.model import (
     ANNOTATION_RAY_TOKEN,
@@ -27,9 +37,16 @@ from longboat_operator.model import (
     belongs_to,
 )
 from longboat_operator.pods.names import JobRef, Place
-from longboat_operator.pods.roles import ROLES
+from longboat_operator.pods.roles import ROLES, SCALED_ROLES
 from longboat_operator.reading.conditions import has_ended, holds
-from longboat_operator.reading.status import read_status, reward_grant, rollout_demand, rollout_grant
+from longboat_operator.reading.status import (
+    drained_pods,
+    pods_granted,
+    read_status,
+    reward_grant,
+    rollout_demand,
+    rollout_grant,
+)
 from longboat_operator.reading.terminations import container_statuses, is_ready
 from longboat_operator.reading.times import moment
 
@@ -239,6 +256,16 @@ class JobView(_Published):
         """Rollout pods that the job may have, and those that it has to give back; None while nothing is granted."""
         return rollout_grant(self.status)
 
+    @cached_property
+    def pods_granted(self) -> Mapping[tuple[Role, str], PodsGrant]:
+        """Grants of pods by role and pool (empty for rollout pods)."""
+        return {(role, pool): grant for role, pool, grant in pods_granted(self.status)}
+
+    @property
+    def drained_pods(self) -> frozenset[str]:
+        """Pods in which nothing runs any more, as the current driver says."""
+        return drained_pods(self.status)
+
     @property
     def reward_grant(self) -> RewardGrant | None:
         """CPUs that reward pools may have; None while none are granted, as without spec.rewardCpu."""
@@ -263,7 +290,10 @@ class JobView(_Published):
 
 @dataclass(frozen=True, slots=True)
 class CapacityView(_Published):
-    """Holds what a capacity's plan reads of its job: rollout pods, and of the `status` only the fields that it uses."""
+    """Holds what a capacity's plan reads of its job: rollout and environment pods, and of the `status` only the fields that it uses.
+
+    `replicas`, `min_replicas` and `pods` are those of rollout pods.
+    """
 
     job: JobRef
     replicas: int
@@ -274,6 +304,8 @@ class CapacityView(_Published):
     reward_cpu: int | None = None
     """Millicores of spec.rewardCpu."""
     reward_pools: tuple[RewardPoolSpec, ...] = ()
+    environment_pools: tuple[EnvironmentPoolSpec, ...] = ()
+    environment_pods: tuple[PodView, ...] = ()
 
 
 _STATUS_OF_A_CAPACITY = ("demand", "allocation", "placement", "conditions", "suspendTime")
@@ -296,17 +328,21 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         else (None, ())
     )
     used = {name: status[name] for name in _STATUS_OF_A_CAPACITY if name in status}
-    if role := (status.get("roles") or {}).get("rollout"):
-        used["roles"] = {"rollout": role}
+    roles = status.get("roles") or {}
+    if scaled := {role: roles[role] for role in SCALED_ROLES if role in roles}:
+        used["roles"] = scaled
+    existing = pods_of(observed, job_ref(job))[0]
     return CapacityView(
         job=job_ref(job),
         replicas=replicas,
         min_replicas=least,
         suspend=bool(spec.get("suspend")),
         status=read_status(used),
-        pods=tuple(pod for pod in pods_of(observed, job_ref(job))[0][Role.ROLLOUT] if not pod.ended),
+        pods=tuple(pod for pod in existing[Role.ROLLOUT] if not pod.ended),
         reward_cpu=total,
         reward_pools=pools,
+        environment_pools=_environment_pools(to_json(spec["environmentPools"])) if "environmentPools" in spec else (),
+        environment_pods=tuple(pod for pod in existing[Role.ENVIRONMENT] if not pod.ended),
     )
 
 
@@ -322,6 +358,19 @@ def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, 
         return total, tuple(map(RewardPoolSpec.model_validate, from_json(pools) or default_pools()))
     except ValidationError as error:
         raise SpecUnreadable(f"spec.rewardCpu, spec.rewardPools: {error.errors()[0]['msg']}") from error
+
+
+@lru_cache(maxsize=4096)
+def _environment_pools(pools: bytes) -> tuple[EnvironmentPoolSpec, ...]:
+    """Reads spec.environmentPools from its JSON.
+
+    Raises:
+        SpecUnreadable: it doesn't fit this version's schema.
+    """
+    try:
+        return tuple(map(EnvironmentPoolSpec.model_validate, from_json(pools)))
+    except ValidationError as error:
+        raise SpecUnreadable(f"spec.environmentPools: {error.errors()[0]['msg']}") from error
 
 
 def job_ref(job: Object) -> JobRef:

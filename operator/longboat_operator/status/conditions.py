@@ -114,17 +114,18 @@ def _released(facts: Facts) -> str | None:
 
 def _warning_of_users(view: JobView, template: Template) -> str:
     """Returns a sentence, after a space, about containers of one pod that shouldn't share a user and do; empty if none do."""
-    cases = [(Role.DRIVER, None), *((Role.REWARD, name) for name in {pool.template for pool in view.spec.reward_pools})]
+    cases: list[tuple[Role, str | None]] = [(Role.DRIVER, None)]
+    cases += [(role, pool.template) for role, traits in ROLES.items() for pool in traits.pool_specs(view.spec)]
     together = {
         f"{' and '.join(names)} of {role} pods"
-        for role, pool in cases
-        if (names := shared_users(template.runtime, role, pool))
+        for role, named in cases
+        if (names := shared_users(template.runtime, role, named))
     }
     if not together:
         return ""
     return (
         f" Containers {', '.join(sorted(together))} run as one user, which weakens the isolation of the driver and its token from code on "
-        "Ray's head, and of the reward agent from graded code: give each a user of its own (securityContext.runAsUser) if the platform can."
+        "Ray's head, and of the agents of reward and environment pods from the code beside them: give each a user of its own (securityContext.runAsUser) if the platform can."
     )
 
 

@@ -63,7 +63,7 @@ def events_of(
     yield from _limited(old, new)
     for departure in departures:
         kind, reason, text = _DEPARTURES[departure.ground]
-        yield EmitEvent(kind, reason, f"Role {Role.ROLLOUT}, pod {departure.pod} {text}")
+        yield EmitEvent(kind, reason, f"Role {departure.role}, pod {departure.pod} {text}")
     yield from _reshaped(old, new)
     yield from _cpus_moved(old, new)
     yield from _warnings(old, new)

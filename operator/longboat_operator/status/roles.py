@@ -22,7 +22,7 @@ from longboat_operator.reading.view import JobView, PodView
 
 @dataclass(frozen=True)
 class RoleSurvey:
-    """A role's pods at a glance, or those of one reward pool; `ready` is how many are ready.
+    """A role's pods at a glance, or those of one pool; `ready` is how many are ready.
 
     Pods that leave count neither in `pods` nor in `places`.
     """
@@ -48,7 +48,7 @@ class RoleSurvey:
 
     @cached_property
     def pools(self) -> Mapping[str, RoleSurvey]:
-        """The survey of each reward pool that has places, by name; a role without pools has one under an empty name, if it has places."""
+        """The survey of each pool that has places, by name; a role without pools has one under an empty name, if it has places."""
         names = dict.fromkeys(place.pool for place in self.places)
         if len(names) == 1:
             return dict.fromkeys(names, self)
@@ -93,9 +93,14 @@ NOWHERE: Places = dict.fromkeys(ROLES, ())
 
 
 def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
-    """Surveys all roles, whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more."""
+    """Surveys the job's roles, whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more.
+
+    A role of pools is left out if the spec has no pool of it, and there never was one.
+    """
     surveys = {}
-    for role in ROLES:
+    for role, traits in ROLES.items():
+        if traits.pools and not (traits.pool_specs(view.spec) or view.pods[role] or view.published(role)):
+            continue
         wanted = frozenset(places[role])
         newest = {pod.place: pod for pod in view.pods[role] if pod.place in wanted}
         surveys[role] = RoleSurvey(role, places[role], tuple(newest.values()), lost)

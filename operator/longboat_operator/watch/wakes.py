@@ -9,7 +9,7 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.model import LABEL_ROLE, Object
-from longboat_operator.pods.roles import ROLES
+from longboat_operator.pods.roles import ROLES, SCALED_ROLES
 from longboat_operator.reading.intact import IDENTITY, SEEN, stored_records
 from longboat_operator.reading.status import RESHAPE_IDENTITY
 from longboat_operator.reading.terminations import is_ready
@@ -27,6 +27,9 @@ _OF_A_CONDITION = ("type", "status", "reason")
 _REWARD_DEMAND = ("incarnation", "number", "pools")
 _CONDITIONS_OF_A_CAPACITY = (ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _ROLLOUT_DEMAND = ("incarnation", "number", "replicas", "giveFirst")
+_BOUNDS_OF_A_POOL = ("name", "replicas", "minReplicas")
+_DEMANDS_FOR_PODS = ("rollout", "environment")
+_ANSWERED_BY_A_CAPACITY = (*_DEMANDS_FOR_PODS, "reward")
 
 
 def wakes_job(old: Object | None, new: Object | None) -> bool:
@@ -35,7 +38,8 @@ def wakes_job(old: Object | None, new: Object | None) -> bool:
     Every change does, except changes of:
     * resourceVersion and managed fields, which change with every write;
     * a job's `status.training` other than `state`, `incarnation` and new reshapes, so that reports of steps cost no plan;
-    * its demand for rollout pods, other than the incarnation and which leaving pods are drained: its capacity's plan answers the rest;
+    * its demands for rollout and environment pods, other than the incarnation and which leaving pods are drained: its capacity's plan
+      answers the rest;
     * its demand for CPUs of reward pods, which its capacity's plan answers.
 
     So changes of the spec, the grant, `checkpoint` and `problem` do, and changes that others make to the operator's part of the status.
@@ -74,8 +78,9 @@ def wakes_capacity(old: Object | None, new: Object | None) -> bool:
 
     Only what that plan reads does:
     * of a job, whether it is suspended, released, finished or being deleted, and its incarnation;
-    * also the bounds, demands and grant of rollout pods and of reward pools' CPUs, and which rollout pods its status no longer records;
-    * of a rollout pod, its identity, its phase, whether it is ready or being deleted, and its finalizers.
+    * also the bounds, demands and grant of rollout and environment pods and of reward pools' CPUs, and which of these pods its status no
+      longer records;
+    * of a rollout or environment pod, its identity, its phase, whether it is ready or being deleted, and its finalizers.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)
@@ -114,17 +119,21 @@ def _of_a_job(obj: Object) -> dict[str, Any]:
     status["training"] = _pick(training, _TRAINING_THAT_MATTERS) | {
         "reshapes": [_pick(reshape, RESHAPE_IDENTITY) for reshape in training.get("reshapes") or ()]
     }
-    if "reward" in (demand := status.get("demand") or {}):
-        status["demand"] = {key: value for key, value in demand.items() if key != "reward"}
-    if rollout := demand.get("rollout"):
-        grant = ((status.get("allocation") or {}).get("grant") or {}).get("rollout") or {}
-        leaving = [each["pod"] for each in grant.get("leaving") or ()]
-        drained = [pod for pod in leaving if pod in (rollout.get("drained") or ())]
-        status["demand"] = {
-            **status["demand"],
-            "rollout": {"incarnation": rollout.get("incarnation"), "drained": drained},
+    if demand := status.get("demand") or {}:
+        grant = (status.get("allocation") or {}).get("grant") or {}
+        status["demand"] = {key: value for key, value in demand.items() if key not in _ANSWERED_BY_A_CAPACITY} | {
+            key: {"incarnation": demand[key].get("incarnation"), "drained": _drained(demand[key], grant.get(key) or {})}
+            for key in _DEMANDS_FOR_PODS
+            if key in demand
         }
     return {**obj, "metadata": metadata, "status": status}
+
+
+def _drained(demand: Mapping[str, Any], grant: Mapping[str, Any]) -> list[str]:
+    """Returns which of the pods that the grant takes back are drained, in the grant's order."""
+    drained = {pod for part in (demand, *(demand.get("pools") or ())) for pod in part.get("drained") or ()}
+    leaving = [each["pod"] for part in (grant, *(grant.get("pools") or ())) for each in part.get("leaving") or ()]
+    return [pod for pod in leaving if pod in drained]
 
 
 def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +180,7 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
         spec, status = obj.get("spec") or {}, obj.get("status") or {}
         rollout, demand = spec.get("rollout") or {}, status.get("demand") or {}
         allocation = status.get("allocation") or {}
-        records = stored_records((status.get("roles") or {}).get("rollout") or {})
+        roles, environment = status.get("roles") or {}, demand.get("environment") or {}
         return {
             **identity,
             "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
@@ -190,12 +199,22 @@ def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
                 spec.get("rewardPools") if "rewardCpu" in spec else None,
                 _pick(demand.get("reward") or {}, _REWARD_DEMAND),
             ],
-            "records": {(record["index"], record["attempt"]) for record in records},
+            "environment": [
+                [_pick(pool, _BOUNDS_OF_A_POOL) for pool in spec.get("environmentPools") or ()],
+                _pick(environment, ("incarnation", "number")),
+                [_pick(pool, ("name", *_ROLLOUT_DEMAND)) for pool in environment.get("pools") or ()],
+            ],
+            "records": {
+                (role, record.get("pool"), record["index"], record["attempt"])
+                for role in SCALED_ROLES
+                for record in stored_records(roles.get(role) or {})
+            },
         }
-    if _is_pod_of(Role.ROLLOUT, obj):
-        fate = _pick(metadata, ("deletionGracePeriodSeconds", "finalizers"))
-        ready = is_ready(obj, ROLES[Role.ROLLOUT].containers)
-        return {**identity, **fate, "phase": (obj.get("status") or {}).get("phase"), "ready": ready}
+    for role in SCALED_ROLES:
+        if _is_pod_of(role, obj):
+            fate = _pick(metadata, ("deletionGracePeriodSeconds", "finalizers"))
+            ready = is_ready(obj, ROLES[role].containers)
+            return {**identity, **fate, "phase": (obj.get("status") or {}).get("phase"), "ready": ready}
     return None
 
 

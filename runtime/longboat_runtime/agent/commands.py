@@ -84,10 +84,28 @@ def reward(
     grace_seconds: Grace = _GRACE,
 ) -> None:
     """Joins a pod of graders to the job."""
+    _pool_worker(Role.REWARD, head, pool, slots, socket, _place(health_port, grace_seconds))
+
+
+@app.command("environment")
+def environment(
+    head: Head,
+    pool: Annotated[str, typer.Option(help="Environment pool that the pod belongs to.")],
+    slots: Annotated[int, typer.Option(min=1, help="Episodes that this pod plays at once.")] = 1,
+    socket: Annotated[Path, typer.Option(help="Where the pod's environments listen.")] = Path(
+        "/run/longboat/environments.sock"
+    ),
+    health_port: HealthPort = _HEALTH_PORT,
+    grace_seconds: Grace = _GRACE,
+) -> None:
+    """Joins a pod of environments to the job."""
+    _pool_worker(Role.ENVIRONMENT, head, pool, slots, socket, _place(health_port, grace_seconds))
+
+
+def _pool_worker(role: Role, head: str, pool: str, slots: int, socket: Path, place: roles.Place) -> None:
     from longboat_runtime.agent import roles
 
-    place = _place(health_port, grace_seconds)
-    raise typer.Exit(roles.run_agent(lambda: roles.reward_worker(place, head, pool, slots, socket)))
+    raise typer.Exit(roles.run_agent(lambda: roles.pool_worker(role, place, head, pool, slots, socket)))
 
 
 def _worker(role: Role, head: str, number: int, place: roles.Place) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longboat_crds.base import Role
-from longboat_graders.client import ServerGone
+from longboat_graders.client import Client, ServerGone
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.agent import Agent, Duty
 from longboat_runtime.agent.decide import Rules
@@ -17,10 +17,11 @@ from longboat_runtime.agent.head_probe import Head, HeadProbe
 from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, head_command, worker_command
 from longboat_runtime.contact import Contact
 from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
-from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.slots import resource
+from longboat_runtime.ray_nodes import pool_resource
 
-_GRADERS_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
+# What serves in the container beside the agent's.
+_PEERS = {Role.REWARD: "graders", Role.ENVIRONMENT: "environments"}
 # Seconds of a pod's grace that are left to kill and reap what didn't end when it was asked to.
 KILL_MARGIN = 5.0
 
@@ -110,9 +111,12 @@ def worker(role: Role, place: Place, address: str, number: int) -> Duty:
     return _worker(role, place, address, {f"longboat-{role.value}": number})
 
 
-def reward_worker(place: Place, address: str, pool: str, slots: int, socket: Path) -> Duty:
-    """Describes a Ray node of a reward pool, on which at most `slots` grades run at once; `socket` is where its pod's graders listen."""
-    return _worker(Role.REWARD, place, address, {resource(pool): slots}, socket)
+def pool_worker(role: Role, place: Place, address: str, pool: str, slots: int, socket: Path) -> Duty:
+    """Describes a Ray node of a pool, on which at most `slots` grades run, or episodes are played, at once.
+
+    The container with the user's code listens at `socket`.
+    """
+    return _worker(role, place, address, {pool_resource(role, pool): slots}, socket)
 
 
 def _worker(role: Role, place: Place, address: str, offer: Mapping[str, int], socket: Path | None = None) -> Duty:
@@ -122,7 +126,7 @@ def _worker(role: Role, place: Place, address: str, offer: Mapping[str, int], so
     async def missing() -> str | None:
         if not await probe.joined(place.pod):
             return "not joined to the Ray head yet"
-        return await _graders_missing(socket) if socket is not None else None
+        return await _no_answer(socket, _PEERS[role]) if socket is not None else None
 
     return Duty(
         role.value,
@@ -155,12 +159,12 @@ async def _no_head() -> Head:
     return Head(cluster="itself", settled=True)
 
 
-async def _graders_missing(socket: Path) -> str | None:
-    client = GraderClient(socket)
+async def _no_answer(socket: Path, peer: str) -> str | None:
+    client = Client(socket, peer)
     try:
-        await asyncio.wait_for(client.state(), _GRADERS_SECONDS)
+        await asyncio.wait_for(client.state(), _ANSWER_SECONDS)
     except (TimeoutError, ServerGone):
-        return f"no graders answer at {socket}"
+        return f"no {peer} answer at {socket}"
     finally:
         await client.close()
     return None

@@ -10,7 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 # How the operator names the containers of its pods, by the agent's role.
-_CONTAINERS = {"head": "ray-head"}
+_CONTAINERS = {"head": "ray-head", "environment": "episodes"}
+# The containers with the user's own code, by their command.
+_WITH_CODE = {"graders": "graders", "environments": "environment"}
 _DRIVERS_HEAD = "127.0.0.1:6379"
 
 
@@ -42,7 +44,7 @@ class Place:
 def place(commands: Iterable[Sequence[str]], environment: Mapping[str, str]) -> Place:
     """Returns the place of a process with this `environment`, in a container that runs `commands`. Pure.
 
-    The operator sets POD_NAME and starts `longboat agent ROLE` or `longboat graders`.
+    The operator sets POD_NAME and starts `longboat agent ROLE`, `longboat graders` or `longboat environments`.
     """
     pod = environment.get("POD_NAME")
     if pod is None:
@@ -56,8 +58,9 @@ def place(commands: Iterable[Sequence[str]], environment: Mapping[str, str]) -> 
             head = options.get("--head", _DRIVERS_HEAD if role in {"driver", "head"} else None)
             offers = options.get({"rollout": "--devices", "trainer": "--slots"}.get(role, ""), "0")
             return Place(_CONTAINERS.get(role, role), head, int(offers), pod, node)
-        if "graders" in words[:4]:
-            return Place("graders", pod=pod, node=node)
+        for word in words[:4]:
+            if word in _WITH_CODE:
+                return Place(_WITH_CODE[word], pod=pod, node=node)
     return Place("other", pod=pod, node=node)
 
 

@@ -30,7 +30,7 @@ def judge_shared_memory(memory: SharedMemory, place: Place) -> Finding:
 
     What a job's weights and responses take is `longboat plan`'s to say.
     """
-    if place.container in {"graders", "other"}:
+    if place.container in {"graders", "environment", "other"}:
         return skipped(SHARED_MEMORY, "no Ray node runs in this container")
     if memory.total < LEAST:
         least = f"{-(-LEAST // 2**20)}Mi"

@@ -101,7 +101,7 @@ async def open_components(
     spec = job.spec
     await asyncio.to_thread(checked_model, Path(spec.model.path))
     task_rewards(spec.rewards)
-    canaries(spec.rewards)
+    canaries(spec.rewards, implied=spec.environments is None)
     await asyncio.to_thread(check_profile, job)
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())

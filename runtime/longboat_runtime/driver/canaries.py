@@ -34,7 +34,10 @@ class Canaries(Observer):
     def __init__(self, context: Context) -> None:
         self._job, self._components, self._background = context.job, context.components, context.background
         self._problems = Problems(context.news)
-        self._canaries = {canary.reward.name: canary for canary in canaries(self._job.spec.rewards)}
+        self._canaries = {
+            canary.reward.name: canary
+            for canary in canaries(self._job.spec.rewards, implied=self._job.spec.environments is None)
+        }
         self._special = {} if self._components.tokenizer is None else special_texts(self._components.tokenizer)
         # Rewards whose canaries are to be checked with the round that runs, and those that are being checked.
         self._due: set[str] = set()

@@ -42,24 +42,30 @@ class Canary:
     every_steps: int
 
 
-def canaries(rewards: Sequence[RewardSpec]) -> list[Canary]:
-    """Makes the canaries of a job: those in the spec, and those that kinds of rewards have by themselves.
+def canaries(rewards: Sequence[RewardSpec], *, implied: bool) -> list[Canary]:
+    """Makes the canaries of a job: those in the spec and, if `implied`, those that kinds of rewards have by themselves.
 
-    ReasoningGym has the row's own answer, in its tag; Sandbox has the program in the column `sandbox.solution`. Raises SpecProblem for a
+    Jobs with environments have no implied ones: what is graded there is an episode, not a response. ReasoningGym has the row's own answer, in its tag; Sandbox has the program in the column `sandbox.solution`. Raises SpecProblem for a
     template that can't be compiled.
     """
     made = []
     for index, reward in enumerate(rewards):
         field = f"spec.rewards[{index}]"
         every_steps = reward.canary.every_steps if reward.canary else CANARY_STEPS
-        if every_steps and not is_shaping(reward, rewards) and (responses := _responses(reward, field)) is not None:
+        if (
+            every_steps
+            and not is_shaping(reward, rewards)
+            and (responses := _responses(reward, field, implied=implied)) is not None
+        ):
             made.append(Canary(reward, field, responses, every_steps))
     return made
 
 
-def _responses(reward: RewardSpec, field: str) -> Responses | None:
+def _responses(reward: RewardSpec, field: str, *, implied: bool) -> Responses | None:
     if (canary := reward.canary) is not None and canary.right is not None and canary.wrong is not None:
         return _from_templates(canary.right, canary.wrong, f"{field}.canary")
+    if not implied:
+        return None
     if reward.kind is RewardKind.REASONING_GYM:
         return partial(_from_answer, tag=str(reward.parameters.get("tag") or ""))
     if reward.sandbox is not None and (solution := reward.sandbox.solution):

@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longboat_crds.base import Role
+from longboat_runtime.ray_nodes import pool_resource
+
 # Work that waits beside a worker's graders, in seconds of grading: about what it takes to answer and to be asked again
 # (at most `worker.GATHER_SECONDS`, each way).
 AHEAD_SECONDS = 0.3
@@ -41,7 +44,7 @@ class Slots:
 
 def resource(pool: str) -> str:
     """Names Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once at most."""
-    return f"longboat-reward-{pool}"
+    return pool_resource(Role.REWARD, pool)
 
 
 def reward_nodes(nodes: Sequence[Mapping[str, Any]], pools: Iterable[str]) -> dict[str, dict[str, int]]:

@@ -28,9 +28,9 @@ _DECLARED = {RewardKind.REASONING_GYM: FULL_SCORE, RewardKind.SANDBOX: FULL_SCOR
 
 def is_shaping(reward: RewardSpec, rewards: Sequence[RewardSpec]) -> bool:
     """Whether a reward of a job with these `rewards` only adds to the sum: it says so, or another has role Task and it has none. Pure."""
-    if reward.role is None:
-        return any(other.role is RewardRole.TASK for other in rewards)
-    return reward.role is RewardRole.SHAPING
+    if reward.declared_role is None:
+        return any(other.declared_role is RewardRole.TASK for other in rewards)
+    return reward.declared_role is RewardRole.SHAPING
 
 
 def task_rewards(rewards: Sequence[RewardSpec]) -> list[RewardSpec]:
@@ -41,7 +41,7 @@ def task_rewards(rewards: Sequence[RewardSpec]) -> list[RewardSpec]:
     `canary` of a reward that tells nothing. Pure.
     """
     chosen = [reward for reward in rewards if not is_shaping(reward, rewards)]
-    named = any(reward.role is RewardRole.TASK for reward in rewards)
+    named = any(reward.declared_role is RewardRole.TASK for reward in rewards)
     for index, reward in enumerate(rewards):
         fields = [name for name in ("solved_at", "canary") if getattr(reward, name) is not None]
         if fields and reward not in chosen:
