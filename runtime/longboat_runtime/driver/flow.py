@@ -15,12 +15,13 @@ from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import (
+    FinishedSample,
     FinishReason,
-    FleetReport,
     LostSample,
     MovedSample,
     SampleId,
     SampleRequest,
+    StartedSample,
     VersionSpan,
     sample_seed,
 )
@@ -94,6 +95,8 @@ class SampleFlow:
         while True:
             received: list[FleetEvent] = []
             for item in await self._components.fleet.finished():
+                if isinstance(item, StartedSample):
+                    continue
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
                     if not isinstance(item, MovedSample):  # an evaluation waits for results only
@@ -177,7 +180,7 @@ class SampleFlow:
             self._stages.set(Stage.REWARD, self._grading > 0)
 
 
-def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
+def as_event(item: FinishedSample | LostSample | MovedSample, *, stopping: bool, pausing: bool) -> FleetEvent:
     """Turns the fleet's report into an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
 
     A sample that an engine gave up without being asked to is lost: no engine generates it any more.
