@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import structlog
 from longboat_crds.environments import EnvironmentSpec
 from longboat_crds.problems import SpecProblem
 from longboat_graders.client import ServerGone
-from longboat_graders.episode_messages import EpisodeResult
+from longboat_graders.episode_messages import EpisodeEnd, EpisodeResult
 from longboat_runtime.episodes.client import EpisodeClient
 from longboat_runtime.episodes.play import (
     EpisodeConfig,
@@ -39,18 +40,21 @@ log = structlog.get_logger()
 POLL_SECONDS = 30.0
 # A driver that hasn't asked for reports for so long is gone: its episodes end.
 DRIVER_SECONDS = 3 * POLL_SECONDS
-# How often an episode whose clock stands is looked at, in seconds.
+# How often an episode is looked at whose deadline is near and whose clock stands, in seconds.
 _CLOCK_SECONDS = 0.25
+# How much longer than its wall limit, or than it may take to end, an episode is waited for whose server doesn't answer.
+_SILENCE_SECONDS = 60.0
 
 
 @dataclass(eq=False)
 class _Playing:
-    """An episode that is played. Its environment has begun once the recorder's clock showed `begun` seconds."""
+    """An episode that is played. Its environment has `begun` when the recorder's clock showed `before` seconds."""
 
     request: EpisodeRequest
     environment: EnvironmentSpec
     endpoint: Endpoint
-    begun: float | None = None
+    before: float = 0.0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -123,10 +127,8 @@ class EpisodeActor:
 
     async def reports(self) -> list[EpisodeReport]:
         """Waits for reports, at most POLL_SECONDS. Raises what has failed, such as StoreUnreachable. One caller at a time."""
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._reported.wait(), POLL_SECONDS)
-        except TimeoutError:
-            pass
         self._asked = time.monotonic()
         if self._failure is not None:
             raise self._failure
@@ -149,54 +151,49 @@ class EpisodeActor:
     # --- One episode ---
 
     async def _play(self, playing: _Playing) -> None:
-        request = playing.request
-        name, sample = str(request.number), request.sample
+        request, sample, limits = playing.request, playing.request.sample, playing.environment.limits
+        name = str(request.number)
         launch = environment_launch(playing.environment, sample, playing.endpoint)
 
         def started() -> None:
-            if playing.begun is None and not ended.is_set():
-                playing.begun = self._recorder.environment_seconds(playing.endpoint)
+            with suppress(KeyError):  # the launch has ended at the recorder
+                playing.before = self._recorder.environment_seconds(playing.endpoint)
+                playing.begun.set()
 
-        ended = asyncio.Event()
         result = asyncio.create_task(self._client.play(name, request.environment, request.task, launch, started))
         deadline = asyncio.create_task(self._deadline(playing))
         stop = asyncio.create_task(playing.stop.wait())
         try:
-            await asyncio.wait({result, deadline, stop}, return_when=asyncio.FIRST_COMPLETED)
-            ended.set()
-            played = self._played(playing)
-            if result.done():
+            ends, wall = {result, deadline, stop}, limits.wall_seconds + _SILENCE_SECONDS
+            done, _ = await asyncio.wait(ends, timeout=wall, return_when=asyncio.FIRST_COMPLETED)
+            played = self._recorder.close(playing.endpoint)
+            self._router.ended(sample.id)
+            played = replace(played, environment_seconds=max(played.environment_seconds - playing.before, 0.0))
+            if result in done:
                 await self._finish(playing, played, result.result())
-            elif stop.done():
+            elif stop in done:
                 self._report(request, stopped(request, self._name, played))
-            else:
+            elif deadline in done:
                 await self._finish(playing, played, None)
-            if not result.done():
+            else:
+                silent = EpisodeResult(EpisodeEnd.LOST, message="its server doesn't end it", server_gone=True)
+                await self._finish(playing, played, silent)
+            if result not in done:
                 self._client.stop(name)
-                await result
+                await asyncio.wait({result}, timeout=_SILENCE_SECONDS)
             self._report(request, None, over=True)
         finally:
             for task in (result, deadline, stop):
                 task.cancel()
-            self._router.ended(sample.id)
             self._turns.given_up.pop(sample.id, None)
             del self._playing[request.number]
 
     async def _deadline(self, playing: _Playing) -> None:
         """Waits until the episode has been in its environment for its deadline."""
-        seconds = float(playing.environment.limits.deadline_seconds)
-        while True:
-            left = seconds
-            if playing.begun is not None:
-                left -= self._recorder.environment_seconds(playing.endpoint) - playing.begun
-            if left <= 0:
-                return
-            await asyncio.sleep(max(left, _CLOCK_SECONDS) if playing.begun is not None else _CLOCK_SECONDS)
-
-    def _played(self, playing: _Playing) -> Played:
-        """Ends the launch at the recorder, whose secret is worth nothing from then on."""
-        played = self._recorder.close(playing.endpoint)
-        return replace(played, environment_seconds=max(played.environment_seconds - (playing.begun or 0.0), 0.0))
+        await playing.begun.wait()
+        end = playing.before + playing.environment.limits.deadline_seconds
+        while (seconds := end - self._recorder.environment_seconds(playing.endpoint)) > 0:
+            await asyncio.sleep(max(seconds, _CLOCK_SECONDS))
 
     async def _finish(self, playing: _Playing, played: Played, result: EpisodeResult | None) -> None:
         """Reports what became of an episode, once the store holds it."""
