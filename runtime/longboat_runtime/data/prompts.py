@@ -41,7 +41,7 @@ class Prompts:
     """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
-    Templates that ask for the time get `started`. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
+    Templates that ask for the time get `started`. `chat` renders messages, with the job's `arguments` for its template. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
     gives: errors name them there.
     """
 
@@ -72,9 +72,9 @@ class Prompts:
         template, reason = dataset.prompt_template, Reason.PROMPT_TEMPLATE_INVALID
         self._template = None if template is None else compiled(template, self.field("promptTemplate"), reason)
         chat = dataset.chat_template
-        self._chat = Chat(tokenizer, chat.text if chat is not None else None, started)
+        self.chat = Chat(tokenizer, chat.text if chat is not None else None, started)
         try:
-            self._arguments = arguments(dataset.chat_template_arguments)
+            self.arguments = arguments(dataset.chat_template_arguments)
         except ValueError as error:
             raise SpecProblem(Reason.SPEC_INVALID, "spec.dataset.chatTemplateArguments", f"It {error}.") from error
 
@@ -167,7 +167,7 @@ class Prompts:
                     f"{place} has a system message of its own. Remove that, or spec.dataset.systemPrompt.",
                 )
             messages.insert(0, {"role": "system", "content": system})
-        if not self._chat.has_template:
+        if not self.chat.has_template:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
                 self.field("chatTemplate"),
@@ -179,7 +179,7 @@ class Prompts:
             arguments, record, columns.chat_template_arguments, "chat_template_kwargs", "chatTemplateArguments", place
         )
         try:
-            return self._chat.text(messages, schemas, {**self._arguments, **(own or {})}), messages
+            return self.chat.text(messages, schemas, {**self.arguments, **(own or {})}), messages
         except TEMPLATE_ERRORS as error:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,

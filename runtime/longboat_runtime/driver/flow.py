@@ -64,19 +64,19 @@ class SampleFlow:
             seed = sample_seed(self._identity, self._seed, sample)
             requests.append(SampleRequest(sample, prompt_ids, seed, self._sampling, begun=spans))
         if requests:
-            self._orders.put_nowait((self._components.fleet.submit, requests))
+            self._orders.put_nowait((self._components.samples.submit, requests))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Stops these samples in their engines; the tokens so far are discarded when they come back."""
         if samples:
             self._stopping.update(samples)
-            self._orders.put_nowait((self._components.fleet.abort, samples))
+            self._orders.put_nowait((self._components.samples.abort, samples))
 
     def pause(self, samples: Sequence[SampleId]) -> None:
         """Stops these samples in their engines; the store keeps the tokens so far."""
         if samples:
             self._pausing.update(samples)
-            self._orders.put_nowait((self._components.fleet.abort, samples))
+            self._orders.put_nowait((self._components.samples.abort, samples))
 
     async def send(self) -> None:
         """Sends requests to the fleet, one after the other, forever; launches in a row, and stops in a row, in one call.
@@ -94,7 +94,7 @@ class SampleFlow:
         """Collects what the fleet finishes, forever."""
         while True:
             received: list[FleetEvent] = []
-            for item in await self._components.fleet.finished():
+            for item in await self._components.samples.finished():
                 if isinstance(item, StartedSample):
                     continue
                 if item.evaluation:

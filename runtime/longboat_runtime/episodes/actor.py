@@ -192,7 +192,10 @@ class EpisodeActor:
         """Waits until the episode has been in its environment for its deadline."""
         await playing.begun.wait()
         end = playing.before + playing.environment.limits.deadline_seconds
-        while (seconds := end - self._recorder.environment_seconds(playing.endpoint)) > 0:
+        while True:
+            seconds = end - self._recorder.environment_seconds(playing.endpoint)
+            if seconds <= 0:
+                return
             await asyncio.sleep(max(seconds, _CLOCK_SECONDS))
 
     async def _finish(self, playing: _Playing, played: Played, result: EpisodeResult | None) -> None:

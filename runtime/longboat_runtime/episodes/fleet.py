@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.episodes.cluster import EpisodeNode
 from longboat_runtime.episodes.play import EpisodeConfig, EpisodeReport, EpisodeRequest
+from longboat_runtime.episodes.protocol import EpisodePod, EpisodeState
 from longboat_runtime.episodes.slots import EpisodeSlots
 from longboat_runtime.episodes.tasks import Task
 from longboat_runtime.rollout.background import BackgroundTasks
@@ -60,27 +61,6 @@ class TaskSource(Protocol):
     """Knows which environment plays a sample, and what that gets."""
 
     def task_of(self, request: SampleRequest) -> Task: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodePod:
-    """An environment pod that has joined: whether it plays episodes, and how many it does."""
-
-    pool: str
-    serving: bool
-    playing: int
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeState:
-    """The environment pods that have joined and are still there, by name; released ones in which nothing plays; and why pools don't serve.
-
-    `problems` are messages of pods that are there and can't play, by pool.
-    """
-
-    pods: Mapping[str, EpisodePod] = field(default_factory=dict)
-    drained: tuple[str, ...] = ()
-    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +151,7 @@ class EpisodeFleet:
         await self._tasks.until(lambda: {member.node.pool for member in self._members.values()} >= self._configs.keys())
 
     def release(self, pods: Collection[str]) -> None:
-        """Begins no episodes in exactly these pods, until another call no longer names them. `state.drained` names those without any."""
+        """See protocol.EpisodePods."""
         self.watch()
         self._released = frozenset(pods)
         self._open()
@@ -188,18 +168,9 @@ class EpisodeFleet:
         return EpisodeState(pods, tuple(sorted(self._released - busy)), self._messages())
 
     async def changed(self, previous: EpisodeState) -> EpisodeState:
-        """Waits until pods, their being drained or their problems differ from `previous`, and returns the state. How much plays may differ."""
-
-        def other() -> bool:
-            state = self.state
-            now, before = (
-                (each.pods.keys(), each.drained, dict(each.problems), {n for n, p in each.pods.items() if p.serving})
-                for each in (state, previous)
-            )
-            return now != before
-
+        """See protocol.EpisodePods."""
         self.watch()
-        await self._tasks.until(other)
+        await self._tasks.until(lambda: self.state.standing != previous.standing)
         return self.state
 
     async def stacks(self) -> dict[str, str]:
