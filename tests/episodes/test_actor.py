@@ -1,6 +1,5 @@
 """The actor of an environment pod, with a real recorder and real environments, and engines that draw by the seed of a turn."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ async def test_seconds_in_the_environment_are_limited_and_time_of_the_model_is_n
         await eventually_async(lambda: engine.waiting)
         playing = pod.actor._playing[1]
         begun = pod.actor._recorder.environment_seconds(playing.endpoint)
-        await asyncio.sleep(0.1)
+        assert (await pod.actor._client.state())["playing"] == 1
         assert pod.actor._recorder.environment_seconds(playing.endpoint) == begun
         engine.may_draw.set()
         summary = await pod.outcome(1)
