@@ -16,7 +16,6 @@ from longboat_runtime.samples import SampleId, SampleRequest, Sampling
 from longboat_runtime.turns import TurnReply, TurnRequest
 from tests.driver.fakes import FakeStore
 from tests.recorder.world import MODEL, Engine, contexts_of
-from tests.support.waiting import DEADLINE_SECONDS
 
 # A game of so many turns, which is worth how many different replies there were. It writes down how often each row was played.
 GAME = """
@@ -120,9 +119,8 @@ class Pod:
 
     async def until(self, enough: Callable[[list[EpisodeReport]], bool]) -> list[EpisodeReport]:
         """Takes reports until there are enough."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not enough(self.reports):
-                self.reports += await self.actor.reports()
+        while not enough(self.reports):
+            self.reports += await self.actor.reports()
         return self.reports
 
     async def outcome(self, number: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from longboat_runtime.samples import (
 from tests.driver.fakes import FakeStore
 from tests.episodes.actors import sample_request
 from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor
-from tests.support.waiting import DEADLINE_SECONDS, eventually_async
+from tests.support.waiting import eventually_async
 
 CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
 
@@ -72,9 +71,8 @@ class World:
 
     async def until(self, *wanted: FleetReport | type) -> None:
         """Waits until the reports have these, or one of such a type."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not all(any(one in (each, type(each)) for each in self.reports) for one in wanted):
-                self.reports += await self.fleet.finished()
+        while not all(any(one in (each, type(each)) for each in self.reports) for one in wanted):
+            self.reports += await self.fleet.finished()
 
     def of(self, kind: type) -> list[Any]:
         return [report for report in self.reports if isinstance(report, kind)]

@@ -47,5 +47,5 @@ class Components:
 
     @property
     def samples(self) -> SampleFleet:
-        """What makes samples."""
+        """The fleet that makes samples."""
         return self.fleet if self.episodes is None else self.episodes

@@ -109,8 +109,8 @@ def next_environment_demand(
                 reason=reason[:LINE_LENGTH],
             )
         )
-    asked = [(pool.replicas, pool.drained) for pool in demands]
-    same = before is not None and [(pool.replicas, pool.drained) for pool in before.pools or ()] == asked
+    wanted = [(pool.replicas, pool.drained) for pool in demands]
+    same = before is not None and [(pool.replicas, pool.drained) for pool in before.pools or ()] == wanted
     if before is not None and same and demands == before.pools:
         return before
     number = (before.number if before else 0) + (not same)

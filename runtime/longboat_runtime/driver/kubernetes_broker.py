@@ -116,8 +116,8 @@ class KubernetesBroker:
 
     def publish(self, status: DriverStatus) -> None:
         wanted = status.demand or Demand()
-        asked = {"rollout": wanted.rollout, "reward": wanted.reward, "environment": wanted.environment}
-        demand = self._demand.model_copy(update=asked)
+        parts = {"rollout": wanted.rollout, "reward": wanted.reward, "environment": wanted.environment}
+        demand = self._demand.model_copy(update=parts)
         self._wanted = DriverStatus(status.training, demand, status.checkpoint, status.problem)
         self._notify()
 

@@ -38,7 +38,7 @@ class EpisodeNode:
 
 def episode_nodes(nodes: Iterable[Mapping[str, Any]], pools: Iterable[str]) -> dict[str, EpisodeNode]:
     """Returns the living nodes of these pools among `ray.nodes()`, by name. Pure."""
-    found = [
+    living = [
         EpisodeNode(
             node["NodeID"],
             node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node["NodeID"],
@@ -49,7 +49,7 @@ def episode_nodes(nodes: Iterable[Mapping[str, Any]], pools: Iterable[str]) -> d
         for pool in pools
         if node["Alive"] and node["Resources"].get(pool_resource(Role.ENVIRONMENT, pool), 0) >= 1
     ]
-    return {node.name: node for node in found}
+    return {node.name: node for node in living}
 
 
 class EpisodeCluster:

@@ -158,7 +158,7 @@ class EpisodeFleet:
 
     @property
     def state(self) -> EpisodeState:
-        """Which pods there are, and what they do."""
+        """The pods as they are now."""
         pods = {}
         for node in self._nodes.values():
             member = self._members.get(node.name)
