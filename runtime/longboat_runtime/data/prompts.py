@@ -42,7 +42,8 @@ class Prompts:
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
     Templates that ask for the time get `started`. `chat` renders messages, with the job's `arguments` for its template. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
-    gives: errors name them there.
+    gives: errors name them there. Of rows that `episodes` are played with, the prompt alone has to fit: maxTokens is for all of their turns,
+    whose contexts environments make.
     """
 
     def __init__(
@@ -54,8 +55,11 @@ class Prompts:
         bin_tokens: int,
         started: datetime.datetime,
         own: Collection[str] = (),
+        *,
+        episodes: bool = False,
     ) -> None:
-        self._own = own
+        self._own, self._episodes = own, episodes
+        max_tokens = 1 if episodes else max_tokens
         self.max_tokens_field = self.field("maxTokens") if "maxTokens" in own else "spec.rollout.sampling.maxTokens"
         if max_tokens >= context:
             raise SpecProblem(
@@ -106,7 +110,9 @@ class Prompts:
         if "prompt_template" in own:
             own["prompt_template"] = own["prompt_template"] or None
         dataset, context = self._dataset.model_copy(update=own), self._context
-        return Prompts(dataset, self.tokenizer, context, max_tokens, context, self.started, names)
+        return Prompts(
+            dataset, self.tokenizer, context, max_tokens, context, self.started, names, episodes=self._episodes
+        )
 
     def prompt(self, record: Mapping[str, Any], place: str) -> Prompt:
         """Renders a row. Raises SpecProblem if it has no prompt, has it in a form that isn't taken, or a template fails for it."""

@@ -292,10 +292,9 @@ def began(state: Mapping[str, Any] | None) -> datetime.datetime:
 def open_prompts(spec: RLJobSpec, state: Mapping[str, Any] | None = None) -> Prompts:
     """Opens what renders rows. `state` is that of the checkpoint from which the training resumes. Raises SpecProblem."""
     tokenizer, longest = load_tokenizer(spec.model), context_length(spec.model)
-    # An episode's turns have maxTokens together, and its environment makes its contexts.
-    max_tokens = 1 if spec.environments else spec.rollout.sampling.max_tokens
-    bin_tokens = spec.trainer.max_tokens_per_bin
-    return Prompts(spec.dataset, tokenizer, longest, max_tokens, bin_tokens, began(state))
+    max_tokens, bin_tokens = spec.rollout.sampling.max_tokens, spec.trainer.max_tokens_per_bin
+    episodes = spec.environments is not None
+    return Prompts(spec.dataset, tokenizer, longest, max_tokens, bin_tokens, began(state), episodes=episodes)
 
 
 def open_source(

@@ -42,6 +42,8 @@ POLL_SECONDS = 30.0
 DRIVER_SECONDS = 3 * POLL_SECONDS
 # How often an episode is looked at whose deadline is near and whose clock stands, in seconds.
 _CLOCK_SECONDS = 0.25
+# How long the episodes of an earlier actor may take to end: ten seconds until they are killed, and what that takes.
+_EARLIER_SECONDS = 30.0
 # How much longer than its wall limit, or than it may take to end, an episode is waited for whose server doesn't answer.
 _SILENCE_SECONDS = 60.0
 
@@ -99,6 +101,7 @@ class EpisodeActor:
         await self._recorder.start()
         self._spawn(self._end_without_driver())
         try:
+            await self._wait_for_earlier()
             for place, environment in self._config.environments.items():
                 problem = await self._client.load(function_of(environment), f"spec.environments[{place}]")
                 if problem is not None:
@@ -106,6 +109,12 @@ class EpisodeActor:
         except ServerGone as error:
             return str(error)
         return None
+
+    async def _wait_for_earlier(self) -> None:
+        """Waits until nothing is played any more for an actor that was here before, whose episodes have been told to end. Raises ServerGone."""
+        end = time.monotonic() + _EARLIER_SECONDS
+        while (await self._client.state())["playing"] and time.monotonic() < end:
+            await asyncio.sleep(_CLOCK_SECONDS)
 
     async def update(self, table: TurnEngines) -> None:
         """Learns which engines serve turns."""
