@@ -113,7 +113,10 @@ class EpisodeActor:
     async def _wait_for_earlier(self) -> None:
         """Waits until nothing is played any more for an actor that was here before, whose episodes have been told to end. Raises ServerGone."""
         end = time.monotonic() + _EARLIER_SECONDS
-        while (await self._client.state())["playing"] and time.monotonic() < end:
+        while True:
+            state = await self._client.state()
+            if not state["playing"] or time.monotonic() > end:
+                return
             await asyncio.sleep(_CLOCK_SECONDS)
 
     async def update(self, table: TurnEngines) -> None:
