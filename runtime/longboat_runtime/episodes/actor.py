@@ -178,6 +178,7 @@ class EpisodeActor:
         try:
             ends, wall = {result, deadline, stop}, limits.wall_seconds + _SILENCE_SECONDS
             done, _ = await asyncio.wait(ends, timeout=wall, return_when=asyncio.FIRST_COMPLETED)
+            deadline.cancel()  # it looks at the launch, which ends now
             played = self._recorder.close(playing.endpoint)
             self._router.ended(sample.id)
             played = replace(played, environment_seconds=max(played.environment_seconds - playing.before, 0.0))
