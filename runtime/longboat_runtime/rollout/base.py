@@ -19,6 +19,7 @@ from longboat_runtime.rollout.requests import (
     Request,
     check_request,
     generated_sample,
+    named,
     sampling_params,
     turn_reply,
     unstarted_sample,
@@ -82,7 +83,11 @@ class BaseEngine:
     async def turn(self, request: TurnRequest, begun: TurnReply | None = None) -> TurnReply:
         """Raises ValueError for a request that the engine can't take; see protocol.Engine."""
         self._check_requests([request])
-        sampling_params(request, begun)  # raises what would otherwise end the engine
+        try:
+            sampling_params(request, begun)  # else what is wrong with them would end the engine
+        except ValueError as error:
+            # Without vLLM's class, which the recorder would have to import.
+            raise ValueError(f"{named(request)}: {error}") from None
         name, turn = f"turn {next(self._turns)}", Turn(request, begun, self._outbox.promise())
         try:
             self._begin_turn(name, turn)

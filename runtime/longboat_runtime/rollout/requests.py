@@ -38,12 +38,16 @@ Request = SampleRequest | TurnRequest
 Part = GeneratedSample | TurnReply
 
 
+def named(request: Request) -> str:
+    """Returns what a request is called in errors."""
+    if isinstance(request, SampleRequest):
+        return f"sample {request.id}"
+    return f"turn {request.number} of sample {request.sample}"
+
+
 def check_request(request: Request, max_length: int, vocabulary: int) -> None:
     """Raises ValueError if the engine could not draw a single token."""
-    if isinstance(request, SampleRequest):
-        name = f"sample {request.id}"
-    else:
-        name = f"turn {request.number} of sample {request.sample}"
+    name = named(request)
     if not request.prompt_ids:
         raise ValueError(f"{name} has an empty prompt")
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:

@@ -337,7 +337,7 @@ def test_a_turn_that_it_cannot_draw_harms_nothing(engine: HostedEngine, referenc
         replace(good, sampling=replace(good.sampling, max_tokens=0)),
     ]
     for one in bad:
-        with pytest.raises(ValueError, match=r"turn 0 of sample e0r0a0s0|stop|max_tokens"):
+        with pytest.raises(ValueError, match="turn 0 of sample e0r0a0s0"):
             engine.play(draw, [one], {})
     assert len(engine.play(draw, [good], {})) == 1
 
