@@ -18,9 +18,8 @@ from longboat_runtime.rollout.message_parser import MessageParser
 from longboat_runtime.rollout.requests import (
     Request,
     check_request,
+    check_sampling,
     generated_sample,
-    named,
-    sampling_params,
     turn_reply,
     unstarted_sample,
 )
@@ -83,11 +82,7 @@ class BaseEngine:
     async def turn(self, request: TurnRequest, begun: TurnReply | None = None) -> TurnReply:
         """Raises ValueError for a request that the engine can't take; see protocol.Engine."""
         self._check_requests([request])
-        try:
-            sampling_params(request, begun)  # else what is wrong with them would end the engine
-        except ValueError as error:
-            # Without vLLM's class, which the recorder would have to import.
-            raise ValueError(f"{named(request)}: {error}") from None
+        check_sampling(request, begun)
         name, turn = f"turn {next(self._turns)}", Turn(request, begun, self._outbox.promise())
         try:
             self._begin_turn(name, turn)
