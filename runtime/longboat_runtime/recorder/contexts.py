@@ -40,12 +40,11 @@ class Contexts:
         Raises Refused if the template fails for them, or leaves out messages, tools or arguments.
         """
         try:
-            text = self._chat.text(messages, tools, arguments)
+            ids = self._ids(self._chat.text(messages, tools, arguments))
         except TEMPLATE_ERRORS as error:
             raise invalid(
                 "messages", f"can't be rendered: the model's chat template fails for them, {error}."
             ) from error
-        ids = self._ids(text)
         if not len(ids):
             raise invalid("messages", "have no tokens.")
         return ids
