@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from longboat_runtime.data.messages import Message
 from longboat_runtime.samples import FinishReason, FloatArray, IntArray, SampleId, Sampling, VersionSpan
@@ -14,7 +15,8 @@ class TurnRequest:
     """Holds what an engine needs to draw one turn: number `number`, from 0, of those that this launch of the sample has requested.
 
     `prompt_ids` are all tokens before the turn; `seed` is that of its first token. `sampling.max_tokens` counts the tokens of this turn
-    alone, and `sampling.stop` is the request's.
+    alone, and `sampling.stop` is the request's. `tools` are those that the model may call, as the request has them, and
+    `template_arguments` those of the chat template: some parsers read replies by both.
     """
 
     sample: SampleId
@@ -23,6 +25,8 @@ class TurnRequest:
     seed: int
     sampling: Sampling
     evaluation: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,15 @@ class TurnReply:
     message: Message
 
 
+class EngineDeaths(Exception):
+    """So many engines have died with a turn that it is given up: the same seed would kill the next one."""
+
+
 class Turns(Protocol):
     """Draws turns."""
 
     async def turn(self, request: TurnRequest) -> TurnReply:
-        """Returns the turn, whole. The death of an engine, a drain or a reshape delays it and doesn't fail it."""
+        """Returns the turn, whole. The death of an engine, a drain or a reshape delays it and doesn't fail it.
+
+        Raises ValueError for a turn that no engine can draw, and EngineDeaths.
+        """
