@@ -91,8 +91,8 @@ class Recorder:
         self._launches: dict[int, _Served] = {}
         self._next, self._port = 0, 0
         application = web.Application(middlewares=[_errors], client_max_size=bounds.body_bytes)
-        application.router.add_get("/{launch}/v1/models", self._models)
-        application.router.add_post("/{launch}/v1/chat/completions", self._chat)
+        application.router.add_get("/{launch:[0-9]{1,18}}/v1/models", self._models)
+        application.router.add_post("/{launch:[0-9]{1,18}}/v1/chat/completions", self._chat)
         # A handler is cancelled when its connection closes: that is how an answer is known not to be delivered.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
@@ -136,8 +136,7 @@ class Recorder:
 
     def _served(self, http: web.Request) -> _Served:
         """Returns the launch that a request is of. Raises Refused."""
-        name = http.match_info["launch"]
-        number = int(name) if name.isdecimal() and name.isascii() else self._next
+        number = int(http.match_info["launch"])
         served = self._launches.get(number)
         if served is None and number < self._next:
             raise _gone()
