@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from longboat_crds.problems import SpecProblem
 from longboat_graders import prctl
@@ -20,6 +21,7 @@ from longboat_graders.episode_messages import EnvironmentFunction
 from longboat_graders.forks import Child, Forks, footprint
 from longboat_graders.keeper import keep
 from longboat_graders.leftovers import remove_tree, sweep
+from longboat_graders.process_tree import children, end_orphan
 from longboat_graders.seccomp import Filter, can_ask, starts_program
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every episode
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 # How long threads that the rehearsal has started may take to end, in seconds.
 _THREADS_SECONDS = 5.0
+# How long keepers have to end their episodes once the server has closed its end: less than the server waits for this process.
+_KEEPERS_SECONDS, _REAP_SECONDS = 4.0, 0.02
 
 
 class _Episode(Child):
@@ -63,6 +67,19 @@ class EpisodeZygote(Forks):
         if os.path.isdir(child.directory):
             remove_tree(child.directory)
         return True
+
+    def _end_all(self) -> None:
+        """Waits for keepers, whose connections to the server have ended too: they end their episodes. Then ends what is left."""
+        deadline = time.monotonic() + _KEEPERS_SECONDS
+        while children() and time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
+            time.sleep(_REAP_SECONDS)
+        while pids := children():
+            for pid in pids:
+                end_orphan(pid)
+            time.sleep(_REAP_SECONDS)
 
 
 def rehearse() -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import structlog
 
@@ -50,7 +51,8 @@ class LoadedEnvironment:
             name, "longboat_graders.episode_zygote", request, field, Reason.ENVIRONMENT_INVALID, self
         )
         self.footprint: Mapping[str, Any] = {}
-        # Those that aren't forked yet, by number.
+        # Episodes that are played, and those of them that aren't forked yet, by number.
+        self._playing: WeakSet[Playing] = WeakSet()
         self._unforked: dict[int, Playing] = {}
 
     @property
@@ -64,10 +66,13 @@ class LoadedEnvironment:
 
     async def close(self) -> None:
         """Ends the zygote and all its episodes."""
+        for playing in self._playing:
+            playing.abandon()
         await self._zygote.close()
 
     async def play(self, playing: Playing, launch: Mapping[str, Any], task: bytes) -> None:
         """Has an episode played, which `playing` follows."""
+        self._playing.add(playing)
         try:
             await self._zygote.load()
         except SpecProblem as problem:
@@ -136,6 +141,11 @@ class Playing:
         self._stopped = True
         if self._keeper is not None and self._keeper.open:
             self._keeper.send({"stop": True})
+
+    def abandon(self) -> None:
+        """Has its keeper end it at once."""
+        if self._keeper is not None:
+            self._keeper.close()
 
     def lose(self, message: str) -> None:
         """Ends it without a result of its keeper's."""

@@ -64,14 +64,13 @@ class Forks:
         self._poll.register(control.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Follows commands until the server closes its end; then kills its children."""
+        """Follows commands until the server closes its end; then ends its children."""
         try:
             while self._turn():
                 continue
         except ConnectionError:
             pass  # The server closed its end while messages were under way.
-        for child in self._children.values():
-            child.kill()
+        self._end_all()
 
     # --- What kinds of children differ in ---
 
@@ -89,6 +88,11 @@ class Forks:
     def _removed(self, child: Any) -> bool:
         """Removes what a child has left, now that its group has ended. Returns whether nothing is left of it."""
         raise NotImplementedError
+
+    def _end_all(self) -> None:
+        """Ends all children, now that this process is to end."""
+        for child in self._children.values():
+            child.kill()
 
     # --- The loop ---
 

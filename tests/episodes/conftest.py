@@ -136,7 +136,7 @@ class Player:
     async def load(self, source: str, function: str, name: str = "tested") -> str:
         """Loads an environment whose module has this text; returns its name. Others of its name are loaded no more."""
         self.numbers += 1
-        path = self.directory / f"{name}_{id(self)}_{self.numbers}.py"
+        path = self.directory / (f"{name}.py" if source == ANY else f"{name}_{id(self)}_{self.numbers}.py")
         path.write_text(source)
         path.chmod(0o644)
         problem = await self.client.load(EnvironmentFunction(name, f"{path}:{function}", None), "spec.environments[0]")
