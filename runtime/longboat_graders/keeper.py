@@ -135,10 +135,10 @@ class Keeper:
         try:
             while now < self._kill_at and not self._gone:
                 ready = dict(poll.poll(1e3 * max(min(look_at, self._kill_at, wall_end) - now, 0.0)))
-                asked = self._listener is not None and ready.get(self._listener, 0)
-                if asked and not asked & select.POLLIN:
+                question = self._listener is not None and ready.get(self._listener, 0)
+                if question and not question & select.POLLIN:
                     poll.unregister(self._listener)  # nobody is left who could ask
-                    asked = 0
+                    question = 0
                 if reader in ready and not self._read_output(reader):
                     poll.unregister(reader)
                 if own.fileno() in ready:
@@ -153,7 +153,7 @@ class Keeper:
                 if self._server.fileno() in ready:
                     self._follow_server(pid)
                 now = time.monotonic()
-                if asked:
+                if question:
                     if threads >= bounds.processes:
                         threads = descendants(bounds.processes).threads
                     if threads >= bounds.processes:
@@ -389,10 +389,10 @@ def _play(play: Play, launch: Launch, task: Mapping[str, Any]) -> None:
         return EpisodeResult(EpisodeEnd.FINISHED, reward.reward, reward.rewards)
 
     async def run() -> None:
-        told = asyncio.create_task(episode())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.cancel)
+        playing = asyncio.create_task(episode())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
         _say({"begun": True})
-        result = await told
+        result = await playing
         sys.stdout.flush()
         sys.stderr.flush()
         _say({"result": result.to_json()})

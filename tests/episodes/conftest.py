@@ -1,4 +1,5 @@
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -186,3 +187,18 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return pids
+
+
+@pytest.fixture
+def mark() -> str:
+    """An argument by which `sleep` sleeps for ever, and by which its process is known."""
+    return f"{random.randrange(10**8, 10**9)}.{random.randrange(10**8)}"
+
+
+@pytest.fixture
+def own_directory() -> Iterator[Path]:
+    """A directory for a server of the test's own."""
+    with tempfile.TemporaryDirectory(prefix="lb-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory

@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import random
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,16 +22,6 @@ from tests.episodes.conftest import (
 from tests.support.waiting import eventually_async
 
 
-def new_mark() -> str:
-    """An argument by which `sleep` sleeps for ever, and by which its process is known."""
-    return f"{random.randrange(10**8, 10**9)}.{random.randrange(10**8)}"
-
-
-@pytest.fixture
-def mark() -> str:
-    return new_mark()
-
-
 @pytest.fixture(autouse=True)
 async def _nothing_is_left(client: EpisodeClient, directory: Path, mark: str) -> AsyncIterator[None]:
     """Nothing is left of any episode once its result is there."""
@@ -41,15 +29,6 @@ async def _nothing_is_left(client: EpisodeClient, directory: Path, mark: str) ->
     assert (await client.state())["playing"] == 0
     assert marked(mark) == []
     assert episode_directories(directory) == set()
-
-
-@pytest.fixture
-def own_directory() -> Iterator[Path]:
-    """A directory for a server of the test's own."""
-    with tempfile.TemporaryDirectory(prefix="lb-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
 
 
 def scratch_directories(directory: Path) -> list[Path]:
