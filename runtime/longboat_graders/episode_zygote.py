@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -121,6 +122,7 @@ def main(fd: int) -> None:
     prctl.adopt_orphans()
     # Without it the kernel takes no filter.
     prctl.gain_no_privileges()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o077)
     control = socket.socket(fileno=fd)
     with open(0, "rb") as file:

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 
-from longboat_graders.process_tree import children, end_orphan
+from longboat_graders.process_tree import children, end_orphan, lead_group
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Forks:
 
     def _fork(self, number: int, server: int, command: Mapping[str, Any]) -> int:
         child = self._forked(number, server, command)
-        _lead_group(child.pid)
+        lead_group(child.pid)
         try:
             self._follow_end(child)
         except OSError:
@@ -181,15 +181,6 @@ class Forks:
         for pid in strangers:
             end_orphan(pid)
         return not strangers
-
-
-def _lead_group(pid: int) -> None:
-    """Makes the child lead a process group of its own before the server hears of it, and so before anything is asked of it."""
-    try:
-        os.setpgid(pid, pid)
-    except ProcessLookupError:
-        # It has ended already; the zombie keeps the number.
-        return
 
 
 def seed(number: int) -> None:
