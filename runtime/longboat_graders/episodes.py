@@ -227,6 +227,9 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
 
     async def load(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["function"]["name"]
+        if not self._playing and not self._loading:
+            # What episodes have left must not pass for what the import makes.
+            await asyncio.to_thread(self._remove_older, time.time())
         self._loading += 1
         try:
             loaded = await self.replaced(name, {key: request[key] for key in ("function", "field")}, request)
