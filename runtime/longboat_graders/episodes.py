@@ -245,6 +245,11 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
             memory_mib=loaded.footprint["resident"] >> 20,
             fork_ms=round(1e3 * loaded.footprint["fork"], 2),
         )
+        if loaded.footprint["threads"] > 1:
+            log.warning(
+                "importing an environment starts threads, which its episodes lack: start them in the episode",
+                environment=name,
+            )
         return {"problem": None, "footprint": loaded.footprint}
 
     def state(self) -> dict[str, Any]:
