@@ -38,7 +38,7 @@ def test_environment_pods_are_ready_are_replaced_and_hide_ray_from_the_users_cod
     job = new_job("plays")
     job.apply(spec())
     job.wait("two ready environment pods", lambda: ready(job) == "2/2")
-    first = sorted(job.pod_uids("environment"))[0]
+    first = min(job.pod_uids("environment"))
     seen = json.loads(job.exec(first, "environment", "python3", "-c", LOOK))
     assert seen.pop("user") == 10002
     assert seen.pop("ray") == []
