@@ -485,6 +485,13 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (domains(["a"], ["b", "a"]), "spec.environments"),
     (domains(["a"], []), "spec.environments"),
     (domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["a"]}]), "spec.rewards"),
+    (
+        domains(["a"], dataset__evaluation={**HELD_OUT, "columns": {"prompt": "q"}}),
+        "spec.dataset.evaluation.columns",
+    ),
+    (environments(dataset__evaluation={**HELD_OUT, "columns": {"prompt": "q"}}), None),
+    (domains(["a"], ["b"], rounds__quotas=quotas(a=5, b=3)), None),
+    (domains(["a"], ["b"], rounds__quotas=quotas(a=5, c=3)), "spec.rounds.quotas"),
     (domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["b", "a"]}]), None),
 ]
 
