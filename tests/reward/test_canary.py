@@ -186,13 +186,25 @@ def test_kinds_have_their_own_canaries() -> None:
     without = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec())
     shaping = RewardSpec(name="short", function="m:f", role=RewardRole.SHAPING)
     sooner = gym.model_copy(update={"canary": CanarySpec(every_steps=5)})
-    assert canaries([sooner])[0].responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
+    assert (
+        canaries([sooner], implied=True)[0].responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
+    )
     never = gym.model_copy(update={"canary": CanarySpec(every_steps=0)})
-    gym_canary, program_canary = canaries([gym, programs, without, shaping, never])
+    gym_canary, program_canary = canaries([gym, programs, without, shaping, never], implied=True)
     row = Row(PromptId(0, 0), "", (1,), columns={"answer": "42", "solution": {"python": "print(1)"}})
     assert gym_canary.responses(row) == ("<answer>42</answer>", "<answer>-</answer>")
     assert program_canary.responses(row) == ("```\nprint(1)\n```", "```\nraise SystemExit(1)\n```")
     assert gym_canary.responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
+
+
+def test_jobs_with_environments_have_only_the_canaries_of_their_spec() -> None:
+    gym = RewardSpec(name="gym", kind=RewardKind.REASONING_GYM)
+    episode = RewardSpec(name="episode", kind=RewardKind.EPISODE)
+    assert canaries([gym, episode], implied=False) == []
+    given = RewardSpec(
+        name="exact", function="m:f", role=RewardRole.TASK, canary=CanarySpec(right="{{ answer }}", wrong="-")
+    )
+    assert [canary.reward for canary in canaries([given, gym], implied=False)] == [given]
 
 
 @pytest.mark.parametrize(
