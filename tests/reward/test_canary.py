@@ -55,7 +55,7 @@ def suspect(
     special: bool = False,
 ) -> str | None:
     """What is said of a reward that gets the text and the truth of a row, after one check."""
-    (canary,) = canaries([reward_spec or spec()], implied=True)
+    (canary,) = canaries([reward_spec or spec()])
     checked = []
     for row in all_rows:
         texts = canary.responses(row)
@@ -186,11 +186,9 @@ def test_kinds_have_their_own_canaries() -> None:
     without = RewardSpec(name="code", kind=RewardKind.SANDBOX, sandbox=SandboxSpec())
     shaping = RewardSpec(name="short", function="m:f", role=RewardRole.SHAPING)
     sooner = gym.model_copy(update={"canary": CanarySpec(every_steps=5)})
-    assert (
-        canaries([sooner], implied=True)[0].responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
-    )
+    assert canaries([sooner])[0].responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
     never = gym.model_copy(update={"canary": CanarySpec(every_steps=0)})
-    gym_canary, program_canary = canaries([gym, programs, without, shaping, never], implied=True)
+    gym_canary, program_canary = canaries([gym, programs, without, shaping, never])
     row = Row(PromptId(0, 0), "", (1,), columns={"answer": "42", "solution": {"python": "print(1)"}})
     assert gym_canary.responses(row) == ("<answer>42</answer>", "<answer>-</answer>")
     assert program_canary.responses(row) == ("```\nprint(1)\n```", "```\nraise SystemExit(1)\n```")
