@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from longboat_crds.problems import SpecProblem
 from longboat_graders import prctl
@@ -20,6 +22,7 @@ from longboat_graders.episode_messages import EnvironmentFunction
 from longboat_graders.forks import Child, Forks, footprint
 from longboat_graders.keeper import keep
 from longboat_graders.leftovers import remove_tree, sweep
+from longboat_graders.process_tree import children, end_orphan
 from longboat_graders.seccomp import Filter, can_ask, starts_program
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every episode
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 # How long threads that the rehearsal has started may take to end, in seconds.
 _THREADS_SECONDS = 5.0
+# How long keepers have to end their episodes once the server has closed its end: less than the server waits for this process.
+_KEEPERS_SECONDS, _REAP_SECONDS = 4.0, 0.02
 
 
 class _Episode(Child):
@@ -64,33 +69,44 @@ class EpisodeZygote(Forks):
             remove_tree(child.directory)
         return True
 
+    def _end_all(self) -> None:
+        """Waits for keepers, whose connections to the server have ended too: they end their episodes. Then ends what is left."""
+        deadline = time.monotonic() + _KEEPERS_SECONDS
+        while children() and time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
+            time.sleep(_REAP_SECONDS)
+        while pids := children():
+            for pid in pids:
+                end_orphan(pid)
+            time.sleep(_REAP_SECONDS)
+
 
 def rehearse() -> None:
-    """Makes a request of an endpoint that isn't there: what a client imports and keeps at its first one, all episodes share."""
+    """Makes a request of a server of its own: what a client imports and keeps at its first request, all episodes share."""
     import asyncio
 
-    import anyio._backends._asyncio
-    import httpcore
-    import httpx
-    from openai import AsyncOpenAI
+    from longboat_graders.environment import Model
 
-    del anyio, httpcore  # imported for the first request over a connection
-    message = {"role": "assistant", "content": ""}
-    answer = {
-        "id": "",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "",
-        "choices": [{"index": 0, "message": message}],
-    }
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": ""}}
+    answer = json.dumps({"id": "", "object": "chat.completion", "created": 0, "model": "", "choices": [choice]})
+    response = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(answer)}\r\n\r\n{answer}"
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        headers = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(int(length.partition(b":")[2]))
+        writer.write(response.encode())
+        await writer.drain()
+        writer.close()
 
     async def ask() -> None:
-        transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-        async with AsyncOpenAI(
-            base_url="http://127.0.0.1:9/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
-        ) as client:
-            reply = await client.chat.completions.create(model="", messages=[{"role": "user", "content": ""}])
-            reply.choices[0].message.model_dump(exclude_none=True)
+        async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Model(f"http://127.0.0.1:{port}/v1", "", "none").client() as client:
+                reply = await client.chat.completions.create(model="", messages=[{"role": "user", "content": ""}])
+                reply.choices[0].message.model_dump(exclude_none=True)
 
     asyncio.run(ask())
     deadline = time.monotonic() + _THREADS_SECONDS
@@ -106,6 +122,7 @@ def main(fd: int) -> None:
     prctl.adopt_orphans()
     # Without it the kernel takes no filter.
     prctl.gain_no_privileges()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o077)
     control = socket.socket(fileno=fd)
     with open(0, "rb") as file:

@@ -1,4 +1,5 @@
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,15 @@ from tests.support.waiting import DEADLINE_SECONDS
 SECRET = "secret-of-an-episode"
 MIB = 2**20
 BOUNDS = EpisodeBounds(memory=512 * MIB, processes=32, file_size=16 * MIB, wall_seconds=3600.0)
+# Plays what the task says.
+ANY = """
+import asyncio, ctypes, json, mmap, os, signal, subprocess, sys, tempfile, textwrap, threading, time
+
+async def episode(task, model):
+    scope = dict(globals())
+    exec("async def given(task, model):\\n" + textwrap.indent(task["source"], "    "), scope)
+    return await scope["given"](task["task"], model)
+"""
 # Environments with such long limits of their own that they don't fail on a machine that stalls.
 _PROGRAM = f"""
 import sys
@@ -124,11 +134,10 @@ class Player:
     endpoint: Endpoint
     numbers: int = 0
 
-    async def load(self, source: str, function: str) -> str:
-        """Loads an environment whose module has this text; returns its name."""
+    async def load(self, source: str, function: str, name: str = "tested") -> str:
+        """Loads an environment whose module has this text; returns its name. Others of its name are loaded no more."""
         self.numbers += 1
-        name = f"e{id(self)}-{self.numbers}"
-        path = self.directory / f"{name}.py"
+        path = self.directory / (f"{name}.py" if source == ANY else f"{name}_{id(self)}_{self.numbers}.py")
         path.write_text(source)
         path.chmod(0o644)
         problem = await self.client.load(EnvironmentFunction(name, f"{path}:{function}", None), "spec.environments[0]")
@@ -151,11 +160,11 @@ class Player:
     ) -> EpisodeResult:
         return await self.client.play(episode, name, task or {}, self.launch(**bounds), started)
 
-    async def play_source(self, source: str, task: dict[str, Any] | None = None, **bounds: Any) -> EpisodeResult:
-        """Plays `source`, the body of `async def episode(task, model)` after imports of the usual modules."""
-        body = "\n".join(f"    {line}" for line in source.strip().splitlines())
-        text = f"import asyncio, ctypes, json, os, signal, subprocess, sys, tempfile, threading, time\nasync def episode(task, model):\n{body}\n"
-        return await self.play(await self.load(text, "episode"), task, **bounds)
+    async def play_source(self, source: str, task: dict[str, Any] | None = None, **arguments: Any) -> EpisodeResult:
+        """Plays the body of an `async def episode(task, model)`, which has the usual modules."""
+        if "any" not in self.client.footprints:
+            assert await self.load(ANY, "episode", "any") == "any"
+        return await self.play("any", {"source": source.strip(), "task": task or {}}, **arguments)
 
 
 @pytest.fixture
@@ -178,3 +187,18 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return pids
+
+
+@pytest.fixture
+def mark() -> str:
+    """An argument by which `sleep` sleeps for ever, and by which its process is known."""
+    return f"{random.randrange(10**8, 10**9)}.{random.randrange(10**8)}"
+
+
+@pytest.fixture
+def own_directory() -> Iterator[Path]:
+    """A directory for a server of the test's own."""
+    with tempfile.TemporaryDirectory(prefix="lb-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
