@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 LOOK = """
 import json, os
-seen = {"user": os.getuid(), "ray": [name for name in os.environ if name.startswith("RAY")]}
+view = {"user": os.getuid(), "ray": [name for name in os.environ if name.startswith("RAY")]}
 for name in ("/etc/longboat/ray-token/token", "/var/run/secrets/kubernetes.io/serviceaccount/token"):
-    seen[name] = os.path.exists(name)
-print(json.dumps(seen))
+    view[name] = os.path.exists(name)
+print(json.dumps(view))
 """
 
 
@@ -39,10 +39,10 @@ def test_environment_pods_are_ready_are_replaced_and_hide_ray_from_the_users_cod
     job.apply(spec())
     job.wait("two ready environment pods", lambda: ready(job) == "2/2")
     first = min(job.pod_uids("environment"))
-    seen = json.loads(job.exec(first, "environment", "python3", "-c", LOOK))
-    assert seen.pop("user") == 10002
-    assert seen.pop("ray") == []
-    assert not any(seen.values()), seen
+    view = json.loads(job.exec(first, "environment", "python3", "-c", LOOK))
+    assert view.pop("user") == 10002
+    assert view.pop("ray") == []
+    assert not any(view.values()), view
     delete_at_once(job, first)
     job.wait("another pod in its place", lambda: first not in job.pod_uids("environment") and ready(job) == "2/2")
 
