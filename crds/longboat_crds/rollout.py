@@ -121,9 +121,10 @@ class PublicationMode(StrEnum):
     """Says how the weights of each step get from the trainer to engines."""
 
     AUTO = "Auto"
-    """Direct where trainer and engines have GPUs and the same versions of torch and NCCL, else Host."""
+    """What this release has tried most: Host. A later one may choose Direct where there are GPUs."""
     DIRECT = "Direct"
-    """Broadcasts from trainer pods to rollout pods, by NCCL, on CPUs by gloo; Host where versions differ."""
+    """Broadcasts from trainer pods to rollout pods, by gloo on CPUs and by NCCL on GPUs, where nobody has tried it; Host where versions of
+    torch or NCCL differ."""
     HOST = "Host"
     """Through the host's memory: Ray's object store, in /dev/shm."""
 

@@ -140,7 +140,8 @@ def main(fd: int) -> None:
     sys.stderr.flush()
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps([{"loaded": footprint()}]).encode())
+    loaded = {**footprint(), "threads": len(os.listdir("/proc/self/task"))}
+    control.sendall(json.dumps([{"loaded": loaded}]).encode())
     EpisodeZygote(control, play, request["scratch"]).run()
 
 

@@ -227,6 +227,9 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
 
     async def load(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["function"]["name"]
+        if not self._playing and not self._loading:
+            # What episodes have left must not pass for what the import makes.
+            await asyncio.to_thread(self._remove_older, time.time())
         self._loading += 1
         try:
             loaded = await self.replaced(name, {key: request[key] for key in ("function", "field")}, request)
@@ -242,6 +245,11 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
             memory_mib=loaded.footprint["resident"] >> 20,
             fork_ms=round(1e3 * loaded.footprint["fork"], 2),
         )
+        if loaded.footprint["threads"] > 1:
+            log.warning(
+                "importing an environment starts threads, which its episodes lack: start them in the episode",
+                environment=name,
+            )
         return {"problem": None, "footprint": loaded.footprint}
 
     def state(self) -> dict[str, Any]:

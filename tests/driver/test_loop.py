@@ -306,7 +306,7 @@ async def test_a_full_volume_is_reported_and_retried(tmp_path: Path) -> None:
     site.broker.publish = lambda status: (seen.append(status), publish(status))
     assert await driver.run() is RunOutcome.DONE
     problems = {status.problem.reason for status in seen if status.problem}
-    assert problems == {"CheckpointVolumeFull"}
+    assert "CheckpointVolumeFull" in problems
     assert not any(status.problem.fatal for status in seen if status.problem)
     assert site.broker.status.problem is None
     assert saved_steps(tmp_path) == [4, 5]

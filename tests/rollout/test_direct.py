@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_crds.rollout import PublicationMode
-from longboat_runtime.rollout.direct import DirectRound, PodGroup, PodGroups, direct_problem, skipped_publications
+from longboat_runtime.rollout.direct import DirectRound, PodGroup, PodGroups, skipped_publications, version_problem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.member import Member, Slot
@@ -22,23 +22,20 @@ CPU = {"torch": "2.13", "NCCL": "no GPU"}
 
 
 @pytest.mark.parametrize(
-    ("mode", "senders", "workers", "problem"),
+    ("senders", "workers", "problem"),
     [
-        (PublicationMode.AUTO, [GPU, GPU], [GPU], None),
-        (PublicationMode.DIRECT, [CPU], [CPU, CPU], None),
-        (PublicationMode.AUTO, [CPU], [CPU], "there are no GPUs"),
-        (PublicationMode.HOST, [GPU], [GPU], "is Host"),
-        (PublicationMode.DIRECT, [GPU], [GPU, GPU | {"NCCL": "2.28"}], r"NCCL is 2.29 in the trainer and 2.28"),
-        (PublicationMode.DIRECT, [GPU, GPU | {"torch": "2.12"}], [GPU], "torch is 2.13 in the trainer and 2.12"),
-        (PublicationMode.DIRECT, [GPU], [CPU], "NCCL"),
-        (PublicationMode.DIRECT, [], [CPU], "nobody"),
+        ([GPU, GPU], [GPU], None),
+        ([CPU], [CPU, CPU], None),
+        ([GPU], [GPU, GPU | {"NCCL": "2.28"}], r"NCCL is 2.29 in the trainer and 2.28"),
+        ([GPU, GPU | {"torch": "2.12"}], [GPU], "torch is 2.13 in the trainer and 2.12"),
+        ([GPU], [CPU], "NCCL"),
     ],
 )
 def test_both_ends_must_have_the_same_versions(
-    mode: PublicationMode, senders: list[dict[str, str]], workers: list[dict[str, str]], problem: str | None
+    senders: list[dict[str, str]], workers: list[dict[str, str]], problem: str | None
 ) -> None:
-    found = direct_problem(mode, senders, workers)
-    assert (found is None) if problem is None else (found is not None and problem in found)
+    difference = version_problem(senders, workers)
+    assert (difference is None) if problem is None else (difference is not None and problem in difference)
 
 
 class Engine:
@@ -109,7 +106,7 @@ async def test_a_pods_groups_are_kept_until_its_engines_or_the_trainer_change() 
     first = (await groups.join({"a": engines}, source))["a"]
     assert source.size == 5, "a sender and all workers of its engines"
     joins = [call for engine in engines for call in engine.actor.calls if call[0] == "join_weight_groups"]
-    assert [(join[2], join[3]) for join in joins] == [(1, 5), (3, 5)]
+    assert [(join[3], join[4]) for join in joins] == [(1, 5), (3, 5)]
     assert (await groups.join({"a": engines}, source))["a"] is first
     restarted = [engines[0], member("a", 2, devices=2)]
     second = (await groups.join({"a": restarted}, source))["a"]
@@ -130,7 +127,8 @@ async def test_a_pod_of_another_version_or_whose_group_can_not_be_made_takes_the
     joined = await groups.join(pods, source)
     assert joined.keys() == {"good"}
     assert any(key.startswith("broken/") for key in source.ended)
-    assert await PodGroups(PublicationMode.HOST).join(pods, source) == {}
+    for mode in (PublicationMode.AUTO, PublicationMode.HOST):
+        assert await PodGroups(mode).join(pods, source) == {}
 
 
 async def test_a_pod_whose_group_can_not_be_made_is_tried_less_and_less_often() -> None:

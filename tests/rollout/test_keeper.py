@@ -55,6 +55,7 @@ class Actor:
 
     submit: Method
     abort: Method
+    update_weights: Method
 
     def __init__(self, world: World, config: EngineConfig) -> None:
         self.world, self.config = world, config

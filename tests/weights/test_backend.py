@@ -38,6 +38,12 @@ class Model(nn.Module):
         return AutoWeightsLoader(self).load_weights(weights)
 
 
+@pytest.fixture(params=["handed over", "received"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How buckets come: in memory of the host, or in that of the device, which the next bucket overwrites."""
+    return str(request.param)
+
+
 @pytest.fixture
 def transfer(monkeypatch: pytest.MonkeyPatch) -> BucketTransfer:
     monkeypatch.setattr(BucketTransfer.__base__, "__init__", lambda self, *_: None)
@@ -54,31 +60,37 @@ def tensors() -> dict[str, Tensor]:
     return {name: torch.randn(value.shape) for name, value in Model().state_dict().items()}
 
 
-def receipt(transfer: BucketTransfer, payload: Packed) -> dict[str, Any]:
+def receipt(transfer: BucketTransfer, payload: Packed, way: str) -> dict[str, Any]:
     transfer.start_weight_update()
+    received = torch.empty(max(bucket.data.nbytes for bucket in payload.contents), dtype=torch.uint8)
     for bucket in payload.contents:
-        transfer.receive_weights(backend.BucketUpdate(list(bucket.entries), bucket.data))
+        entries = list(bucket.entries)
+        if way == "received":
+            data = received[: bucket.data.nbytes].copy_(torch.from_numpy(bucket.data))
+            transfer.receive_weights(backend.BucketUpdate(entries, received=data))
+        else:
+            transfer.receive_weights(backend.BucketUpdate(entries, bucket.data))
     transfer.finish_weight_update()
     return transfer.receipt()
 
 
 @pytest.mark.parametrize("limit", [64, 150, 10**6])
-def test_all_weights_and_persistent_buffers_arrive(transfer: BucketTransfer, limit: int) -> None:
+def test_all_weights_and_persistent_buffers_arrive(transfer: BucketTransfer, way: str, limit: int) -> None:
     published = tensors()
     payload = pack(published.items(), limit)
-    check_receipts([receipt(transfer, payload)], payload.checksum)
+    check_receipts([receipt(transfer, payload, way)], payload.checksum)
     for name, value in transfer.model.state_dict().items():
         assert torch.equal(value, published[name])
     assert torch.equal(transfer.model.layers[0].table, torch.ones(2))
 
 
 @pytest.mark.parametrize("name", ["layers.1.scale", "layers.2.weight"])
-def test_what_never_came_is_named(transfer: BucketTransfer, name: str) -> None:
+def test_what_never_came_is_named(transfer: BucketTransfer, way: str, name: str) -> None:
     published = tensors()
     del published[name]
     payload = pack(published.items(), 100)
     with pytest.raises(PublicationRefused, match=name):
-        check_receipts([receipt(transfer, payload)], payload.checksum)
+        check_receipts([receipt(transfer, payload, way)], payload.checksum)
 
 
 def stale(weights: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -104,8 +116,8 @@ def swapped(weights: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize("damage", [stale, doubled, sent_twice, swapped])
-def test_wrong_bytes_are_found(transfer: BucketTransfer, damage: Any) -> None:
+def test_wrong_bytes_are_found(transfer: BucketTransfer, way: str, damage: Any) -> None:
     payload = pack(tensors().items(), 100)
     damaged = pack(damage(tensors()), 100)
     with pytest.raises(PublicationRefused, match="checksum"):
-        check_receipts([receipt(transfer, damaged)], payload.checksum)
+        check_receipts([receipt(transfer, damaged, way)], payload.checksum)

@@ -24,14 +24,15 @@ PODS = {"a": 2, "b": 1}
 def work(connection: Connection, address: str, rank: int, size: int) -> None:
     """Receives a bucket of so many bytes each time it is told to, and answers with them, or with what went wrong."""
     groups = WorkerGroups(torch.device("cpu"))
-    groups.join({7: address}, rank, size, 4 * SECONDS)
+    groups.join("key", {7: address}, rank, size, 4 * SECONDS)
     connection.send("joined")
     while (nbytes := connection.recv()) is not None:
         try:
             connection.send(groups.receive(7, nbytes).tolist())
         except Exception as error:  # noqa: BLE001 - the test gets it
             connection.send(str(error))
-    groups.leave()
+    groups.leave("another key")
+    groups.leave("key")
     connection.send("left")
 
 

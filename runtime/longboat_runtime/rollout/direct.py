@@ -30,30 +30,16 @@ WORKER_SECONDS = 2.5 * SENDER_SECONDS
 # The most publications in a row in which nothing is broadcast to a pod whose broadcasts fail, and one more.
 MOST_SKIPPED = 64
 
-NO_GPUS = "there are no GPUs"
-
 _numbers = itertools.count(1)
 
 
-def direct_problem(
-    mode: PublicationMode, senders: Sequence[Mapping[str, str]], workers: Sequence[Mapping[str, str]]
-) -> str | None:
-    """Returns why senders and workers of these versions (`weights.groups.versions`) have no group; None if they may have one (pure).
-
-    The rule: all versions are equal. By gloo, where there are no GPUs, only if the spec asks for Direct: Ray's object store shares each
-    bucket on a node.
-    """
-    if mode is PublicationMode.HOST:
-        return "rollout.publication is Host"
-    if not senders:
-        return "nobody broadcasts here"
+def version_problem(senders: Sequence[Mapping[str, str]], workers: Sequence[Mapping[str, str]]) -> str | None:
+    """Returns in what senders and workers of these versions (`weights.groups.versions`) differ; None if they may have a group (pure)."""
     expected = senders[0]
     for end in (*senders, *workers):
         for name, version in expected.items():
             if end.get(name) != version:
                 return f"{name} is {version} in the trainer and {end.get(name)} in engines: use one image for both"
-    if mode is PublicationMode.AUTO and expected.get("NCCL") == "no GPU":
-        return NO_GPUS
     return None
 
 
@@ -62,7 +48,7 @@ def skipped_publications(failures: int) -> int:
 
     The first may be chance. Then it is 1, 3, 7 and so on: each failure costs all pods up to a deadline.
     """
-    return min(2 ** max(failures - 1, 0), MOST_SKIPPED) - 1
+    return min(1 << max(failures - 1, 0), MOST_SKIPPED) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +66,18 @@ class PodGroup:
     async def leave(self) -> None:
         """Ends the groups on both sides, where there still is one."""
         leaving = [self.source.leave_groups(self.key)]
-        leaving += [member.actor.call_workers.remote("leave_weight_groups") for member in self.members]
+        leaving += [member.actor.call_workers.remote("leave_weight_groups", self.key) for member in self.members]
         await asyncio.gather(*leaving, return_exceptions=True)
 
 
 class PodGroups:
-    """The groups of all rollout pods: made when a pod's engines first take part in a publication, ended when one of them ends."""
+    """The groups of all rollout pods: made when a pod's engines first take part in a publication, ended when one of them ends.
+
+    There are none unless the mode is Direct.
+    """
 
     def __init__(self, mode: PublicationMode) -> None:
-        self._mode = mode
+        self._enabled = mode is PublicationMode.DIRECT
         self._groups: dict[str, PodGroup] = {}
         self._refused: dict[str, str] = {}
         self._failures: Counter[str] = Counter()
@@ -96,15 +85,13 @@ class PodGroups:
 
     async def join(self, pods: Mapping[str, Sequence[Member]], source: WeightSource) -> dict[str, PodGroup]:
         """Returns the groups of those of the pods that can have some; the engines of the others get buckets from the host's memory."""
-        if self._mode is PublicationMode.HOST or not source.trainer:
+        if not self._enabled or not source.trainer:
             return {}
         try:
             async with asyncio.timeout(SENDER_SECONDS):
                 senders = await source.versions()
         except (TimeoutError, RayError) as error:
             log.warning("weights go through the host's memory: the trainer's senders don't answer: %s", error)
-            return {}
-        if direct_problem(self._mode, senders, []) == NO_GPUS:
             return {}
         able = {pod: members for pod, members in pods.items() if not self._skipping[pod]}
         self._skipping -= Counter([*pods])
@@ -140,7 +127,8 @@ class PodGroups:
         made = PodGroup(f"{pod}/{next(_numbers)}", tuple(members), source)
         try:
             async with asyncio.timeout(SENDER_SECONDS):
-                if self._unsuitable(pod, direct_problem(self._mode, senders, await self._versions(made))):
+                if problem := version_problem(senders, await self._versions(made)):
+                    self._refuse(pod, problem)
                     return None
                 await self._make(made)
         except (TimeoutError, RayError, EngineDead, RuntimeError) as error:
@@ -157,11 +145,10 @@ class PodGroups:
         answers = (member.actor.call_workers.remote("weight_versions") for member in group.members)
         return [*itertools.chain.from_iterable(await asyncio.gather(*answers))]
 
-    def _unsuitable(self, pod: str, problem: str | None) -> bool:
-        if problem is not None and self._mode is PublicationMode.DIRECT and self._refused.get(pod) != problem:
+    def _refuse(self, pod: str, problem: str) -> None:
+        if self._refused.get(pod) != problem:
             self._refused[pod] = problem
             log.warning("pod %s gets weights from the host's memory: %s", pod, problem)
-        return problem is not None
 
     async def _make(self, group: PodGroup) -> None:
         """Has senders and workers meet. Raises RuntimeError if one of them can't."""
@@ -169,7 +156,7 @@ class PodGroups:
         addresses = await group.source.open_groups(group.key)
         joining, first = [group.source.join_groups(group.key, addresses, size, SENDER_SECONDS)], 1
         for member in group.members:
-            arguments = (addresses, first, size, WORKER_SECONDS)
+            arguments = (group.key, addresses, first, size, WORKER_SECONDS)
             joining.append(_joined_workers(member, arguments))
             first += member.config.tensor_parallel
         await asyncio.gather(*joining)

@@ -26,7 +26,6 @@ VALUE_ERRORS = frozenset(
         "KeyError",
         "ModuleNotFoundError",
         "NotImplementedError",
-        "SafetensorError",
         "StrictDataclassClassValidationError",
         "StrictDataclassFieldValidationError",
         "TypeError",
@@ -104,7 +103,6 @@ PLACES = (
         "Change what that names, in rollout or model",
     ),
 )
-_LOADER = "/vllm/model_executor/model_loader/"
 
 
 def start_failure(error: BaseException, output: str) -> SpecProblem | EngineDead:
@@ -137,12 +135,11 @@ def decisive_error(raised: list[RaisedError], written: list[RaisedError]) -> Rai
 def judged_in(error: RaisedError) -> Place | None:
     """Returns the place in which vLLM judged spec or model to be wrong; None if another start may succeed.
 
-    The rule: the first of PLACES through which the error came, if its type says that a value is wrong. In three cases another type, or
+    The rule: the first of PLACES through which the error came, if its type says that a value is wrong. In two cases another type, or
     this one, means something else:
 
-    * The model's loader and transformers also raise RuntimeError and OSError for what a model lacks. Their own ones have no number
-      of the operating system and are raised by a statement; others come from a device or a disk.
-    * Files that Rust reads raise SafetensorError with that number, too.
+    * Transformers also raises OSError for what a model lacks. Its own ones have no number of the operating system and are raised by a
+      statement; others come from a disk.
     * An architecture that vLLM has but can't inspect has failed in another process, perhaps for want of memory.
     """
     place = next((place for place in PLACES if _is_in(place, error)), None)
@@ -154,9 +151,7 @@ def judged_in(error: RaisedError) -> Place | None:
         inspected = last.function == "_raise_for_unsupported" and "failed to be inspected" in error.message
         return None if from_system or inspected else place
     states = last.line.startswith("raise ") and not from_system
-    of_loader = error.name == "RuntimeError" and _LOADER in last.file
-    of_transformers = error.name == "OSError" and "/transformers/" in last.file
-    return place if states and (of_loader or of_transformers) else None
+    return place if states and error.name == "OSError" and "/transformers/" in last.file else None
 
 
 def _is_in(place: Place, error: RaisedError) -> bool:

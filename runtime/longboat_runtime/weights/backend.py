@@ -254,20 +254,22 @@ class WeightReceipts:
         """See `groups.versions`."""
         return groups.versions()
 
-    def join_weight_groups(self, addresses: dict[int, str], first: int, size: int, seconds: float) -> str | None:
+    def join_weight_groups(
+        self, key: str, addresses: dict[int, str], first: int, size: int, seconds: float
+    ) -> str | None:
         """Joins the groups of all senders, in which this engine's workers have ranks from `first` on. Returns what went wrong, if anything.
 
         See `WorkerGroups.join`.
         """
         try:
-            self.weight_transfer_engine.groups.join(addresses, first + self.rank, size, seconds)
+            self.weight_transfer_engine.groups.join(key, addresses, first + self.rank, size, seconds)
         except Exception as error:  # noqa: BLE001 - an error would be the worker's end
             return f"{type(error).__name__}: {error}"
         return None
 
-    def leave_weight_groups(self) -> None:
+    def leave_weight_groups(self, key: str) -> None:
         """See `WorkerGroups.leave`."""
-        self.weight_transfer_engine.groups.leave()
+        self.weight_transfer_engine.groups.leave(key)
 
     def receive_weights(self, entries: list[Any], nbytes: int, sender: int) -> str | None:
         """Receives a bucket that is broadcast, and loads it. Returns what went wrong, if it isn't received."""

@@ -157,21 +157,25 @@ class SenderGroups:
 
 
 class WorkerGroups:
-    """The groups of one worker of an engine: one for each sender."""
+    """The groups of one worker of an engine: one for each sender, all of one key."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._key = ""
         self._groups: dict[int, Group] = {}
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def join(self, addresses: Mapping[int, str], rank: int, size: int, seconds: float) -> None:
+    def join(self, key: str, addresses: Mapping[int, str], rank: int, size: int, seconds: float) -> None:
         """Joins the groups of all senders, by number, as `rank` of each; see `Group`."""
-        self.leave()
+        self.leave(self._key)
+        self._key = key
         for sender, address in sorted(addresses.items()):
             self._groups[sender] = Group(address, rank, size, seconds)
 
-    def leave(self) -> None:
-        """Ends all groups."""
+    def leave(self, key: str) -> None:
+        """Ends all groups. Does nothing if they have another key: the worker has joined others since."""
+        if key != self._key:
+            return
         for group in self._groups.values():
             group.leave()
         self._groups.clear()
@@ -190,6 +194,6 @@ class WorkerGroups:
             group.start(received)
             group.wait()
         except BaseException:
-            self.leave()
+            self.leave(self._key)
             raise
         return received

@@ -12,14 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.tracebacks import MOST_CHARACTERS
-from tests.rollout.conformance.hosted import HostedEngine
 from tests.support.tiny_model import build_tiny_model
 
 CONFIG = EngineConfig("e", "", "float32", max_length=512, kv_cache_bytes=2**20, enforce_eager=True)
@@ -215,11 +213,6 @@ def failed_in(part: str, model: str) -> tuple[str, str | None, str]:
                 from vllm.tokenizers import get_tokenizer
 
                 get_tokenizer(model)
-            case "weights":
-                from vllm.config.load import LoadConfig
-                from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-
-                DefaultModelLoader(LoadConfig())._prepare_weights(model, None, None, False, None)
             case "cache":
                 from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
 
@@ -239,7 +232,6 @@ def failed_in(part: str, model: str) -> tuple[str, str | None, str]:
 
 PARTS = {
     "tokenizer": (Reason.MODEL_INVALID, "spec.model.path", "tokenizer"),
-    "weights": (Reason.MODEL_INVALID, "spec.model.path", "Cannot find any model weights"),
     "cache": (
         Reason.KV_CACHE_TOO_SMALL,
         "spec.model.maxLength",
@@ -261,27 +253,3 @@ def test_what_fails_later_is_judged_by_where(part: str, tmp_path: Path, pool: Pr
 
 def test_what_is_right_is_not_refused(model: Path, vllm: Callable[..., tuple[str, str | None, str]]) -> None:
     assert vllm(replace(CONFIG, model=str(model))) == ("", None, "it has its configuration")
-
-
-@pytest.mark.parametrize(
-    ("devices", "spawned"),
-    [
-        pytest.param((0,), False, id="in-process"),
-        pytest.param((0, 1), False, id="in-process-tp2", marks=pytest.mark.extended),
-        pytest.param((0,), True, id="spawned", marks=pytest.mark.extended),
-    ],
-)
-def test_weights_that_do_not_fit_are_named_by_whichever_process_reads_them(
-    devices: tuple[int, ...], spawned: bool, model: Path, tmp_path: Path
-) -> None:
-    weights = load_file(model / "model.safetensors")
-    weights["model.norm.weight"] = weights["model.norm.weight"][:-8]
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
-    engine = HostedEngine(
-        replace(CONFIG, model=str(model), devices=devices), spawned=spawned, output=tmp_path / "output"
-    )
-    try:
-        with pytest.raises(RuntimeError, match=r"^ModelInvalid: spec\.model\.path: vLLM can't start an engine: .*120"):
-            engine.wait_started()
-    finally:
-        engine.close()
