@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 from hypothesis import given
@@ -29,8 +29,12 @@ RUNTIME = RLRuntimeSpec(image="longboat-runtime:1")
 
 
 def words(longest: int) -> st.SearchStrategy[str]:
-    joined = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map("-".join)
-    return joined.filter(lambda text: len(text) <= longest)
+    """Names of as many words as fit, all of which are short enough."""
+
+    def joined(parts: list[str]) -> str:
+        return max((text for text in accumulate(parts, "{}-{}".format) if len(text) <= longest), key=len)
+
+    return st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(joined)
 
 
 def accepted(pool: str) -> bool:
