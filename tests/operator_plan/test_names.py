@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import accumulate, product
 
 import pytest
@@ -80,14 +79,9 @@ def test_a_pool_is_refused_only_where_names_would_meet(role: Role, pool: str) ->
     if accepted(pool):
         return
     mine = f"x-{role}-{pool}-0-a0"
-    suffixes = [f"-{other}-0-a0" for other in Role if not other.has_pools]
-    for word in (other for other in Role if other.has_pools):
-        parts = mine.split(f"-{word}-")
-        suffixes += [f"-{word}-{f'-{word}-'.join(parts[at:])}" for at in range(1, len(parts))]
-    owners = defaultdict(set)
-    for suffix in suffixes:
-        if mine.endswith(suffix):
-            owners[mine.removesuffix(suffix)].add(suffix)
+    owners = {mine.removesuffix(f"-{other}-0-a0") for other in Role if not other.has_pools} - {mine}
+    pooled = [f"-{other}-" for other in Role if other.has_pools]
+    owners |= {mine[:at] for at in range(1, len(mine)) if mine.startswith(tuple(pooled), at)}
     assert len(owners) > 1
 
 
