@@ -23,16 +23,16 @@ from longboat_runtime.episodes.play import (
     environment_launch,
     finished,
     function_of,
+    not_drawn,
     recorder_launch,
     stopped,
 )
 from longboat_runtime.recorder.contexts import Contexts
 from longboat_runtime.recorder.server import Bounds, Endpoint, Played, Recorder
 from longboat_runtime.rollout.turn_router import TurnEngines, TurnRouter
-from longboat_runtime.samples import FinishedSample, LossCause, LostSample
+from longboat_runtime.samples import FinishedSample, LostSample
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.protocol import SampleStore
-from longboat_runtime.turns import EngineDeaths, TurnReply, TurnRequest
 
 log = structlog.get_logger()
 
@@ -60,22 +60,6 @@ class _Playing:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class _Turns:
-    """The router's turns. Remembers the samples with which so many engines have died that a turn was given up."""
-
-    def __init__(self, router: TurnRouter) -> None:
-        self._router = router
-        self.given_up: dict[object, str] = {}
-
-    async def turn(self, request: TurnRequest) -> TurnReply:
-        """See turns.Turns."""
-        try:
-            return await self._router.turn(request)
-        except EngineDeaths as error:
-            self.given_up[request.sample] = str(error)
-            raise
-
-
 class EpisodeActor:
     """One for each pool in an environment pod. Ray runs its methods on one event loop. `name` is the player of its samples.
 
@@ -86,7 +70,6 @@ class EpisodeActor:
         self._name, self._config, self._contexts, self._store = name, config, contexts, store
         self._environments = {environment.name: environment for environment in config.environments.values()}
         self._router = TurnRouter(name)
-        self._turns = _Turns(self._router)
         self._client = EpisodeClient(config.socket)
         self._playing: dict[int, _Playing] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,7 +80,7 @@ class EpisodeActor:
 
     async def start(self) -> SpecProblem | str | None:
         """Loads the environments and begins to serve. Returns a SpecProblem if one can't be loaded, a message if there is no server."""
-        self._recorder = Recorder(self._turns, self._contexts, self._config.model, Bounds())
+        self._recorder = Recorder(self._router, self._contexts, self._config.model, Bounds())
         await self._recorder.start()
         self._spawn(self._end_without_driver())
         try:
@@ -175,30 +158,32 @@ class EpisodeActor:
         result = asyncio.create_task(self._client.play(name, request.environment, request.task, launch, started))
         deadline = asyncio.create_task(self._deadline(playing))
         stop = asyncio.create_task(playing.stop.wait())
+        failure = asyncio.create_task(self._recorder.failure(playing.endpoint))
         try:
-            ends, wall = {result, deadline, stop}, limits.wall_seconds + _SILENCE_SECONDS
+            ends, wall = {result, deadline, stop, failure}, limits.wall_seconds + _SILENCE_SECONDS
             done, _ = await asyncio.wait(ends, timeout=wall, return_when=asyncio.FIRST_COMPLETED)
             deadline.cancel()  # it looks at the launch, which ends now
             played = self._recorder.close(playing.endpoint)
             self._router.ended(sample.id)
             played = replace(played, environment_seconds=max(played.environment_seconds - playing.before, 0.0))
             if result in done:
-                await self._finish(playing, played, result.result())
+                await self._finish(request, played, result.result())
             elif stop in done:
                 self._report(request, stopped(request, self._name, played))
+            elif failure in done:
+                self._lose(request, not_drawn(request, failure.result()))
             elif deadline in done:
-                await self._finish(playing, played, None)
+                await self._finish(request, played, None)
             else:
                 silent = EpisodeResult(EpisodeEnd.LOST, message="its server doesn't end it", server_gone=True)
-                await self._finish(playing, played, silent)
+                await self._finish(request, played, silent)
             if result not in done:
                 self._client.stop(name)
                 await asyncio.wait({result}, timeout=_SILENCE_SECONDS)
             self._report(request, None, over=True)
         finally:
-            for task in (result, deadline, stop):
+            for task in (result, deadline, stop, failure):
                 task.cancel()
-            self._turns.given_up.pop(sample.id, None)
             del self._playing[request.number]
 
     async def _deadline(self, playing: _Playing) -> None:
@@ -211,21 +196,18 @@ class EpisodeActor:
                 return
             await asyncio.sleep(max(seconds, _CLOCK_SECONDS))
 
-    async def _finish(self, playing: _Playing, played: Played, result: EpisodeResult | None) -> None:
+    async def _finish(self, request: EpisodeRequest, played: Played, result: EpisodeResult | None) -> None:
         """Reports what became of an episode, once the store holds it."""
-        request = playing.request
         ended = finished(request, self._name, self._contexts, played, result)
-        died = self._turns.given_up.get(request.sample.id)
         if isinstance(ended, LostSample):
-            if died is not None:
-                ended = replace(ended, reason=died, cause=LossCause.ENGINE, engine_died=True)
-            log.warning(
-                "an episode is lost", sample=str(ended.id), environment=request.environment, reason=ended.reason
-            )
-            self._report(request, ended)
-            return
-        await self._store.put([ended])
-        self._report(request, ended.summary)
+            self._lose(request, ended)
+        else:
+            await self._store.put([ended])
+            self._report(request, ended.summary)
+
+    def _lose(self, request: EpisodeRequest, lost: LostSample) -> None:
+        log.warning("an episode is lost", sample=str(lost.id), environment=request.environment, reason=lost.reason)
+        self._report(request, lost)
 
     def _report(
         self, request: EpisodeRequest, outcome: FinishedSample | LostSample | None, *, over: bool = False

