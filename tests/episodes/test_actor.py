@@ -71,7 +71,7 @@ async def test_an_environment_that_returns_no_reward_leaves_it_to_rewards(enviro
     ("function", "words"),
     [
         ("fail", "RuntimeError: the board is broken"),
-        ("die", "killed"),
+        ("die", "ended by signal 9"),
         ("idle", "without a reply of the model"),
     ],
 )
