@@ -8,7 +8,8 @@ from longboat_crds.problems import SpecProblem
 from longboat_runtime.episodes import actor as actor_module
 from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.samples import EpisodeEnd, FinishedSample, FinishReason, GeneratedSample, LossCause, LostSample
-from tests.episodes.actors import Pod, StandIn, config_of, environment, sample_request, write_game
+from tests.episodes.actors import Pod, StandIn, config_of, environment, write_game
+from tests.episodes.clusters import sample_request
 from tests.episodes.conftest import episode_directories, open_directory, running_environments
 from tests.support.waiting import eventually_async
 

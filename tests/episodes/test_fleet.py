@@ -27,8 +27,7 @@ from longboat_runtime.samples import (
     StartedSample,
 )
 from tests.driver.fakes import FakeStore
-from tests.episodes.actors import sample_request
-from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor
+from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor, sample_request
 from tests.support.waiting import eventually_async
 
 CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
