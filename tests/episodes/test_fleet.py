@@ -62,6 +62,7 @@ class World:
         return [request.sample.id for request in self.actor(pod).playing.values()]
 
     async def joined(self, *pods: str) -> None:
+        self.fleet.watch()
         for pod in pods:
             self.cluster.add(pod)
         await eventually_async(
