@@ -159,8 +159,9 @@ class EpisodeActor:
         deadline = asyncio.create_task(self._deadline(playing))
         stop = asyncio.create_task(playing.stop.wait())
         failure = asyncio.create_task(self._recorder.failure(playing.endpoint))
+        ends: set[asyncio.Task[Any]] = {result, deadline, stop, failure}
+        wall = limits.wall_seconds + _SILENCE_SECONDS
         try:
-            ends, wall = {result, deadline, stop, failure}, limits.wall_seconds + _SILENCE_SECONDS
             done, _ = await asyncio.wait(ends, timeout=wall, return_when=asyncio.FIRST_COMPLETED)
             deadline.cancel()  # it looks at the launch, which ends now
             played = self._recorder.close(playing.endpoint)
@@ -182,7 +183,7 @@ class EpisodeActor:
                 await asyncio.wait({result}, timeout=_SILENCE_SECONDS)
             self._report(request, None, over=True)
         finally:
-            for task in (result, deadline, stop, failure):
+            for task in ends:
                 task.cancel()
             del self._playing[request.number]
 
