@@ -39,7 +39,7 @@ log = structlog.get_logger()
 # How long `reports` waits before it returns nothing, so that it doesn't wait for ever when its caller is gone.
 POLL_SECONDS = 30.0
 # A driver that hasn't called for so long, though it waits for reports all the time, is gone: its episodes end.
-DRIVER_SECONDS = 3 * POLL_SECONDS
+DRIVER_SECONDS = 10 * POLL_SECONDS
 # How often an episode is looked at whose deadline is near and whose clock stands, in seconds.
 _CLOCK_SECONDS = 0.25
 # How long the episodes of an earlier actor may take to end: ten seconds until they are killed, and what that takes.
