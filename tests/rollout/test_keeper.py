@@ -15,6 +15,7 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import PublicationMode
 from longboat_runtime import departures
+from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE
 from longboat_runtime.rollout import handing_over, pods, weight_updates
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
@@ -23,7 +24,7 @@ from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rollout.member import engine_name, slots_of
 from longboat_runtime.rollout.protocol import FleetState
-from longboat_runtime.rollout.ray_cluster import RESOURCE, RayCluster, RolloutNode, death_cause, rollout_nodes
+from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause, rollout_nodes
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -144,7 +145,7 @@ class World:
                 "Alive": True,
                 "NodeID": name,
                 "NodeName": self.pods.get(name, name),
-                "Resources": {RESOURCE: self.devices},
+                "Resources": {ROLLOUT_RESOURCE: self.devices},
             }
             for name in self.nodes
         ]

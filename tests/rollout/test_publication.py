@@ -18,11 +18,11 @@ from ray.cluster_utils import Cluster
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_node import bare_nodes
+from longboat_runtime.ray_nodes import POD_LABEL
 from longboat_runtime.rollout import direct, handing_over
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.member import Member, MemberState
 from longboat_runtime.rollout.protocol import PublicationReport
-from longboat_runtime.rollout.ray_cluster import POD_LABEL
 from longboat_runtime.samples import FinishedSample
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL, TRAINER_RESOURCE
 from longboat_runtime.trainer import placement
-from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE, ROLE_LABEL
 
 
 def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, role: str = "trainer") -> dict[str, Any]:
@@ -17,7 +17,7 @@ def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, rol
         "NodeID": name,
         "Alive": alive,
         "Labels": {} if pod is None else {ROLE_LABEL: role, POD_LABEL: pod},
-        "Resources": {RESOURCE: offers} if alive and offers else {},
+        "Resources": {TRAINER_RESOURCE: offers} if alive and offers else {},
     }
 
 

@@ -16,6 +16,7 @@ from longboat_runtime.agent.head_probe import Head, HeadProbe
 from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, head_command, worker_command
 from longboat_runtime.contact import Contact
 from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.slots import resource
 
@@ -147,7 +148,7 @@ def run_agent(duty: Callable[[], Duty]) -> int:
 
 
 def _labels(role: Role, place: Place) -> dict[str, str]:
-    return {"longboat.dev/role": role.value, "longboat.dev/pod": place.pod}
+    return {ROLE_LABEL: role.value, POD_LABEL: place.pod}
 
 
 async def _no_head() -> Head:

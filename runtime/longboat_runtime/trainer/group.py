@@ -12,20 +12,19 @@ import structlog
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.object_store import store_shortage
-from longboat_runtime.ray_nodes import have_gpus
+from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE, have_gpus
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.placement import RESOURCE, placed, pod_nodes
+from longboat_runtime.trainer.placement import placed, pod_nodes
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout, sender_ranks
@@ -34,8 +33,6 @@ from longboat_runtime.weights.source import TrainerSource
 
 log = structlog.get_logger()
 
-# Resources of the Ray nodes whose object stores buckets of weights go through.
-BUCKET_NODES = {RESOURCE, f"longboat-{Role.ROLLOUT.value}"}
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
@@ -83,7 +80,11 @@ class RayTrainerGroup:
         while True:
             nodes = await placed(trainer)
             # An actor that asks for no GPU sees none.
-            options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
+            options: dict[str, Any] = {
+                "num_cpus": 0,
+                "num_gpus": int(have_gpus(nodes)),
+                "resources": {TRAINER_RESOURCE: 1},
+            }
             actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
             ids = [node["NodeID"] for node in nodes]
             places = [
@@ -131,7 +132,7 @@ class RayTrainerGroup:
         stores = {
             str(node.get("NodeName") or node["NodeID"]): node["Resources"].get("object_store_memory", 0.0)
             for node in await asyncio.to_thread(ray.nodes)
-            if node["Alive"] and node["Resources"].keys() & BUCKET_NODES
+            if node["Alive"] and node["Resources"].keys() & {TRAINER_RESOURCE, ROLLOUT_RESOURCE}
         }
         shortage = store_shortage(stores, max(bucket.nbytes for bucket in self._layout))
         if shortage is not None and shortage != self._shortage:
