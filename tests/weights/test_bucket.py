@@ -9,7 +9,7 @@ import torch
 from longboat_runtime.weights import handover
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.payload import fetched
-from longboat_runtime.weights.publish import pack
+from tests.support.publications import pack
 
 
 def named_tensors() -> list[tuple[str, torch.Tensor]]:

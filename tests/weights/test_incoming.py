@@ -8,12 +8,12 @@ import torch
 from longboat_runtime.weights.bucket import Bucket
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.incoming import Incoming
-from longboat_runtime.weights.payload import Packed, fetched
-from longboat_runtime.weights.publish import pack
+from longboat_runtime.weights.payload import fetched
+from tests.support.publications import Packed, pack
 
 
 def three_buckets() -> Packed:
-    return pack([(name, torch.ones(100)) for name in "abc"], bucket_bytes=400)
+    return pack([(name, torch.ones(100)) for name in "abc"], limit=400)
 
 
 async def test_a_bucket_is_loaded_before_the_last_one_comes() -> None:

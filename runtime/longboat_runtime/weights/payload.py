@@ -37,24 +37,6 @@ class WeightPayload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Buckets at hand in this process, and the checksum of their tensors."""
-
-    contents: tuple[Bucket, ...]
-    checksum: str
-
-    @property
-    def nbytes(self) -> int:
-        return sum(len(bucket.data) for bucket in self.contents)
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    def bucket(self, index: int) -> Bucket:
-        return self.contents[index]
-
-
-@dataclass(frozen=True, slots=True)
 class StoredBucket:
     """A bucket whose bytes are in Ray's object store, which moves them once to every node and shares them with all engines there."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.bucket import Bucket, tensors_in
 from longboat_runtime.weights.layout import BucketLayout
 from longboat_runtime.weights.publication import PublicationGone
 
@@ -54,15 +54,9 @@ class WeightSender:
     @contextmanager
     def filling(self, number: int) -> Iterator[list[torch.Tensor]]:
         """Yields the places of a bucket's tensors, to be filled in the block. Waits for readers of what was there."""
-        import torch
-
         with self._changed:
             self._changed.wait_for(lambda: not self._readers[number])
-        memory = self._memory[number]
-        yield [
-            memory[entry.offset : entry.offset + entry.nbytes].view(getattr(torch, entry.dtype)).reshape(entry.shape)
-            for entry in self._layout[number].entries
-        ]
+        yield [place for _, place in tensors_in(self._layout[number].entries, self._memory[number])]
         digests = self._bucket(number).digests()
         with self._changed:
             self._digests[number] = digests
