@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 import structlog
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
@@ -29,7 +30,7 @@ from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, Tra
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout, sender_ranks
 from longboat_runtime.weights.publication import WeightPublication
-from longboat_runtime.weights.source import TrainerSource
+from longboat_runtime.weights.source import TrainerSource, actor_result
 
 log = structlog.get_logger()
 
@@ -71,10 +72,9 @@ class RayTrainerGroup:
         return self._info
 
     async def _start(self) -> None:
-        """Starts the ranks in their pods.
+        """Starts the ranks in their pods. Raises TrainerLost if they can't be started there.
 
-        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises
-        TrainerLost if they can't be started where they belong.
+        Starts them again if a pod has meanwhile been replaced or its node has died, which Ray notices late.
         """
         trainer = self._spec.trainer
         while True:
@@ -128,7 +128,7 @@ class RayTrainerGroup:
         return WeightPublication(version, TrainerSource(version, self._layout, self._publishers), ids, tuple(probe))
 
     async def _check_stores(self) -> None:
-        """Warns, once for the same nodes, if a node of the trainer or of engines has too small a store for buckets by Ray's object store."""
+        """Warns if a node of the trainer or of engines has too small an object store for buckets, once for the same nodes."""
         stores = {
             str(node.get("NodeName") or node["NodeID"]): node["Resources"].get("object_store_memory", 0.0)
             for node in await asyncio.to_thread(ray.nodes)
@@ -173,7 +173,7 @@ class RayTrainerGroup:
         """See protocol.TrainerGroup."""
         self._writing = asyncio.create_task(self._call("write", directory))
         try:
-            return tuple(entry for of_rank in await self._writing for entry in of_rank)
+            return tuple(itertools.chain.from_iterable(await self._writing))
         finally:
             self._writing = None
 
@@ -186,7 +186,7 @@ class RayTrainerGroup:
         """See protocol.TrainerGroup. The first rank writes; a failure says nothing about its state. Raises RayActorError if it is gone."""
         if not self._actors:
             raise TrainerLost("the trainer is not loaded")
-        await _result(self._actors[0].write_samples.remote(request, root))
+        await actor_result(self._actors[0].write_samples.remote(request, root))
 
     async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
         """See protocol.TrainerGroup."""
@@ -219,7 +219,7 @@ class RayTrainerGroup:
         """
         if not answers:
             raise TrainerLost("the trainer is not loaded")
-        waiting = [asyncio.ensure_future(_result(answer)) for answer in answers]
+        waiting = [asyncio.ensure_future(actor_result(answer)) for answer in answers]
         _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
         if pending:
             await asyncio.wait(pending, timeout=ANSWER_SECONDS)
@@ -251,15 +251,7 @@ def probe_ids(info: ModelInfo) -> tuple[int, ...]:
     return tuple((position * 7919 + 1) % info.vocabulary for position in range(count))
 
 
-def _checksum(of_ranks: Sequence[Mapping[int, list[bytes]]]) -> str:
-    """Returns the checksum of a publication from the digests of each rank's buckets."""
-    digests = {number: digests for of_rank in of_ranks for number, digests in of_rank.items()}
-    return checksum_of(digest for number in sorted(digests) for digest in digests[number])
-
-
-async def _result(answer: Any) -> Any:
-    """Returns what the rank returned, or raises what it raised, without Ray's wrapping. Raises RayActorError if it is gone."""
-    try:
-        return await answer
-    except RayTaskError as error:
-        raise error.cause from error
+def _checksum(ranks: Sequence[Mapping[int, list[bytes]]]) -> str:
+    """Returns the checksum of a publication, given the digests of each rank's buckets by their numbers."""
+    buckets = sorted(itertools.chain.from_iterable(digests.items() for digests in ranks))
+    return checksum_of(digest for _, digests in buckets for digest in digests)
