@@ -57,7 +57,7 @@ class WatchedTrainer(TrainerActor):
 
     def watched(self) -> dict[str, int]:
         own = 0 if self._publisher.sender is None else self._publisher.sender.nbytes
-        return {"pid": os.getpid(), "handed": self._groups.handed, "puts": self._puts, "own": own}
+        return {"pid": os.getpid(), "broadcast": self._groups.broadcast_bytes, "puts": self._puts, "own": own}
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ async def test_the_others_serve_whatever_becomes_of_one(
             if publication == "Direct":
                 check_broadcast(counted)
             else:
-                assert [rank["handed"] for rank in counted] == [0, 0]
+                assert [rank["broadcast"] for rank in counted] == [0, 0]
             await check_serves(fleet, 1, attempt=1)
 
             stopped = member_of(fleet, report.serving[1])
@@ -276,6 +276,6 @@ def check_broadcast(ranks: list[dict[str, int]], publications: int = 1) -> None:
     """Everything was broadcast once to the rollout pod, half of it by each rank, and nothing was put into Ray's object store."""
     size = sum(rank["own"] for rank in ranks)
     assert [rank["puts"] for rank in ranks] == [0] * len(ranks)
-    assert publications * size <= sum(rank["handed"] for rank in ranks) <= 1.02 * publications * size
-    assert all(rank["handed"] == publications * rank["own"] for rank in ranks)
+    assert publications * size <= sum(rank["broadcast"] for rank in ranks) <= 1.02 * publications * size
+    assert all(rank["broadcast"] == publications * rank["own"] for rank in ranks)
     assert max(rank["own"] for rank in ranks) <= 1.1 * size / len(ranks)

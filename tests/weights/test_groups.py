@@ -79,7 +79,7 @@ def test_a_bucket_is_handed_over_once_for_each_pod(sender: SenderGroups, pods: d
         receive(everyone, size)
         assert sender.broadcast(torch.full((size,), number, dtype=torch.uint8), [*PODS]) == []
         assert [worker.connection.recv() for worker in everyone] == [[number] * size] * 3
-    assert sender.handed == len(PODS) * sum(sizes)
+    assert sender.broadcast_bytes == len(PODS) * sum(sizes)
     receive(everyone, None)  # type: ignore[arg-type]
     for key in PODS:
         sender.leave(key)

@@ -40,9 +40,8 @@ class HandoverFile:
         try:
             with self._path.open("r+b" if self._size else "xb") as file:
                 if size > self._size:
-                    os.posix_fallocate(
-                        file.fileno(), 0, size
-                    )  # a write into a hole that can't be filled would kill the process
+                    # A write into a hole that can't be filled would kill the process.
+                    os.posix_fallocate(file.fileno(), 0, size)
                     self._size = size
                 file.write(bucket.data.data)
         except OSError as error:
@@ -54,14 +53,14 @@ class HandoverFile:
 
 
 def sweep() -> list[Path]:
-    """Removes the files of processes whose numbers are not in use here, and returns them. For use before the first is handed over.
+    """Removes the files of processes that no longer exist, and returns them. To be called before this process writes its first.
 
-    A file with this process's own number is of one before: numbers recur when a container restarts, and shared memory stays.
+    A file with this process's own id was left by an earlier one: ids recur when a container restarts, and shared memory stays.
     """
-    own, remaining = str(os.getpid()), []
+    own, removed = str(os.getpid()), []
     for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
         process = path.name.removeprefix(PREFIX).split("-")[0]
         if process == own or not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
-            remaining.append(path)
-    return remaining
+            removed.append(path)
+    return removed
