@@ -16,7 +16,7 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rollout import PublicationMode
 from longboat_runtime import departures
 from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE
-from longboat_runtime.rollout import handing_over, pods, weight_updates
+from longboat_runtime.rollout import delivery, pods, weight_updates
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
@@ -362,7 +362,7 @@ async def test_an_engine_that_gives_no_verdict_is_left_behind(
     async def never(*_: Any) -> Any:
         return await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(handing_over, "VERDICT_SECONDS", 0.01)
+    monkeypatch.setattr(delivery, "VERDICT_SECONDS", 0.01)
     world.start = lambda actor: actor.__dict__.update(update_weights=Method(never), conclude_weights=Method(never))
     report = await fleet.publish(publication(0))
     assert report.serving == ()
@@ -382,7 +382,7 @@ async def test_an_engine_has_its_time_for_each_bucket(
     world: World, fleet: RayRolloutFleet, monkeypatch: pytest.MonkeyPatch, stands_still: bool
 ) -> None:
     """All three are on their way at once, and are loaded one after another."""
-    monkeypatch.setattr(handing_over, "BUCKET_SECONDS", 1.0)
+    monkeypatch.setattr(delivery, "BUCKET_SECONDS", 1.0)
     turn, never = asyncio.Lock(), asyncio.get_running_loop().create_future()
     loaded: list[int] = []
 

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.ray_nodes import POD_LABEL
-from longboat_runtime.rollout import direct, handing_over
+from longboat_runtime.rollout import delivery, direct
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.member import Member, MemberState
 from longboat_runtime.rollout.protocol import PublicationReport
@@ -167,8 +167,8 @@ async def test_the_others_serve_whatever_becomes_of_one(
     """An engine is stopped in the middle of a publication; one is killed; successors get the version while the trainer trains."""
     for constant in ("SENDER_SECONDS", "WORKER_SECONDS"):
         monkeypatch.setattr(direct, constant, 15.0 if constant == "SENDER_SECONDS" else 35.0)
-    monkeypatch.setattr(handing_over, "BUCKET_SECONDS", 15.0)
-    monkeypatch.setattr(handing_over, "WORKER_SECONDS", 35.0)
+    monkeypatch.setattr(delivery, "BUCKET_SECONDS", 15.0)
+    monkeypatch.setattr(delivery, "WORKER_SECONDS", 35.0)
     spec = make_job(model, publication)
     with rollout_pod(cluster, "only", ENGINES):
         async with job(spec, store) as (trainer, fleet):

@@ -1,4 +1,4 @@
-"""Gives one engine a publication: its actor updates while the driver hands it the buckets."""
+"""Delivers a publication to one engine: the driver gives its actor the buckets while the engine loads them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.publication import PublicationGone, WeightPublication
 
-# How long an engine may take for a bucket, in seconds, from when it has loaded the one before: one that takes longer is left behind, since
-# all others wait for it. Through a slow network many engines get the buckets on their way slowly, but one after another.
+# How long an engine may take for a bucket, in seconds, after it has loaded the one before: one that takes longer is left behind, since all
+# others wait for it. Several buckets travel at one time, but through a slow network they still arrive one after another.
 BUCKET_SECONDS = 60.0
 # How long it may take from its last bucket to its verdict.
 VERDICT_SECONDS = 600.0
 
-# What keeps a bucket from an engine, by way of the trainer's senders or its own actor.
+# Errors of the trainer's senders or of the engine's actor by which a bucket doesn't reach an engine.
 NOT_FETCHED = (RayError, EngineDead, FetchFailed, PublicationGone)
 
 _numbers = itertools.count(1)
-_telling: set[asyncio.Future[None]] = set()
+_notices: set[asyncio.Future[None]] = set()
 
 
 class TooSlow(FetchFailed):
-    """An engine has held a bucket for too long. What it does now isn't known; what ran in it is lost."""
+    """An engine took too long for a bucket or its verdict. What it does now isn't known; what ran in it is lost."""
 
 
-async def hand_over(
+async def deliver(
     member: Member, publication: WeightPublication, calibrated: float | None, round_: WeightRound
 ) -> float:
     """Has an engine load the publication in a round, and returns its parity.
@@ -57,8 +57,7 @@ async def hand_over(
         async with asyncio.timeout(seconds):
             return float(await asyncio.shield(updating))
     except TimeoutError:
-        reason = f"engine {member.name} has no verdict on version {publication.version} after {seconds:.0f} s"
-        raise TooSlow(reason) from None
+        raise _no_verdict(member, publication, seconds) from None
     finally:
         if not updating.done():
             updating.cancel()
@@ -68,7 +67,7 @@ async def hand_over(
 
 
 async def _feed(member: Member, number: int, publication: WeightPublication, round_: WeightRound) -> None:
-    """Hands the engine all buckets, and once more if it asks for them."""
+    """Gives the engine all buckets, and again if it asks for them once more."""
     while True:
         try:
             async with asyncio.TaskGroup() as taking:
@@ -84,9 +83,7 @@ async def _feed(member: Member, number: int, publication: WeightPublication, rou
             async with asyncio.timeout(VERDICT_SECONDS):
                 again = await member.actor.conclude_weights.remote(number, checksum)
         except TimeoutError:
-            raise TooSlow(
-                f"engine {member.name} has no verdict on version {publication.version} after {VERDICT_SECONDS:.0f} s"
-            ) from None
+            raise _no_verdict(member, publication, VERDICT_SECONDS) from None
         if not again:
             return
         round_ = WeightRound(publication.payload, [member.name])
@@ -100,7 +97,7 @@ async def _take(
     round_: WeightRound,
     before: asyncio.Task[None] | None,
 ) -> None:
-    """Gives the engine a bucket, and returns once it is loaded. The engine's time for it begins when the task `before` has ended."""
+    """Gives the engine a bucket; returns once it is loaded. The engine's time for it begins when the task `before` has ended."""
     seconds = _bucket_seconds(direct=isinstance(bucket, SentBucket))
     taking = asyncio.ensure_future(member.actor.take_weights.remote(number, index, bucket))
     del bucket
@@ -116,18 +113,22 @@ async def _take(
     await round_.loaded(member.name, index)
 
 
+def _no_verdict(member: Member, publication: WeightPublication, seconds: float) -> TooSlow:
+    return TooSlow(f"engine {member.name} has no verdict on version {publication.version} after {seconds:.0f} s")
+
+
 def _bucket_seconds(*, direct: bool) -> float:
-    """Returns how long an engine may hold a bucket; the workers of one that is broadcast first have a deadline of their own."""
+    """Returns how long an engine may hold a bucket; if it is broadcast, the workers have a deadline of their own first."""
     return BUCKET_SECONDS + (WORKER_SECONDS if direct else 0.0)
 
 
 def _give_up(member: Member, number: int, reason: str) -> None:
     """Tells an engine that no more buckets come; nobody waits for its answer."""
 
-    async def tell() -> None:
+    async def notify() -> None:
         with suppress(RayError, EngineDead):
             await member.actor.give_up_weights.remote(number, reason)
 
-    task = asyncio.ensure_future(tell())
-    _telling.add(task)
-    task.add_done_callback(_telling.discard)
+    task = asyncio.ensure_future(notify())
+    _notices.add(task)
+    task.add_done_callback(_notices.discard)
