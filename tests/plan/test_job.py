@@ -19,7 +19,7 @@ from longboat_runtime.driver import assembly
 from longboat_runtime.plan import job
 from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
-from longboat_runtime.ray_nodes import TRAINER_RESOURCE, have_gpus, offering
+from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE, have_gpus, offering
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.placement import POD_LABEL, ROLE_LABEL, placed
 from tests.plan.planned import GIB, MIB, make_spec, write_config
@@ -215,14 +215,14 @@ def test_a_plan_ends_no_job_that_has_trained(gpus: None, tmp_path: Path, *, trai
             asyncio.run(plan.fits())
 
 
-def node(name: str, **resources: float) -> dict[str, Any]:
-    return {"NodeID": name, "Alive": True, "Resources": resources}
+def node(name: str, resource: str, gpus: int = 0) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": True, "Resources": {resource: 1, "GPU": gpus}}
 
 
 async def test_trainers_nodes_alone_say_whether_a_job_is_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    nodes = [node("a", engines=1)]
+    nodes = [node("a", ROLLOUT_RESOURCE)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray_nodes, "POLL_SECONDS", 0.001)
     plan = JobPlan(make_spec(tmp_path), Past(tmp_path, None, trained=False))
@@ -230,15 +230,15 @@ async def test_trainers_nodes_alone_say_whether_a_job_is_planned(
     waiting = asyncio.create_task(offering(TRAINER_RESOURCE, 1))
     await asyncio.sleep(0)
     assert not waiting.done()
-    nodes.append(node("b", trainers=1, GPU=1))
+    nodes.append(node("b", TRAINER_RESOURCE, gpus=1))
     assert have_gpus(await waiting)
-    nodes[-1] = node("b", trainers=1)
+    nodes[-1] = node("b", TRAINER_RESOURCE)
     assert await plan.fits()
 
 
 async def test_the_first_rank_is_where_the_plan_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     both = [
-        node(name, trainers=1) | {"Labels": {ROLE_LABEL: "trainer", POD_LABEL: f"job-trainer-{place}-a0"}}
+        node(name, TRAINER_RESOURCE) | {"Labels": {ROLE_LABEL: "trainer", POD_LABEL: f"job-trainer-{place}-a0"}}
         for place, name in enumerate(("aa" * 28, "bb" * 28))
     ]
     plan = JobPlan(make_spec(tmp_path), Past(tmp_path, None, trained=False))
