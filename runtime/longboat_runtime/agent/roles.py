@@ -15,7 +15,7 @@ from longboat_runtime.agent.decide import Rules
 from longboat_runtime.agent.head_probe import Head, HeadProbe
 from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, head_command, worker_command
 from longboat_runtime.contact import Contact
-from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
+from longboat_runtime.object_store import MINIMAL_OBJECT_STORE, SHARED_MEMORY
 from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.slots import resource
@@ -38,7 +38,7 @@ class Place:
     ports: RayPorts = field(default_factory=RayPorts)
     health_port: int = 6390
     object_store: int = MINIMAL_OBJECT_STORE
-    shared_memory: Path | None = Path("/dev/shm")  # noqa: S108 - where segments are
+    shared_memory: Path | None = SHARED_MEMORY
     temp_dir: str = "/tmp/ray"  # noqa: S108 - Ray's own
     grace: float = 30.0
 

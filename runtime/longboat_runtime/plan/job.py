@@ -17,12 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_graders.cgroup import memory_limit
+from longboat_runtime.object_store import SHARED_MEMORY
 from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE, Node, have_gpus, offering
 from longboat_runtime.trainer.placement import placed
 
 log = structlog.get_logger()
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 # The folder of the checkpoint directory that keeps figures for later starts.
 FOLDER = "plan"
 # Seconds after which a plan is given up: most take less than a minute, a search for a change that fits may take several.
@@ -133,7 +133,7 @@ def own_pod() -> Pod:
     import torch
 
     device = torch.cuda.get_device_properties(0).total_memory
-    return Pod(device, shutil.disk_usage(_SHARED_MEMORY).total, memory_limit())
+    return Pod(device, shutil.disk_usage(SHARED_MEMORY).total, memory_limit())
 
 
 def planned(spec: RLJobSpec, pod: Pod, past: Past) -> Outcome:

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from longboat_runtime.object_store import SHARED_MEMORY
 from longboat_runtime.weights.gate import FetchFailed
 
 if TYPE_CHECKING:
     from longboat_runtime.weights.bucket import Bucket
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 PREFIX = "longboat-weights-"
 
 _numbers = itertools.count()
