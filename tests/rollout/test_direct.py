@@ -1,4 +1,4 @@
-"""Which pods are broadcast to, and what becomes of a round when one is left behind; senders and engines are stand-ins."""
+"""Tests which pods are broadcast to, and how a round goes on when one is left behind; senders and engines are stand-ins."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_a_pods_groups_are_kept_until_its_engines_or_the_trainer_change() 
     assert groups.discard(restarted[0]) is None
 
 
-async def test_a_pod_of_another_version_or_whose_group_can_not_be_made_takes_the_other_way() -> None:
+async def test_a_pod_of_another_version_or_whose_group_can_not_be_made_gets_weights_through_the_host() -> None:
     source, groups = Source(), PodGroups(PublicationMode.DIRECT)
     broken = member("broken")
     broken.actor.error = "no route to host"

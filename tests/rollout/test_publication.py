@@ -41,7 +41,7 @@ SAMPLES = make_samples(8)
 
 
 class WatchedTrainer(TrainerActor):
-    """Says what it has sent, and in which process it is."""
+    """Tells how much it has sent, and the id of its process."""
 
     def __init__(self, *arguments: Any) -> None:
         from longboat_runtime.weights import layout
@@ -146,7 +146,7 @@ def member_of(fleet: RayRolloutFleet, name: str) -> Member:
 
 
 async def process_of(member: Member) -> int:
-    """The number of an engine's process."""
+    """The id of an engine's process."""
     return await asyncio.to_thread(lambda: ray.get(member.actor.__ray_call__.remote(lambda _: os.getpid())))
 
 
@@ -165,10 +165,13 @@ async def test_the_others_serve_whatever_becomes_of_one(
     model: Path, store: StoreClient, cluster: Cluster, publication: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine is stopped in the middle of a publication; one is killed; successors get the version while the trainer trains."""
-    for constant in ("SENDER_SECONDS", "WORKER_SECONDS"):
-        monkeypatch.setattr(direct, constant, 15.0 if constant == "SENDER_SECONDS" else 35.0)
-    monkeypatch.setattr(delivery, "BUCKET_SECONDS", 15.0)
-    monkeypatch.setattr(delivery, "WORKER_SECONDS", 35.0)
+    for module, constant, seconds in (
+        (direct, "SENDER_SECONDS", 15.0),
+        (direct, "WORKER_SECONDS", 35.0),
+        (delivery, "WORKER_SECONDS", 35.0),
+        (delivery, "BUCKET_SECONDS", 15.0),
+    ):
+        monkeypatch.setattr(module, constant, seconds)
     spec = make_job(model, publication)
     with rollout_pod(cluster, "only", ENGINES):
         async with job(spec, store) as (trainer, fleet):

@@ -82,10 +82,10 @@ def test_each_pod_has_the_living_node_of_its_newest_attempt(listed: list[tuple[i
         node(f"{index}", f"x-trainer-{place}-a{attempt}", alive=alive)
         for index, (place, attempt, alive) in enumerate(listed)
     ]
-    found = pod_nodes(nodes, 4, 2)
+    chosen = pod_nodes(nodes, 4, 2)
     shuffled = list(nodes)
     random.shuffle(shuffled)
-    assert pod_nodes(shuffled, 4, 2) == found
+    assert pod_nodes(shuffled, 4, 2) == chosen
     living = [
         [
             f"{index}"
@@ -95,6 +95,6 @@ def test_each_pod_has_the_living_node_of_its_newest_attempt(listed: list[tuple[i
         for place in range(4)
     ]
     if all(len(nodes) == 1 for nodes in living):
-        assert found == [nodes[0] for nodes in living]
+        assert chosen == [nodes[0] for nodes in living]
     else:
-        assert found is None
+        assert chosen is None

@@ -8,6 +8,7 @@ import torch
 
 from longboat_runtime.weights import handover
 from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.layout import aligned
 from longboat_runtime.weights.payload import fetched
 from tests.support.publications import pack
 
@@ -33,13 +34,8 @@ def test_tensors_come_back_whatever_the_size_of_buckets(limit: int) -> None:
         assert tensor.dtype == unpacked_tensor.dtype
         assert torch.equal(tensor, unpacked_tensor)
     largest = max(tensor.numel() * tensor.element_size() for _, tensor in named_tensors())
-    assert all(len(bucket.data) <= max(limit, largest) + handover_slack() for bucket in packed.contents)
+    assert all(len(bucket.data) <= max(limit, aligned(largest)) for bucket in packed.contents)
     assert packed.checksum == pack(named_tensors()).checksum
-
-
-def handover_slack() -> int:
-    """The last tensor of a bucket is padded."""
-    return 64
 
 
 def test_one_changed_bit_changes_the_checksum() -> None:

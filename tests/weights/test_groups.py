@@ -60,7 +60,7 @@ def pods(sender: SenderGroups) -> Iterator[dict[str, list[Worker]]]:
         for worker in made[key]:
             assert worker.connection.recv() == "joined"
     for group in sender._groups.values():
-        group._deadline = group._deadline.__class__(seconds=SECONDS)
+        group._deadline = timedelta(seconds=SECONDS)
     yield made
     for worker in (worker for workers in made.values() for worker in workers):
         worker.process.kill()
