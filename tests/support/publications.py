@@ -1,17 +1,23 @@
-"""Publications without a trainer: buckets of this process, put into Ray's object store as a trainer's sender does."""
+"""Publications without a trainer: buckets of this process, put into Ray's object store as a trainer's sender does.
+
+Tests of the driver import this without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ray
-import torch
 
 from longboat_runtime.weights.bucket import BUCKET_BYTES, Bucket, tensors_in
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import TensorKind, lay_out
 from longboat_runtime.weights.payload import StoredBucket
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +65,15 @@ def tensor_kind(name: str, tensor: torch.Tensor) -> TensorKind:
     return TensorKind(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
 
 
-@torch.no_grad()
 def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int = BUCKET_BYTES) -> Packed:
-    """Copies tensors into buckets of at most `limit` bytes."""
+    """Copies tensors into buckets of at most `limit` bytes; a larger tensor gets a bucket of its own."""
+    import torch
+
     tensors = [*named_tensors]
     contents, remaining = [], (tensor for _, tensor in tensors)
     for bucket in lay_out([[tensor_kind(*named)] for named in tensors], 1, limit):
         data = torch.empty(bucket.nbytes, dtype=torch.uint8)
         for _, place in tensors_in(bucket.entries, data):
-            place.copy_(next(remaining))
+            place.copy_(next(remaining).detach())
         contents.append(Bucket(bucket.entries, data.numpy()))
     return Packed(tuple(contents), checksum_of(digest for bucket in contents for digest in bucket.digests()))
