@@ -183,11 +183,17 @@ async def fleet(world: World) -> AsyncIterator[RayRolloutFleet]:
     await made.close()
 
 
+def fleet_with(world: World, **rollout: object) -> RayRolloutFleet:
+    """A fleet of a spec with these fields of `rollout`."""
+    spec = make_spec()
+    changed = {"rollout": spec.rollout.model_copy(update=rollout)}
+    return RayRolloutFleet(spec.model_copy(update=changed), store=world.store)  # type: ignore[arg-type]
+
+
 def of_two_devices(world: World) -> RayRolloutFleet:
     """A fleet on nodes of two devices, with an engine on each at the start."""
-    world.devices, spec = 2, make_spec()
-    rollout = spec.rollout.model_copy(update={"engines_per_pod": 2})
-    return RayRolloutFleet(spec.model_copy(update={"rollout": rollout}), store=world.store)  # type: ignore[arg-type]
+    world.devices = 2
+    return fleet_with(world, engines_per_pod=2)
 
 
 class Payload:
@@ -325,10 +331,8 @@ class DirectPayload(Payload):
 
 
 async def test_groups_of_a_pod_that_was_left_behind_are_made_anew(world: World) -> None:
-    """Also if its engines then got the weights in another way."""
-    spec = make_spec()
-    rollout = spec.rollout.model_copy(update={"publication": PublicationMode.DIRECT})
-    fleet = RayRolloutFleet(spec.model_copy(update={"rollout": rollout}), store=world.store)  # type: ignore[arg-type]
+    """Also if its engines then got the weights through the host's memory."""
+    fleet = fleet_with(world, publication=PublicationMode.DIRECT)
     ended: list[str] = []
 
     def fail_once(actor: Actor, _: WeightPublication) -> float:
