@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from longboat_runtime.weights import HANDOVER_PREFIX
 from longboat_runtime.weights.gate import FetchFailed
 
 if TYPE_CHECKING:
     from longboat_runtime.weights.bucket import Bucket
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
-PREFIX = "longboat-weights-"
 
 _numbers = itertools.count()
 
@@ -25,7 +25,7 @@ class HandoverFile:
     """
 
     def __init__(self) -> None:
-        self._path = SHARED_MEMORY / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._path = SHARED_MEMORY / f"{HANDOVER_PREFIX}{os.getpid()}-{next(_numbers)}"
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -59,8 +59,8 @@ def sweep() -> list[Path]:
     A file with this process's own number is of one before: numbers recur when a container restarts, and shared memory stays.
     """
     own, remaining = str(os.getpid()), []
-    for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
-        process = path.name.removeprefix(PREFIX).split("-")[0]
+    for path in SHARED_MEMORY.glob(f"{HANDOVER_PREFIX}*"):
+        process = path.name.removeprefix(HANDOVER_PREFIX).split("-")[0]
         if process == own or not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
             remaining.append(path)
