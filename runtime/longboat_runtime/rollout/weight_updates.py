@@ -140,7 +140,7 @@ class WeightUpdates:
         while True:
             round_ = round_ or await self._late.join(member.name, publication.payload)
             try:
-                member.parity = await hand_over(member, publication, calibrated, round_)
+                member.parity = await hand_over(member, publication, calibrated, round_, self._late)
             except FetchFailed as failed:
                 direct, slow = isinstance(round_, DirectRound), isinstance(failed, TooSlow)
                 round_ = None
