@@ -422,3 +422,13 @@ def test_the_export_is_written_file_by_file() -> None:
     spec, figures = make_spec(Path("/model")), replace(rough_figures(make_spec(Path("/model"))), published=50 * GIB)
     need = needs.host_need(spec, figures, "trainer", ROOMY)
     assert need.parts["export"] == FILE_BYTES + 2 * figures.largest
+
+
+def test_a_rank_that_broadcasts_keeps_a_bucket_on_its_device() -> None:
+    direct, host = (
+        needs.device_need(spec, rough_figures(spec), ROOMY)
+        for spec in (make_spec(Path("/model"), rollout={"publication": name}) for name in ("Direct", "Auto"))
+    )
+    spec = make_spec(Path("/model"))
+    assert direct.needed - host.needed == needs.bucket_bytes(spec, rough_figures(spec))
+    assert direct.needed == sum(direct.parts.values())

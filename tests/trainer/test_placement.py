@@ -98,3 +98,21 @@ def test_each_pod_has_the_living_node_of_its_newest_attempt(listed: list[tuple[i
         assert chosen == [nodes[0] for nodes in living]
     else:
         assert chosen is None
+
+
+def test_a_pod_with_fewer_gpus_than_ranks_is_named_with_a_cure() -> None:
+    def with_gpus(each: dict[str, Any], count: int) -> dict[str, Any]:
+        return each | {"Resources": each["Resources"] | ({"GPU": float(count)} if count else {})}
+
+    whole, failed, without = with_gpus(FIRST, 2), with_gpus(SECOND, 1), with_gpus(SECOND, 0)
+    assert placement.gpu_shortage([whole, with_gpus(SECOND, 2)], 2) is None
+    assert placement.gpu_shortage([FIRST, SECOND], 2) is None, "on CPUs"
+    for short, found in ((failed, 1), (without, 0)):
+        problem = placement.gpu_shortage([whole, short], 2)
+        assert problem is not None
+        assert f"finds {found} GPUs in the trainer pod x-trainer-1-a0, which has 2 ranks" in problem
+        assert "longboat doctor" in problem
+    assert placement.gpu_shortage([with_gpus(node("n9", None, 4), 4)] * 2, 2) is None, (
+        "a machine that stands for all pods"
+    )
+    assert placement.gpu_shortage([with_gpus(node("n9", None, 4), 3)] * 2, 2) is not None

@@ -12,14 +12,17 @@ from ray.exceptions import RayError
 from longboat_runtime.rollout.direct import WORKER_SECONDS, DirectRound
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.member import Member
-from longboat_runtime.rollout.weight_rounds import WeightRound
+from longboat_runtime.rollout.weight_rounds import LateRounds, WeightRound
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.publication import PublicationGone, WeightPublication
 
 # How long an engine may take for a bucket, in seconds, after it has loaded the one before: one that takes longer is left behind, since all
-# others wait for it. Several buckets travel at one time, but through a slow network they still arrive one after another.
+# others wait for it. Several buckets travel at one time, but through a slow network they still arrive one after another. A large bucket has
+# more time, by the least bytes a second that an engine has to get: with 10 Gbit/s at a sender each of 25 pods gets as many while three
+# buckets travel.
 BUCKET_SECONDS = 60.0
+LEAST_BYTES_PER_SECOND = 16 * 2**20
 # How long it may take from its last bucket to its verdict.
 VERDICT_SECONDS = 600.0
 
@@ -35,16 +38,16 @@ class TooSlow(FetchFailed):
 
 
 async def deliver(
-    member: Member, publication: WeightPublication, calibrated: float | None, round_: WeightRound
+    member: Member, publication: WeightPublication, calibrated: float | None, round_: WeightRound, late: LateRounds
 ) -> float:
-    """Has an engine load the publication in a round, and returns its parity.
+    """Has an engine load the publication in a round, and returns its parity. One that takes all buckets once more does so in a `late` round.
 
     Raises UpdateFailed (FetchFailed if a bucket can't be had, TooSlow), and what the engine dies of.
     """
     number = next(_numbers)
     announced = replace(publication, payload=len(publication.payload))
     updating = asyncio.ensure_future(member.actor.update_weights.remote(number, announced, calibrated))
-    feeding = asyncio.create_task(_feed(member, number, publication, round_))
+    feeding = asyncio.create_task(_feed(member, number, publication, round_, late))
     try:
         await asyncio.wait([updating, feeding], return_when=asyncio.FIRST_COMPLETED)
         seconds = VERDICT_SECONDS
@@ -53,7 +56,7 @@ async def deliver(
                 raise failure
             await round_.leave(member.name)
             _give_up(member, number, f"a bucket can't be fetched: {failure}")
-            seconds = _bucket_seconds(direct=isinstance(round_, DirectRound))
+            seconds = bucket_seconds(0, direct=isinstance(round_, DirectRound))
         async with asyncio.timeout(seconds):
             return float(await asyncio.shield(updating))
     except TimeoutError:
@@ -66,27 +69,37 @@ async def deliver(
         await round_.leave(member.name)
 
 
-async def _feed(member: Member, number: int, publication: WeightPublication, round_: WeightRound) -> None:
-    """Gives the engine all buckets, and again if it asks for them once more."""
+async def _feed(
+    member: Member, number: int, publication: WeightPublication, round_: WeightRound, late: LateRounds
+) -> None:
+    """Gives the engine all buckets, and again if it asks for them once more, together with others that do: stores have room for one round."""
     while True:
         try:
-            async with asyncio.TaskGroup() as taking:
-                before: asyncio.Task[None] | None = None
-                for index in range(len(publication.payload)):
-                    bucket = await round_.bucket(member.name, index)
-                    before = taking.create_task(_take(member, number, index, bucket, round_, before))
-                    del bucket
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        checksum = await round_.checksum()
-        try:
-            async with asyncio.timeout(VERDICT_SECONDS):
-                again = await member.actor.conclude_weights.remote(number, checksum)
-        except TimeoutError:
-            raise _no_verdict(member, publication, VERDICT_SECONDS) from None
+            again = await _feed_once(member, number, publication, round_)
+        finally:
+            await round_.leave(member.name)
         if not again:
             return
-        round_ = WeightRound(publication.payload, [member.name])
+        round_ = await late.join(member.name, publication.payload)
+
+
+async def _feed_once(member: Member, number: int, publication: WeightPublication, round_: WeightRound) -> bool:
+    """Gives the engine all buckets of a round; returns whether it asks for them once more."""
+    try:
+        async with asyncio.TaskGroup() as taking:
+            before: asyncio.Task[None] | None = None
+            for index in range(len(publication.payload)):
+                bucket = await round_.bucket(member.name, index)
+                before = taking.create_task(_take(member, number, index, bucket, round_, before))
+                del bucket
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    checksum = await round_.checksum()
+    try:
+        async with asyncio.timeout(VERDICT_SECONDS):
+            return bool(await member.actor.conclude_weights.remote(number, checksum))
+    except TimeoutError:
+        raise _no_verdict(member, publication, VERDICT_SECONDS) from None
 
 
 async def _take(
@@ -98,7 +111,7 @@ async def _take(
     before: asyncio.Task[None] | None,
 ) -> None:
     """Gives the engine a bucket; returns once it is loaded. The engine's time for it begins when the task `before` has ended."""
-    seconds = _bucket_seconds(direct=isinstance(bucket, SentBucket))
+    seconds = bucket_seconds(bucket.nbytes, direct=isinstance(bucket, SentBucket))
     taking = asyncio.ensure_future(member.actor.take_weights.remote(number, index, bucket))
     del bucket
     try:
@@ -117,9 +130,9 @@ def _no_verdict(member: Member, publication: WeightPublication, seconds: float) 
     return TooSlow(f"engine {member.name} has no verdict on version {publication.version} after {seconds:.0f} s")
 
 
-def _bucket_seconds(*, direct: bool) -> float:
-    """Returns how long an engine may hold a bucket; if it is broadcast, the workers have a deadline of their own first."""
-    return BUCKET_SECONDS + (WORKER_SECONDS if direct else 0.0)
+def bucket_seconds(nbytes: int, *, direct: bool) -> float:
+    """Returns how long an engine may hold a bucket of so many bytes; if it is broadcast, the workers have a deadline first (pure)."""
+    return BUCKET_SECONDS + nbytes / LEAST_BYTES_PER_SECOND + (WORKER_SECONDS if direct else 0.0)
 
 
 def _give_up(member: Member, number: int, reason: str) -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -125,7 +126,9 @@ class PodGroups:
             return group
         if group is not None:
             del self._groups[pod]
-            await group.leave()
+            with suppress(TimeoutError):  # an engine or sender that stands still answers nothing
+                async with asyncio.timeout(SENDER_SECONDS):
+                    await group.leave()
         made = PodGroup(f"{pod}/{next(_numbers)}", tuple(members), source)
         try:
             async with asyncio.timeout(SENDER_SECONDS):
@@ -138,7 +141,9 @@ class PodGroups:
                 "pod %s gets weights through the host's memory: its group can't be made: %s", pod, error or "no answer"
             )
             self.failed(pod)
-            await made.source.leave_groups(made.key)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SENDER_SECONDS):
+                    await made.source.leave_groups(made.key)
             return None
         self._groups[pod] = made
         return made

@@ -138,7 +138,7 @@ class WeightUpdates:
         while True:
             round_ = round_ or await self._late.join(member.name, publication.payload)
             try:
-                member.parity = await deliver(member, publication, calibrated, round_)
+                member.parity = await deliver(member, publication, calibrated, round_, self._late)
             except FetchFailed as failed:
                 direct, slow = isinstance(round_, DirectRound), isinstance(failed, TooSlow)
                 round_ = None

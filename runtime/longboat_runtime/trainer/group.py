@@ -25,7 +25,7 @@ from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.placement import placed, pod_nodes
+from longboat_runtime.trainer.placement import gpu_shortage, placed, pod_nodes
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout, sender_ranks
@@ -79,6 +79,8 @@ class RayTrainerGroup:
         trainer = self._spec.trainer
         while True:
             nodes = await placed(trainer)
+            if shortage := gpu_shortage(nodes, trainer.devices_per_pod):
+                raise TrainerLost(shortage)
             # An actor that asks for no GPU sees none.
             options: dict[str, Any] = {
                 "num_cpus": 0,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import ray
 
 from longboat_crds.base import Role
 from longboat_crds.trainer import TrainerSpec
-from longboat_runtime.ray_nodes import POD_LABEL, POLL_SECONDS, ROLE_LABEL, TRAINER_RESOURCE, Node
+from longboat_runtime.ray_nodes import POD_LABEL, POLL_SECONDS, ROLE_LABEL, TRAINER_RESOURCE, Node, have_gpus
 
 # The end of the name that the operator gives a pod: its place, and the attempt at it.
 _PLACE = re.compile(r"-(\d+)-a(\d+)$", re.ASCII)
@@ -48,6 +48,25 @@ def pod_nodes(nodes: Iterable[Node], pods: int, devices: int) -> list[Node] | No
             return None
         ordered.append(living[0])
     return ordered
+
+
+def gpu_shortage(nodes: Sequence[Node], devices: int) -> str | None:
+    """Says which pod has fewer GPUs than ranks, and what to do; None if none has, or if no pod has GPUs. Pure.
+
+    `nodes` are as `pod_nodes` returns them, with `devices` ranks for each time that a node is listed. Ray would only say that a rank can't
+    be placed.
+    """
+    if not have_gpus(nodes):
+        return None
+    for node in nodes:
+        ranks, gpus = devices * nodes.count(node), int(node["Resources"].get("GPU", 0))
+        if gpus < ranks:
+            pod = node.get("Labels", {}).get(POD_LABEL, node["NodeID"])
+            return (
+                f"Ray finds {gpus} GPUs in the trainer pod {pod}, which has {ranks} ranks: see what `longboat doctor` says there, and delete "
+                "the pod, after its node is cordoned, if a GPU has failed"
+            )
+    return None
 
 
 def _offers(node: Node) -> int:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from longboat_runtime.object_store import SHARED_MEMORY
+from longboat_runtime.weights import HANDOVER_PREFIX
 from longboat_runtime.weights.gate import FetchFailed
 
 if TYPE_CHECKING:
     from longboat_runtime.weights.bucket import Bucket
 
-PREFIX = "longboat-weights-"
 
 _numbers = itertools.count()
 
@@ -25,7 +25,7 @@ class HandoverFile:
     """
 
     def __init__(self) -> None:
-        self._path = SHARED_MEMORY / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._path = SHARED_MEMORY / f"{HANDOVER_PREFIX}{os.getpid()}-{next(_numbers)}"
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -58,8 +58,8 @@ def sweep() -> list[Path]:
     A file with this process's own id was left by an earlier one: ids recur when a container restarts, and shared memory stays.
     """
     own, removed = str(os.getpid()), []
-    for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
-        process = path.name.removeprefix(PREFIX).split("-")[0]
+    for path in SHARED_MEMORY.glob(f"{HANDOVER_PREFIX}*"):
+        process = path.name.removeprefix(HANDOVER_PREFIX).split("-")[0]
         if process == own or not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
             removed.append(path)

@@ -44,6 +44,10 @@ class StoredBucket:
     entries: tuple[TensorEntry, ...]
     data: ray.ObjectRef
 
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries)
+
     async def fetch(self) -> Bucket:
         """Fetches the bytes to this node. Raises FetchFailed after FETCH_TRIES tries."""
         for number in itertools.count(1):
