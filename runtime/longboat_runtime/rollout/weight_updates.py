@@ -136,26 +136,25 @@ class WeightUpdates:
     async def _load(self, member: Member, publication: WeightPublication, round_: WeightRound | None) -> None:
         calibrated = self.calibrations.get(member.calibration)
         while True:
-            round_ = round_ or await self._late.join(member.name, publication.payload)
+            current, round_ = round_ or await self._late.join(member.name, publication.payload), None
+            direct = isinstance(current, DirectRound)
             try:
-                member.parity = await deliver(member, publication, calibrated, round_, self._late)
+                member.parity = await deliver(member, publication, calibrated, current, self._late)
             except FetchFailed as failed:
-                direct, slow = isinstance(round_, DirectRound), isinstance(failed, TooSlow)
-                round_ = None
+                slow = isinstance(failed, TooSlow)
                 self._stop_serving(member, MemberState.STARTED, failed, lost=None if slow else failed.lost)
                 if direct and not slow:
                     continue  # now through the host's memory
                 self.fetches += 1
-                if slow and member.fetches and not member.slot.on_trial:
-                    self._tasks.spawn(self._restart(member, 0.0))
-                    return
                 if member.slot.on_trial:
                     member.slot.failed(failed.reason, unfit=False)
+                elif slow and member.fetches:
+                    self._tasks.spawn(self._restart(member, 0.0))
                 else:
                     self._tasks.spawn(self._fetch_again(member, publication))
                 return
             except PublicationRefused as refused:
-                round_, member.refused = None, publication
+                member.refused = publication
                 self._stop_serving(member, MemberState.REFUSED, refused, lost=refused.lost)
                 if member.slot.on_trial:
                     member.slot.failed(refused.reason)
@@ -180,7 +179,7 @@ class WeightUpdates:
                     self._stop_serving(member, MemberState.STARTED, FetchFailed(reason), lost=None)
                 raise
             else:
-                member.loaded, member.direct = publication, isinstance(round_, DirectRound)
+                member.loaded, member.direct = publication, direct
                 self._serve(member, first=calibrated is None)
                 return
 
