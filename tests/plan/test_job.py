@@ -19,9 +19,9 @@ from longboat_runtime.driver import assembly
 from longboat_runtime.plan import job
 from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
-from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE, have_gpus, offering
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL, ROLLOUT_RESOURCE, TRAINER_RESOURCE, have_gpus, offering
 from longboat_runtime.trainer.group import RayTrainerGroup
-from longboat_runtime.trainer.placement import POD_LABEL, ROLE_LABEL, placed
+from longboat_runtime.trainer.placement import placed
 from tests.plan.planned import GIB, MIB, make_spec, write_config
 
 ROOMY = Pod(80 * GIB, GIB, None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longboat_runtime.weights import handover
+from longboat_runtime.weights import HANDOVER_PREFIX, handover
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.layout import aligned
 from longboat_runtime.weights.payload import fetched
@@ -78,7 +78,7 @@ def test_files_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pytest.M
     """Also those of one that had this process's number: in a container that restarts numbers recur."""
     monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
     dead, before, living = (
-        tmp_path / f"{handover.HANDOVER_PREFIX}{number}-0" for number in (999999999, os.getpid(), os.getppid())
+        tmp_path / f"{HANDOVER_PREFIX}{number}-0" for number in (999999999, os.getpid(), os.getppid())
     )
     other = tmp_path / "psm_other"
     for path in (dead, before, living, other):
