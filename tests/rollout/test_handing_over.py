@@ -22,7 +22,8 @@ from longboat_runtime.weights.gate import ParityExceeded
 from longboat_runtime.weights.payload import StoredBucket, fetched
 from longboat_runtime.weights.publication import WeightPublication
 
-ENGINES, BUCKETS = 8, 6
+# All engines share the threads of one process.
+ENGINES, BUCKETS = 4, 6
 
 
 class Refusing:
