@@ -153,7 +153,7 @@ async def test_an_engine_that_answers_nothing_keeps_no_group_of_its_pod_and_hold
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its pod has groups with ranks that have been started again since."""
-    monkeypatch.setattr(direct, "SENDER_SECONDS", 0.05)
+    monkeypatch.setattr(direct, "SENDER_SECONDS", 1.0)
     groups, stopped = PodGroups(PublicationMode.DIRECT), member("stopped")
     pods = {"stopped": [stopped], "good": [member("good")]}
     assert (await groups.join(pods, Source())).keys() == pods.keys()
