@@ -39,8 +39,8 @@ from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import TrainerGroup, TrainReport, TrainRequest
-from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
+from tests.support.publications import Packed
 
 GROUP = 2
 PROMPT_TOKENS = 4

@@ -33,8 +33,8 @@ from longboat_runtime.samples import (
     VersionSpan,
 )
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
-from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
+from tests.support.publications import Packed
 
 
 class Store:

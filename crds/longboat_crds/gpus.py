@@ -22,7 +22,7 @@ def gpu_problem(trainer: TrainerSpec, runtime: RLRuntimeSpec, name: str) -> str 
 
 
 def trainer_gpus(runtime: RLRuntimeSpec) -> tuple[str, int] | None:
-    """Returns the path of the limit, in the template's spec, that gives trainer pods GPUs, and how many; None without a readable one.
+    """Returns the path of the limit, in the template's spec, that gives trainer pods GPUs, and how many; None without a readable one above 0.
 
     Rule: a limit of GPUs is one of DOMAIN/gpu, or of parts of GPUs under NVIDIA's names (`nvidia.com/mig-...`, `nvidia.com/gpu.shared`).
     Other devices, such as network cards, aren't counted. `roles.trainer`, which is merged last, has the last word.
@@ -36,7 +36,7 @@ def trainer_gpus(runtime: RLRuntimeSpec) -> tuple[str, int] | None:
                     path = f"{place}.spec.containers[{Role.TRAINER}].resources.limits"
                     named = (container.get("resources") or {}).get("limits") or {}
                     limits |= {name: (f"{path}[{name}]", count) for name, count in named.items() if _GPU.search(name)}
-        counts = {path: int(count) for path, count in limits.values() if count is not None}
+        counts = {path: int(count) for path, count in limits.values() if count is not None and int(count)}
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # making the pods reports what is wrong with it
     return (" + ".join(counts), sum(counts.values())) if counts else None

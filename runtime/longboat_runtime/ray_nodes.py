@@ -1,4 +1,4 @@
-"""Finds the nodes of a job's Ray cluster by what they offer."""
+"""Names what the nodes of a job's Ray cluster offer and are labelled with, and finds nodes by what they offer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import ray
 
 from longboat_crds.base import Role
 
+# The resources that the nodes of trainer and rollout pods offer, one for each device.
+TRAINER_RESOURCE, ROLLOUT_RESOURCE = "longboat-trainer", "longboat-rollout"
+# The labels with the role and the name of a node's pod.
+ROLE_LABEL, POD_LABEL = "longboat.dev/role", "longboat.dev/pod"
 # How often Ray is asked for nodes, in seconds.
 POLL_SECONDS = 0.5
 

@@ -22,6 +22,7 @@ from longboat_runtime.agent.decide import Rules
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor, descendants
+from longboat_runtime.weights import HANDOVER_PREFIX
 from tests.support.loop_time import pass_time
 from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_SECONDS, eventually, eventually_async
@@ -289,5 +290,24 @@ def test_an_agent_ends_as_a_driver_without_an_answer_does(
         rules = Rules(quick=0.0)
         assert await Agent(Duty("driver", child, itself, nothing_missing, free_port(), 1.0, rules)).run() == ends
         assert written.read_text() == f"driver exited with code {code}: driver failed: no answer"
+
+    in_process(test)
+
+
+def test_a_child_finds_no_bucket_of_an_engine_in_a_container_before(tmp_path: Path) -> None:
+    """Shared memory is the pod's, and Ray's node wants its part of it as it starts."""
+    (tmp_path / f"{HANDOVER_PREFIX}999999999-0").write_bytes(b"x")
+
+    async def test() -> None:
+        async def itself() -> Head:
+            assert not await asyncio.to_thread(lambda: [*tmp_path.iterdir()])
+            return Head("first", settled=True)
+
+        async def nothing_missing() -> None:
+            return None
+
+        child, rules = program("raise SystemExit(3)"), Rules(quick=0.0)
+        duty = Duty("rollout", child, itself, nothing_missing, free_port(), 1.0, rules, shared_memory=tmp_path)
+        assert await Agent(duty).run() == 1
 
     in_process(test)

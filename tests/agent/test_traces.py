@@ -8,7 +8,8 @@ from pathlib import Path
 
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.agent import termination_message, write_termination_message
-from longboat_runtime.agent.shared_memory import Segment, leftovers, sweep
+from longboat_runtime.agent.shared_memory import Segment, leftovers, sweep, sweep_buckets
+from longboat_runtime.weights import HANDOVER_PREFIX
 
 
 def test_only_old_unmapped_segments_of_engines_are_leftovers() -> None:
@@ -34,6 +35,17 @@ def test_sweep_removes_what_nobody_maps(tmp_path: Path) -> None:
         assert sweep(tmp_path, now=now + 60) == ["psm_left"]
     assert sweep(tmp_path, everything=True) == ["psm_used"]
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_buckets_of_dead_engines_are_removed_before_a_node_starts(tmp_path: Path) -> None:
+    dead, living, other = (
+        tmp_path / name
+        for name in (f"{HANDOVER_PREFIX}999999999-0", f"{HANDOVER_PREFIX}{os.getpid()}-0", "somebody-elses")
+    )
+    for path in (dead, living, other):
+        path.write_bytes(b"x")
+    assert sweep_buckets(tmp_path) == [dead.name]
+    assert {*tmp_path.iterdir()} == {living, other}
 
 
 def test_a_semaphore_that_its_maker_still_maps_is_left_alone(tmp_path: Path) -> None:

@@ -72,10 +72,9 @@ from longboat_runtime.samples import (
 )
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, TrainReport, TrainRequest
-from longboat_runtime.weights.payload import Packed
 from longboat_runtime.weights.publication import WeightPublication
 from tests.support.checkpoints import described
-from tests.support.publications import stored
+from tests.support.publications import Packed, PackedSource
 
 
 class Crash(Exception):
@@ -420,7 +419,7 @@ class FakeTrainer:
 
     async def publish(self, version: int) -> WeightPublication:
         self.holds = True
-        return WeightPublication(version, stored(Packed((), self.weights)), (), ())
+        return WeightPublication(version, PackedSource(Packed((), self.weights)), (), ())
 
     async def published(self) -> str:
         return self.weights

@@ -503,7 +503,9 @@ class SimulatedCluster:
         if ready.get("status") != "True":
             _set_condition(pod, "Ready", "True", lastTransitionTime=self.node_time(name))
         for status in pod["status"].get("containerStatuses", ()):
-            status |= {"state": {"running": {"startedAt": self.node_time(name)}}, "ready": True}
+            if "running" not in (status.get("state") or {}):
+                status["state"] = {"running": {"startedAt": self.node_time(name)}}
+            status["ready"] = True
 
     def crash(self, name: str, container: int = 0, code: int = 1, reason: str = "Error", message: str = "boom") -> None:
         """A container ends and is started again in its place."""

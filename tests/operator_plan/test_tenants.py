@@ -260,6 +260,7 @@ def test_a_template_whose_trainers_have_another_number_of_gpus_is_refused(
         ({}, 4),
         ({"common": trainer_limits(**{GPU: 4}), "roles": {"trainer": trainer_limits(**{GPU: None})}}, 2),
         ({"roles": {"trainer": trainer_limits(**{GPU: 2, "rdma/hca": 1, "nvidia.com/hostdev": 8})}}, 2),
+        ({"common": trainer_limits(**{GPU: 8}), "roles": {"trainer": trainer_limits(**{GPU: 0})}}, 4),
     ],
 )
 def test_trainer_pods_offer_a_rank_for_each_device(spec: dict[str, Any], devices: int) -> None:

@@ -19,9 +19,9 @@ from longboat_runtime.driver import assembly
 from longboat_runtime.plan import job
 from longboat_runtime.plan.job import FOLDER, JobPlan, Outcome, Past, Pod, planned, smallest
 from longboat_runtime.plan.needs import DEVICE_OVERHEAD
-from longboat_runtime.ray_nodes import have_gpus, offering
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL, ROLLOUT_RESOURCE, TRAINER_RESOURCE, have_gpus, offering
 from longboat_runtime.trainer.group import RayTrainerGroup
-from longboat_runtime.trainer.placement import POD_LABEL, ROLE_LABEL, placed
+from longboat_runtime.trainer.placement import placed
 from tests.plan.planned import GIB, MIB, make_spec, write_config
 
 ROOMY = Pod(80 * GIB, GIB, None)
@@ -140,7 +140,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
         "local",
         num_cpus=1,
         num_gpus=request.param,
-        resources={"trainers": 2},
+        resources={TRAINER_RESOURCE: 2},
         include_dashboard=False,
         log_to_driver=False,
     )
@@ -153,7 +153,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("gpus", [0, 2], indirect=True)
 def test_a_job_is_planned_once_and_only_on_gpus(gpus: None, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     spec = make_spec(write_config(tmp_path, "small"), trainer={"replicas": 2})
-    plan = JobPlan(spec, "trainers", "engines", Past(tmp_path, None, trained=False), lambda: Pod(MIB, GIB, None))
+    plan = JobPlan(spec, Past(tmp_path, None, trained=False), lambda: Pod(MIB, GIB, None))
     on_gpus = bool(request.node.callspec.params["gpus"])
     if on_gpus:
         for _ in range(2):
@@ -170,7 +170,7 @@ def test_a_job_that_cannot_be_planned_starts(gpus: None, tmp_path: Path) -> None
         raise RuntimeError("no driver")
 
     past = Past(tmp_path, None, trained=False)
-    assert not asyncio.run(JobPlan(make_spec(tmp_path), "trainers", "engines", past, fail).fits())
+    assert not asyncio.run(JobPlan(make_spec(tmp_path), past, fail).fits())
 
 
 @pytest.mark.extended
@@ -185,7 +185,7 @@ def test_a_process_that_dies_in_planning_decides_nothing_for_later_loads(gpus: N
         return ROOMY
 
     past = Past(tmp_path, None, trained=False)
-    plan = JobPlan(make_spec(write_config(tmp_path, "small")), "trainers", "engines", past, look)
+    plan = JobPlan(make_spec(write_config(tmp_path, "small")), past, look)
     assert not asyncio.run(plan.fits())
     dead.unlink()
     assert asyncio.run(plan.fits())
@@ -195,7 +195,7 @@ def test_a_process_that_dies_in_planning_decides_nothing_for_later_loads(gpus: N
 @pytest.mark.parametrize("gpus", [2], indirect=True)
 def test_a_plan_that_takes_too_long_is_given_up(gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(write_config(tmp_path, "small"))
-    plan = JobPlan(spec, "trainers", "engines", Past(tmp_path, None, trained=False), lambda: ROOMY)
+    plan = JobPlan(spec, Past(tmp_path, None, trained=False), lambda: ROOMY)
     with monkeypatch.context() as patch:
         patch.setattr(job, "PLAN_SECONDS", 0.1)  # Python itself takes longer to start
         assert not asyncio.run(plan.fits())
@@ -207,7 +207,7 @@ def test_a_plan_that_takes_too_long_is_given_up(gpus: None, tmp_path: Path, monk
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_plan_ends_no_job_that_has_trained(gpus: None, tmp_path: Path, *, trained: bool) -> None:
     past = Past(tmp_path, None, trained=trained)
-    plan = JobPlan(make_spec(tmp_path / "missing"), "trainers", "engines", past, lambda: ROOMY)
+    plan = JobPlan(make_spec(tmp_path / "missing"), past, lambda: ROOMY)
     if trained:
         assert not asyncio.run(plan.fits())
     else:
@@ -215,34 +215,34 @@ def test_a_plan_ends_no_job_that_has_trained(gpus: None, tmp_path: Path, *, trai
             asyncio.run(plan.fits())
 
 
-def node(name: str, **resources: float) -> dict[str, Any]:
-    return {"NodeID": name, "Alive": True, "Resources": resources}
+def node(name: str, resource: str, gpus: int = 0) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": True, "Resources": {resource: 1, "GPU": gpus}}
 
 
 async def test_trainers_nodes_alone_say_whether_a_job_is_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    nodes = [node("a", engines=1)]
+    nodes = [node("a", ROLLOUT_RESOURCE)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray_nodes, "POLL_SECONDS", 0.001)
-    plan = JobPlan(make_spec(tmp_path), "trainers", "engines", Past(tmp_path, None, trained=False))
+    plan = JobPlan(make_spec(tmp_path), Past(tmp_path, None, trained=False))
     await plan.engines_may_start()  # on CPUs, whatever trainers have
-    waiting = asyncio.create_task(offering("trainers", 1))
+    waiting = asyncio.create_task(offering(TRAINER_RESOURCE, 1))
     await asyncio.sleep(0)
     assert not waiting.done()
-    nodes.append(node("b", trainers=1, GPU=1))
+    nodes.append(node("b", TRAINER_RESOURCE, gpus=1))
     assert have_gpus(await waiting)
-    nodes[-1] = node("b", trainers=1)
+    nodes[-1] = node("b", TRAINER_RESOURCE)
     assert await plan.fits()
 
 
 async def test_the_first_rank_is_where_the_plan_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     both = [
-        node(name, trainers=1) | {"Labels": {ROLE_LABEL: "trainer", POD_LABEL: f"job-trainer-{place}-a0"}}
+        node(name, TRAINER_RESOURCE) | {"Labels": {ROLE_LABEL: "trainer", POD_LABEL: f"job-trainer-{place}-a0"}}
         for place, name in enumerate(("aa" * 28, "bb" * 28))
     ]
-    plan = JobPlan(make_spec(tmp_path), "trainers", "engines", Past(tmp_path, None, trained=False))
+    plan = JobPlan(make_spec(tmp_path), Past(tmp_path, None, trained=False))
     for nodes in (both, both[::-1]):
         monkeypatch.setattr(ray, "nodes", lambda nodes=nodes: nodes)
-        first, _ = await placed(TrainerSpec(replicas=2), "trainers")
+        first, _ = await placed(TrainerSpec(replicas=2))
         assert plan._beside(first)["scheduling_strategy"].node_id == "aa" * 28

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest, Sampling
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.weights.publication import WeightPublication
-from longboat_runtime.weights.publish import pack
+from tests.support.publications import pack
 
 PROBE = tuple(range(4, 64))
 
@@ -35,7 +35,7 @@ class ReferenceModel:
         """The weights as they are, under the next version's number."""
         self.version += 1
         self.versions[self.version] = {name: value.clone() for name, value in self.model.state_dict().items()}
-        packed = pack(full_weights(self.model, torch.float32), bucket_bytes=200_000)
+        packed = pack(full_weights(self.model, torch.float32), limit=200_000)
         return WeightPublication(self.version, packed, PROBE, tuple(self.logprobs(PROBE)))
 
     def stale_publication(self, step: float) -> WeightPublication:

@@ -1,4 +1,4 @@
-"""Which pods are broadcast to, and what becomes of a round when one is left behind; senders and engines are stand-ins."""
+"""Tests which pods are broadcast to, and how a round goes on when one is left behind; senders and engines are stand-ins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longboat_crds.rollout import PublicationMode
+from longboat_runtime.rollout import direct
 from longboat_runtime.rollout.direct import DirectRound, PodGroup, PodGroups, skipped_publications, version_problem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -119,7 +120,7 @@ async def test_a_pods_groups_are_kept_until_its_engines_or_the_trainer_change() 
     assert groups.discard(restarted[0]) is None
 
 
-async def test_a_pod_of_another_version_or_whose_group_can_not_be_made_takes_the_other_way() -> None:
+async def test_a_pod_of_another_version_or_whose_group_can_not_be_made_gets_weights_through_the_host() -> None:
     source, groups = Source(), PodGroups(PublicationMode.DIRECT)
     broken = member("broken")
     broken.actor.error = "no route to host"
@@ -146,6 +147,25 @@ async def test_a_pod_whose_group_can_not_be_made_is_tried_less_and_less_often() 
     groups.failed("broken")
     assert skipped_publications(1) == 0, "the first may be chance"
     assert skipped_publications(10**6) == 63
+
+
+async def test_an_engine_that_answers_nothing_keeps_no_group_of_its_pod_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pod has groups with ranks that have been started again since."""
+    monkeypatch.setattr(direct, "SENDER_SECONDS", 1.0)
+    groups, stopped = PodGroups(PublicationMode.DIRECT), member("stopped")
+    pods = {"stopped": [stopped], "good": [member("good")]}
+    assert (await groups.join(pods, Source())).keys() == pods.keys()
+
+    class Stopped(Engine):
+        async def remote(self, method: str, *arguments: Any) -> list[Any]:
+            return await asyncio.get_running_loop().create_future()
+
+    stopped.actor = Stopped(CPU)
+    started_again = Source()
+    started_again.trainer = ("third", "fourth")
+    assert (await groups.join(pods, started_again)).keys() == {"good"}
 
 
 def round_of(source: Source, *pods: str) -> DirectRound:

@@ -25,7 +25,7 @@ from longboat_runtime.store.actor import SampleStoreActor, start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.publication import WeightPublication
 from tests.rollout.reference import PROBE, ReferenceModel, request
-from tests.support.publications import stored
+from tests.support.publications import PackedSource
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
@@ -74,7 +74,7 @@ def spec(model: Path, dtype: str = "Float32", engines: int = ENGINES) -> RLJobSp
 def published(reference: ReferenceModel) -> WeightPublication:
     """As the trainer does it: through Ray's object store."""
     publication = reference.publication()
-    return replace(publication, payload=stored(publication.payload))
+    return replace(publication, payload=PackedSource(publication.payload))
 
 
 @asynccontextmanager
@@ -242,7 +242,7 @@ async def test_an_engine_restarted_with_a_stale_copy_is_refused(fleet: RayRollou
         assert alone.calibrations["bfloat16/1"] < 0.05
         before = trainer.logprobs(PROBE)
         stale = trainer.stale_publication(step=0.005)
-        stale = replace(stale, payload=stored(stale.payload))
+        stale = replace(stale, payload=PackedSource(stale.payload))
         difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
         assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
         alone._keeper.updates.publication = stale

@@ -16,12 +16,12 @@ import torch
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.object_store import object_store_need
 from longboat_runtime.rollout.actor import EngineActor
+from longboat_runtime.rollout.delivery import deliver
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
-from longboat_runtime.rollout.handing_over import hand_over
 from longboat_runtime.rollout.member import Member, Slot
 from longboat_runtime.rollout.ray_cluster import RolloutNode
-from longboat_runtime.rollout.weight_rounds import WeightRound
+from longboat_runtime.rollout.weight_rounds import LateRounds, WeightRound
 from longboat_runtime.weights.bucket import Bucket
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout, TensorKind, lay_out
@@ -139,7 +139,7 @@ async def test_buckets_travel_one_behind_another_in_little_shared_memory(cluster
         gathering = asyncio.ensure_future(sender.gather.remote(version))
         await asyncio.sleep(0)
         round_ = WatchedRound(source, [member.name for member in members])
-        loading = asyncio.gather(*(hand_over(member, publication, None, round_) for member in members))
+        loading = asyncio.gather(*(deliver(member, publication, None, round_, LateRounds()) for member in members))
         while not loading.done():
             highest = max(highest, await asyncio.to_thread(shared_memory))
         await loading

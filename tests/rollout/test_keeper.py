@@ -16,7 +16,8 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import PublicationMode
 from longboat_runtime import departures
-from longboat_runtime.rollout import handing_over, pods, weight_updates
+from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE
+from longboat_runtime.rollout import delivery, pods, weight_updates
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead, TurnParsers, engine_config
 from longboat_runtime.rollout.environment import NodeDevices
@@ -24,7 +25,7 @@ from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rollout.member import engine_name, slots_of
 from longboat_runtime.rollout.protocol import FleetState
-from longboat_runtime.rollout.ray_cluster import RESOURCE, RayCluster, RolloutNode, death_cause, rollout_nodes
+from longboat_runtime.rollout.ray_cluster import RayCluster, RolloutNode, death_cause, rollout_nodes
 from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.samples import (
     FinishedSample,
@@ -156,7 +157,7 @@ class World:
                 "Alive": True,
                 "NodeID": name,
                 "NodeName": self.pods.get(name, name),
-                "Resources": {RESOURCE: self.devices},
+                "Resources": {ROLLOUT_RESOURCE: self.devices},
             }
             for name in self.nodes
         ]
@@ -194,11 +195,17 @@ async def fleet(world: World) -> AsyncIterator[RayRolloutFleet]:
     await made.close()
 
 
+def fleet_with(world: World, **rollout: object) -> RayRolloutFleet:
+    """A fleet of a spec with these fields of `rollout`."""
+    spec = make_spec()
+    changed = {"rollout": spec.rollout.model_copy(update=rollout)}
+    return RayRolloutFleet(spec.model_copy(update=changed), store=world.store)  # type: ignore[arg-type]
+
+
 def of_two_devices(world: World) -> RayRolloutFleet:
     """A fleet on nodes of two devices, with an engine on each at the start."""
-    world.devices, spec = 2, make_spec()
-    rollout = spec.rollout.model_copy(update={"engines_per_pod": 2})
-    return RayRolloutFleet(spec.model_copy(update={"rollout": rollout}), store=world.store)  # type: ignore[arg-type]
+    world.devices = 2
+    return fleet_with(world, engines_per_pod=2)
 
 
 class Payload:
@@ -336,10 +343,8 @@ class DirectPayload(Payload):
 
 
 async def test_groups_of_a_pod_that_was_left_behind_are_made_anew(world: World) -> None:
-    """Also if its engines then got the weights in another way."""
-    spec = make_spec()
-    rollout = spec.rollout.model_copy(update={"publication": PublicationMode.DIRECT})
-    fleet = RayRolloutFleet(spec.model_copy(update={"rollout": rollout}), store=world.store)  # type: ignore[arg-type]
+    """Also if its engines then got the weights through the host's memory."""
+    fleet = fleet_with(world, publication=PublicationMode.DIRECT)
     ended: list[str] = []
 
     def fail_once(actor: Actor, _: WeightPublication) -> float:
@@ -373,7 +378,7 @@ async def test_an_engine_that_gives_no_verdict_is_left_behind(
     async def never(*_: Any) -> Any:
         return await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(handing_over, "VERDICT_SECONDS", 0.01)
+    monkeypatch.setattr(delivery, "VERDICT_SECONDS", 0.01)
     world.start = lambda actor: actor.__dict__.update(update_weights=Method(never), conclude_weights=Method(never))
     report = await fleet.publish(publication(0))
     assert report.serving == ()
@@ -393,7 +398,7 @@ async def test_an_engine_has_its_time_for_each_bucket(
     world: World, fleet: RayRolloutFleet, monkeypatch: pytest.MonkeyPatch, stands_still: bool
 ) -> None:
     """All three are on their way at once, and are loaded one after another."""
-    monkeypatch.setattr(handing_over, "BUCKET_SECONDS", 1.0)
+    monkeypatch.setattr(delivery, "BUCKET_SECONDS", 1.0)
     turn, never = asyncio.Lock(), asyncio.get_running_loop().create_future()
     loaded: list[int] = []
 

@@ -18,11 +18,11 @@ from ray.cluster_utils import Cluster
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_node import bare_nodes
-from longboat_runtime.rollout import direct, handing_over
+from longboat_runtime.ray_nodes import POD_LABEL
+from longboat_runtime.rollout import delivery, direct
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.member import Member, MemberState
 from longboat_runtime.rollout.protocol import PublicationReport
-from longboat_runtime.rollout.ray_cluster import POD_LABEL
 from longboat_runtime.samples import FinishedSample
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -41,7 +41,7 @@ SAMPLES = make_samples(8)
 
 
 class WatchedTrainer(TrainerActor):
-    """Says what it has sent, and in which process it is."""
+    """Tells how much it has sent, and the id of its process."""
 
     def __init__(self, *arguments: Any) -> None:
         from longboat_runtime.weights import layout
@@ -57,7 +57,7 @@ class WatchedTrainer(TrainerActor):
 
     def watched(self) -> dict[str, int]:
         own = 0 if self._publisher.sender is None else self._publisher.sender.nbytes
-        return {"pid": os.getpid(), "handed": self._groups.handed, "puts": self._puts, "own": own}
+        return {"pid": os.getpid(), "broadcast": self._groups.broadcast_bytes, "puts": self._puts, "own": own}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def member_of(fleet: RayRolloutFleet, name: str) -> Member:
 
 
 async def process_of(member: Member) -> int:
-    """The number of an engine's process."""
+    """The id of an engine's process."""
     return await asyncio.to_thread(lambda: ray.get(member.actor.__ray_call__.remote(lambda _: os.getpid())))
 
 
@@ -165,10 +165,13 @@ async def test_the_others_serve_whatever_becomes_of_one(
     model: Path, store: StoreClient, cluster: Cluster, publication: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine is stopped in the middle of a publication; one is killed; successors get the version while the trainer trains."""
-    for constant in ("SENDER_SECONDS", "WORKER_SECONDS"):
-        monkeypatch.setattr(direct, constant, 15.0 if constant == "SENDER_SECONDS" else 35.0)
-    monkeypatch.setattr(handing_over, "BUCKET_SECONDS", 15.0)
-    monkeypatch.setattr(handing_over, "WORKER_SECONDS", 35.0)
+    for module, constant, seconds in (
+        (direct, "SENDER_SECONDS", 15.0),
+        (direct, "WORKER_SECONDS", 35.0),
+        (delivery, "WORKER_SECONDS", 35.0),
+        (delivery, "BUCKET_SECONDS", 15.0),
+    ):
+        monkeypatch.setattr(module, constant, seconds)
     spec = make_job(model, publication)
     with rollout_pod(cluster, "only", ENGINES):
         async with job(spec, store) as (trainer, fleet):
@@ -181,7 +184,7 @@ async def test_the_others_serve_whatever_becomes_of_one(
             if publication == "Direct":
                 check_broadcast(counted)
             else:
-                assert [rank["handed"] for rank in counted] == [0, 0]
+                assert [rank["broadcast"] for rank in counted] == [0, 0]
             await check_serves(fleet, 1, attempt=1)
 
             stopped = member_of(fleet, report.serving[1])
@@ -276,6 +279,6 @@ def check_broadcast(ranks: list[dict[str, int]], publications: int = 1) -> None:
     """Everything was broadcast once to the rollout pod, half of it by each rank, and nothing was put into Ray's object store."""
     size = sum(rank["own"] for rank in ranks)
     assert [rank["puts"] for rank in ranks] == [0] * len(ranks)
-    assert publications * size <= sum(rank["handed"] for rank in ranks) <= 1.02 * publications * size
-    assert all(rank["handed"] == publications * rank["own"] for rank in ranks)
+    assert publications * size <= sum(rank["broadcast"] for rank in ranks) <= 1.02 * publications * size
+    assert all(rank["broadcast"] == publications * rank["own"] for rank in ranks)
     assert max(rank["own"] for rank in ranks) <= 1.1 * size / len(ranks)

@@ -21,6 +21,7 @@ from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from tests.rollout.reference import PROBE, ReferenceModel, request
 from tests.rollout.test_fleet import opened, published, serving, spec
+from tests.support.publications import PackedSource
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import eventually_async
 
@@ -118,6 +119,7 @@ async def test_a_reshape_onto_an_engine_with_a_stale_copy_returns_to_the_old_sha
     assert (await coarse.reshape(1, one_by_one=False)).failure is None
     before = trainer.logprobs(PROBE)
     stale = trainer.stale_publication(step=0.005)
+    stale = replace(stale, payload=PackedSource(stale.payload))
     difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
     assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
     good, coarse._keeper.updates.publication = coarse._keeper.updates.publication, stale

@@ -27,9 +27,9 @@ from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.trainer.protocol import ChunkRequest
 from longboat_runtime.weights.publication import PublicationGone
-from longboat_runtime.weights.publish import pack
 from longboat_runtime.weights.source import WeightSource
 from tests.support.checkpoints import bytes_read, described
+from tests.support.publications import pack
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
 

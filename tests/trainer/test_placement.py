@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL, TRAINER_RESOURCE
 from longboat_runtime.trainer import placement
-from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE, ROLE_LABEL
 
 
 def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, role: str = "trainer") -> dict[str, Any]:
@@ -17,7 +17,7 @@ def node(name: str, pod: str | None, offers: int = 2, *, alive: bool = True, rol
         "NodeID": name,
         "Alive": alive,
         "Labels": {} if pod is None else {ROLE_LABEL: role, POD_LABEL: pod},
-        "Resources": {RESOURCE: offers} if alive and offers else {},
+        "Resources": {TRAINER_RESOURCE: offers} if alive and offers else {},
     }
 
 
@@ -82,10 +82,10 @@ def test_each_pod_has_the_living_node_of_its_newest_attempt(listed: list[tuple[i
         node(f"{index}", f"x-trainer-{place}-a{attempt}", alive=alive)
         for index, (place, attempt, alive) in enumerate(listed)
     ]
-    found = pod_nodes(nodes, 4, 2)
+    chosen = pod_nodes(nodes, 4, 2)
     shuffled = list(nodes)
     random.shuffle(shuffled)
-    assert pod_nodes(shuffled, 4, 2) == found
+    assert pod_nodes(shuffled, 4, 2) == chosen
     living = [
         [
             f"{index}"
@@ -95,6 +95,24 @@ def test_each_pod_has_the_living_node_of_its_newest_attempt(listed: list[tuple[i
         for place in range(4)
     ]
     if all(len(nodes) == 1 for nodes in living):
-        assert found == [nodes[0] for nodes in living]
+        assert chosen == [nodes[0] for nodes in living]
     else:
-        assert found is None
+        assert chosen is None
+
+
+def test_a_pod_with_fewer_gpus_than_ranks_is_named_with_a_cure() -> None:
+    def with_gpus(each: dict[str, Any], count: int) -> dict[str, Any]:
+        return each | {"Resources": each["Resources"] | ({"GPU": float(count)} if count else {})}
+
+    whole, failed, without = with_gpus(FIRST, 2), with_gpus(SECOND, 1), with_gpus(SECOND, 0)
+    assert placement.gpu_shortage([whole, with_gpus(SECOND, 2)], 2) is None
+    assert placement.gpu_shortage([FIRST, SECOND], 2) is None, "on CPUs"
+    for short, found in ((failed, 1), (without, 0)):
+        problem = placement.gpu_shortage([whole, short], 2)
+        assert problem is not None
+        assert f"finds {found} GPUs in the trainer pod x-trainer-1-a0, which has 2 ranks" in problem
+        assert "longboat doctor" in problem
+    assert placement.gpu_shortage([with_gpus(node("n9", None, 4), 4)] * 2, 2) is None, (
+        "a machine that stands for all pods"
+    )
+    assert placement.gpu_shortage([with_gpus(node("n9", None, 4), 3)] * 2, 2) is not None

@@ -14,12 +14,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from longboat_runtime.agent.ray_node import bare_nodes
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL, TRAINER_RESOURCE
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.actor import TrainerActor
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
-from longboat_runtime.trainer.placement import POD_LABEL, RESOURCE, ROLE_LABEL
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import eventually
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
@@ -57,7 +57,7 @@ class Pods:
         with bare_nodes():
             self.nodes[name] = self._cluster.add_node(
                 num_cpus=0,
-                resources={RESOURCE: 2},
+                resources={TRAINER_RESOURCE: 2},
                 labels={ROLE_LABEL: "trainer", POD_LABEL: name},
                 object_store_memory=STORE_BYTES,
             )

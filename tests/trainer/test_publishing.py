@@ -1,4 +1,4 @@
-"""What ranks gather for publications, at whom, and what that costs."""
+"""Tests what ranks gather for publications, at which sender, and how many bytes that takes."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from longboat_runtime.weights import backend
 from longboat_runtime.weights.backend import BucketTransfer
 from longboat_runtime.weights.gate import PublicationRefused, check_receipts
-from longboat_runtime.weights.payload import Packed
-from longboat_runtime.weights.publish import pack
+from tests.support.publications import Packed, pack
 
 
 class Scaled(nn.Module):

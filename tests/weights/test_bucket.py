@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from longboat_runtime.weights import handover
+from longboat_runtime.weights import HANDOVER_PREFIX, handover
 from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.layout import aligned
 from longboat_runtime.weights.payload import fetched
-from longboat_runtime.weights.publish import pack
+from tests.support.publications import pack
 
 
 def named_tensors() -> list[tuple[str, torch.Tensor]]:
@@ -33,13 +34,8 @@ def test_tensors_come_back_whatever_the_size_of_buckets(limit: int) -> None:
         assert tensor.dtype == unpacked_tensor.dtype
         assert torch.equal(tensor, unpacked_tensor)
     largest = max(tensor.numel() * tensor.element_size() for _, tensor in named_tensors())
-    assert all(len(bucket.data) <= max(limit, largest) + handover_slack() for bucket in packed.contents)
+    assert all(len(bucket.data) <= max(limit, aligned(largest)) for bucket in packed.contents)
     assert packed.checksum == pack(named_tensors()).checksum
-
-
-def handover_slack() -> int:
-    """The last tensor of a bucket is padded."""
-    return 64
 
 
 def test_one_changed_bit_changes_the_checksum() -> None:
@@ -82,7 +78,7 @@ def test_files_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pytest.M
     """Also those of one that had this process's number: in a container that restarts numbers recur."""
     monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
     dead, before, living = (
-        tmp_path / f"{handover.PREFIX}{number}-0" for number in (999999999, os.getpid(), os.getppid())
+        tmp_path / f"{HANDOVER_PREFIX}{number}-0" for number in (999999999, os.getpid(), os.getppid())
     )
     other = tmp_path / "psm_other"
     for path in (dead, before, living, other):

@@ -15,16 +15,21 @@ import torch
 
 from longboat_runtime.weights import groups as module
 from longboat_runtime.weights.groups import Group, SenderGroups, WorkerGroups
+from tests.support.waiting import DEADLINE_SECONDS
 
+# How long a sender waits for a pod that does not take part.
 SECONDS = 5.0
+# Others come, however long their processes take to start.
+MEETING = timedelta(seconds=DEADLINE_SECONDS)
 # The pods and their workers.
 PODS = {"a": 2, "b": 1}
 
 
 def work(connection: Connection, address: str, rank: int, size: int) -> None:
     """Receives a bucket of so many bytes each time it is told to, and answers with them, or with what went wrong."""
+    module.MEETING = MEETING
     groups = WorkerGroups(torch.device("cpu"))
-    groups.join("key", {7: address}, rank, size, 4 * SECONDS)
+    groups.join("key", {7: address}, rank, size, DEADLINE_SECONDS)
     connection.send("joined")
     while (nbytes := connection.recv()) is not None:
         try:
@@ -51,16 +56,15 @@ def sender() -> SenderGroups:
 
 
 @pytest.fixture
-def pods(sender: SenderGroups) -> Iterator[dict[str, list[Worker]]]:
+def pods(sender: SenderGroups, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Worker]]]:
+    monkeypatch.setattr(module, "MEETING", MEETING)
     made = {}
     for key, count in PODS.items():
         address = sender.open(key, "127.0.0.1")
         made[key] = [Worker(address, 1 + number, 1 + count) for number in range(count)]
-        sender.join(key, address, 1 + count, 60.0)
+        sender.join(key, address, 1 + count, DEADLINE_SECONDS)
         for worker in made[key]:
             assert worker.connection.recv() == "joined"
-    for group in sender._groups.values():
-        group._deadline = group._deadline.__class__(seconds=SECONDS)
     yield made
     for worker in (worker for workers in made.values() for worker in workers):
         worker.process.kill()
@@ -79,7 +83,7 @@ def test_a_bucket_is_handed_over_once_for_each_pod(sender: SenderGroups, pods: d
         receive(everyone, size)
         assert sender.broadcast(torch.full((size,), number, dtype=torch.uint8), [*PODS]) == []
         assert [worker.connection.recv() for worker in everyone] == [[number] * size] * 3
-    assert sender.handed == len(PODS) * sum(sizes)
+    assert sender.broadcast_bytes == len(PODS) * sum(sizes)
     receive(everyone, None)  # type: ignore[arg-type]
     for key in PODS:
         sender.leave(key)
@@ -91,6 +95,7 @@ def test_a_pod_that_does_not_take_part_is_left_behind(
     sender: SenderGroups, pods: dict[str, list[Worker]], number: signal.Signals
 ) -> None:
     """The other pod gets everything."""
+    sender._groups["a"]._deadline = timedelta(seconds=SECONDS)
     os.kill(pods["a"][1].process.pid or 0, number)
     keys = [*PODS]
     for value in range(3):

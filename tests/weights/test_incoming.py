@@ -5,15 +5,14 @@ import asyncio
 import pytest
 import torch
 
-from longboat_runtime.weights.bucket import Bucket
 from longboat_runtime.weights.gate import FetchFailed
 from longboat_runtime.weights.incoming import Incoming
-from longboat_runtime.weights.payload import Packed, fetched
-from longboat_runtime.weights.publish import pack
+from longboat_runtime.weights.payload import fetched
+from tests.support.publications import Packed, pack
 
 
 def three_buckets() -> Packed:
-    return pack([(name, torch.ones(100)) for name in "abc"], bucket_bytes=400)
+    return pack([(name, torch.ones(100)) for name in "abc"], limit=400)
 
 
 async def test_a_bucket_is_loaded_before_the_last_one_comes() -> None:
@@ -33,23 +32,14 @@ async def test_a_bucket_is_loaded_before_the_last_one_comes() -> None:
         order.append(f"let go {number}")
 
     second = asyncio.create_task(offer(1))
-    await offer_first(incoming, packed.bucket(0), order)
+    await offer(0)
     third = asyncio.create_task(offer(2))
-    await asyncio.gather(second, third, incoming_end(incoming, packed.checksum, working))
-    assert order.index("let go 0") < order.index("loads 2")
+    concluding = asyncio.create_task(incoming.conclude(packed.checksum))
     assert await working == packed.checksum
-
-
-async def offer_first(incoming: Incoming, bucket: Bucket, order: list[str]) -> None:
-    await incoming.load(0, bucket)
-    order.append("let go 0")
-
-
-async def incoming_end(incoming: Incoming, checksum: str, working: asyncio.Task[str]) -> None:
-    concluding = asyncio.create_task(incoming.conclude(checksum))
-    await working
     incoming.close()
+    await asyncio.gather(second, third)
     assert not await concluding
+    assert order.index("let go 0") < order.index("loads 2")
 
 
 async def test_all_buckets_can_be_taken_once_more() -> None:
@@ -62,8 +52,7 @@ async def test_all_buckets_can_be_taken_once_more() -> None:
 
     working = asyncio.create_task(asyncio.to_thread(engine))
     for again in (True, False):
-        await_all = [incoming.load(number, packed.bucket(number)) for number in range(3)]
-        loading = asyncio.gather(*await_all)
+        loading = asyncio.gather(*(incoming.load(number, packed.bucket(number)) for number in range(3)))
         concluding = asyncio.create_task(incoming.conclude(packed.checksum))
         if not again:
             assert await working == [1] * 6

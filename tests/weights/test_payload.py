@@ -10,7 +10,7 @@ from longboat_runtime.weights import payload as module
 from longboat_runtime.weights.bucket import Bucket
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from longboat_runtime.weights.payload import FETCH_TRIES, StoredBucket, fetched
-from longboat_runtime.weights.publish import pack
+from tests.support.publications import pack
 
 
 class Unreliable:
@@ -60,7 +60,7 @@ class Gone:
     """Buckets of which one is gone."""
 
     def __init__(self, gone: int) -> None:
-        self.packed, self.gone = pack([(name, torch.ones(100)) for name in "abc"], bucket_bytes=400), gone
+        self.packed, self.gone = pack([(name, torch.ones(100)) for name in "abc"], limit=400), gone
         self.checksum = self.packed.checksum
 
     def __len__(self) -> int:

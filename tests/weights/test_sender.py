@@ -7,17 +7,14 @@ import pytest
 import torch
 
 from longboat_runtime.weights.checksum import checksum_of
-from longboat_runtime.weights.layout import TensorKind, lay_out
+from longboat_runtime.weights.layout import lay_out
 from longboat_runtime.weights.publication import PublicationGone
-from longboat_runtime.weights.publish import pack
 from longboat_runtime.weights.sender import WeightSender
+from tests.support.publications import pack, tensor_kind
 from tests.support.waiting import DEADLINE_SECONDS, eventually
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16), "c": torch.arange(3)}
-UNITS = [
-    [TensorKind(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)]
-    for name, value in TENSORS.items()
-]
+UNITS = [[tensor_kind(*named)] for named in TENSORS.items()]
 
 
 def allocate(size: int) -> torch.Tensor:

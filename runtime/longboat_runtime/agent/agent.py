@@ -16,7 +16,7 @@ from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.decide import Action, AgentState, Observation, Phase, Rules, next_state
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.health import serve_health
-from longboat_runtime.agent.shared_memory import sweep
+from longboat_runtime.agent.shared_memory import sweep, sweep_buckets
 from longboat_runtime.agent.supervisor import KILL_PATIENCE, Supervisor, description
 from longboat_runtime.tracebacks import cause
 
@@ -78,6 +78,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         server = await serve_health(self._duty.health_port, self._missing, lambda: self._stuck)
+        if self._duty.shared_memory is not None:
+            sweep_buckets(self._duty.shared_memory)  # shared memory outlives the container before this one
         helpers = [asyncio.create_task(self._sweep())]
         if self._duty.actor_logs is not None:
             helpers.append(asyncio.create_task(self._duty.actor_logs.follow()))
@@ -151,6 +153,7 @@ class Agent:
         self._supervisor.exited.clear()
         if self._duty.shared_memory is not None and not stuck:
             sweep(self._duty.shared_memory, everything=True)
+            sweep_buckets(self._duty.shared_memory)
         if not stuck:
             return True
         processes = [description(pid) for pid in sorted(stuck)]

@@ -117,10 +117,10 @@ def _worker(role: Role, head: str, number: int, place: roles.Place) -> None:
 def _place(health_port: int, grace: float, *, engines: bool = False) -> roles.Place:
     """Returns the pod as the downward API tells it; outside a pod, this machine. `engines` says whether any run there."""
     from longboat_runtime.agent import roles
-    from longboat_runtime.object_store import object_store_size
+    from longboat_runtime.object_store import SHARED_MEMORY, object_store_size
 
     name = socket.gethostname()
-    shared_memory = os.statvfs("/dev/shm")  # noqa: S108 - where Ray keeps its store
+    shared_memory = os.statvfs(SHARED_MEMORY)
     return roles.Place(
         ip=os.environ.get("POD_IP") or socket.gethostbyname(name),
         pod=os.environ.get("POD_NAME", name),

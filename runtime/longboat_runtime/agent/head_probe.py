@@ -16,6 +16,7 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from longboat_crds.base import Role
 from longboat_runtime.departures import ask
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL
 
 log = structlog.get_logger()
 
@@ -63,13 +64,13 @@ class HeadProbe:
         if self._asking is None or self._asking.done():
             self._asking = _in_thread(lambda: _cluster_id(self.address))
         cluster: str | None = await self._answer(self._asking)
-        if cluster is not None and cluster != self._settled and await self._has_node("longboat.dev/role", Role.DRIVER):
+        if cluster is not None and cluster != self._settled and await self._has_node(ROLE_LABEL, Role.DRIVER):
             self._settled = cluster
         return Head(cluster, settled=cluster is not None and cluster == self._settled)
 
     async def joined(self, pod: str) -> bool:
-        """Whether the head counts a living node with the label `longboat.dev/pod` = `pod`."""
-        return await self._has_node("longboat.dev/pod", pod)
+        """Whether the head counts a living node of this pod."""
+        return await self._has_node(POD_LABEL, pod)
 
     async def may_leave(self, pod: str) -> bool:
         """Asks the driver to let a rollout pod go; True once it does, or if there is no head, and so nothing that could be lost."""

@@ -16,8 +16,8 @@ from longboat_runtime.agent.decide import Rules
 from longboat_runtime.agent.head_probe import Head, HeadProbe
 from longboat_runtime.agent.ray_command import ENVIRONMENT, RayNode, RayPorts, head_command, worker_command
 from longboat_runtime.contact import Contact
-from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
-from longboat_runtime.ray_nodes import pool_resource
+from longboat_runtime.object_store import MINIMAL_OBJECT_STORE, SHARED_MEMORY
+from longboat_runtime.ray_nodes import POD_LABEL, ROLE_LABEL, pool_resource
 
 _ANSWER_SECONDS = 2.0
 # What serves in the container beside the agent's.
@@ -41,7 +41,7 @@ class Place:
     ports: RayPorts = field(default_factory=RayPorts)
     health_port: int = 6390
     object_store: int = MINIMAL_OBJECT_STORE
-    shared_memory: Path | None = Path("/dev/shm")  # noqa: S108 - where segments are
+    shared_memory: Path | None = SHARED_MEMORY
     temp_dir: str = "/tmp/ray"  # noqa: S108 - Ray's own
     grace: float = 30.0
 
@@ -154,7 +154,7 @@ def run_agent(duty: Callable[[], Duty]) -> int:
 
 
 def _labels(role: Role, place: Place) -> dict[str, str]:
-    return {"longboat.dev/role": role.value, "longboat.dev/pod": place.pod}
+    return {ROLE_LABEL: role.value, POD_LABEL: place.pod}
 
 
 async def _no_head() -> Head:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from longboat_runtime.weights import HANDOVER_PREFIX
+
 log = structlog.get_logger()
 
 # Python's shared memory and semaphores, vLLM's message queues.
@@ -55,6 +57,23 @@ def sweep(directory: Path, *, everything: bool = False, now: float | None = None
         (directory / name).unlink(missing_ok=True)
     if removed:
         log.info("swept shared memory", files=len(removed))
+    return removed
+
+
+def sweep_buckets(directory: Path) -> list[str]:
+    """Removes the files by which dead engines handed weights to their workers, and returns their names.
+
+    Each is as large as a bucket. The next engine would remove them, but Ray's node starts first: where /dev/shm has less room than the
+    store is to have, Ray puts it below /tmp, or refuses to start.
+    """
+    removed = []
+    for path in directory.glob(f"{HANDOVER_PREFIX}*"):
+        process = path.name.removeprefix(HANDOVER_PREFIX).split("-")[0]
+        if not Path("/proc", process).exists():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    if removed:
+        log.info("swept buckets of dead engines", files=len(removed))
     return removed
 
 

@@ -1,4 +1,4 @@
-"""Digests of what a training started from, as a checkpoint holds them, and how two differ. Pure."""
+"""Digests of what a training started from, as a checkpoint holds them, and their differences. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import xxhash
 
 from longboat_crds.checkpoint import TrainingInput
 
-# Of each input: digests, versions and counts as text, by what they are of.
+# For each input, its items by name: digests, versions and counts as text.
 Digests = Mapping[TrainingInput, Mapping[str, str]]
 
 # The items of an input that count only if both sides have them: they are known late, or change nothing about training.
 WEIGHTS, EVALUATION = "weights", "the evaluation"
 # The number of rows. Cursors, shuffles and the names of waiting prompts depend on it, so another one can't be accepted.
 ROWS = "number of rows"
-# The digest of a whole file or text is longer than any version or number, and nothing that a person would compare.
+# The most characters of an item that a person would compare: versions and numbers are shorter, digests longer.
 _READABLE = 24
-# Longest text of a value of the spec.
+# The longest text of a value of the spec, in characters.
 _VALUE = 60
 
 
@@ -73,11 +73,13 @@ def differences(saved: Digests, present: Digests) -> list[Difference]:
         difference
         for name in TrainingInput
         if name in saved and name in present
-        for difference in _of_input(name, saved[name], present[name])
+        for difference in _input_differences(name, saved[name], present[name])
     ]
 
 
-def _of_input(name: TrainingInput, saved: Mapping[str, str], present: Mapping[str, str]) -> Iterator[Difference]:
+def _input_differences(
+    name: TrainingInput, saved: Mapping[str, str], present: Mapping[str, str]
+) -> Iterator[Difference]:
     if saved.get(ROWS) != present.get(ROWS):
         yield Difference(name, _changed(ROWS, saved.get(ROWS), present.get(ROWS)), acceptable=False)
         return

@@ -9,13 +9,16 @@ from typing import Any, Protocol
 
 from longboat_runtime.checkpoint.manifest import FileEntry
 
+# The directory of a checkpoint that ranks write.
+MODEL = "trainer"
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Describes a complete checkpoint of one step boundary.
 
     `directory` holds it; `state` is the driver's part, as JSON values (`driver.run_state.StepBoundary.to_state`). `model_files` describes
-    the files in `model`, by which ranks check what they read.
+    the files in `model`; ranks check what they read against it.
     """
 
     incarnation: int
@@ -27,7 +30,7 @@ class Manifest:
     @property
     def model(self) -> Path:
         """The directory that `TrainerGroup.write` wrote and `restore` reads."""
-        return self.directory / "trainer"
+        return self.directory / MODEL
 
 
 class Checkpoints(Protocol):
@@ -53,7 +56,7 @@ class Checkpoints(Protocol):
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[Sequence[FileEntry]]]
     ) -> Manifest:
-        """Writes a checkpoint in one transaction: state, `write_model(directory / "trainer")`, and the manifest last.
+        """Writes a checkpoint in one transaction: state, `write_model(directory / MODEL)`, and the manifest last.
 
         `write_model` describes the files that it has written. Then removes checkpoints beyond `keep`. Raises SpecProblem
         (CheckpointVolumeFull, CheckpointVolumeNotWritable), another OSError, or what `write_model` raised, and leaves the earlier ones

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import io
+import itertools
 import os
 import pickle
 import re
@@ -39,17 +40,16 @@ _PLACES = ".metadata"
 @torch.no_grad()
 def snapshot(
     tensors: Mapping[str, Tensor],
-    hosts: DeviceMesh,
-    earlier: Mapping[str, Tensor] | None = None,
-    device: torch.device | None = None,
+    host_mesh: DeviceMesh,
+    earlier: Mapping[str, Tensor] | None,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """Returns copies of this rank's parts in host memory, sharded as before: the originals may change while these are written.
 
     They overwrite an `earlier` snapshot of the same tensors, if there is one: fresh memory, which the kernel has to clear
-    first, would take more than twice as long. `device` is where host memory is allocated, by default the CPU.
+    first, would take more than twice as long. `device` is where host memory is allocated.
     """
-    device = device or torch.device("cpu")
-    earlier = earlier or {name: _empty(tensor, hosts, device) for name, tensor in tensors.items()}
+    earlier = earlier or {name: _empty(tensor, host_mesh, device) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         _local(earlier[name]).copy_(_local(tensor))
     return dict(earlier)
@@ -108,9 +108,9 @@ def read(tensors: Mapping[str, Tensor], saved: SavedTensors, group: dist.Process
 class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
     """Reads tensors that ranks have written into a directory, and checks what it reads.
 
-    One rank reads each file once and whole (see `files_of_rank`), and takes the tensors that it needs on the way. From other files a rank
-    reads only the tensors that it needs, which are valid only if each file's own rank finds it undamaged. The small file that says where
-    tensors are is read and checked by every rank.
+    Each file is read once and whole by one rank (see `files_of_rank`), which takes the tensors that it needs on the way. From other files a
+    rank reads only the tensors that it needs; they are valid only if each file's own rank finds it undamaged. Every rank reads and checks
+    the small file that says where tensors are.
     """
 
     def __init__(self, directory: Path, entries: Sequence[FileEntry], rank: int, ranks: int) -> None:
@@ -151,7 +151,7 @@ class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
             raise files.FilesDamaged(f"{min(unlisted)} is not in the manifest")
         for path in self._own:
             self._read_whole(self._entries[path], items.pop(path, []), planner)
-        others = [item for of_file in items.values() for item in of_file]
+        others = [*itertools.chain.from_iterable(items.values())]
         return super().read_data(dataclasses.replace(plan, items=others), planner)
 
     def _read_whole(self, entry: FileEntry, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
@@ -171,7 +171,7 @@ class SavedTensors(dcp.FileSystemReader):  # type: ignore[misc]
                 total.update(content)
                 try:
                     _take(members, content, planner)
-                except Exception as error:  # noqa: BLE001 - raised below, unless the file's checksum tells why
+                except Exception as error:  # noqa: BLE001 - raised below, unless the file is damaged
                     failure = failure or error
             files.add(total, file)
             size = file.tell()
@@ -222,13 +222,13 @@ def _take(items: Iterable[ReadItem], content: bytes, planner: LoadPlanner) -> No
         planner.commit_tensor(item, target)
 
 
-def _empty(tensor: Tensor, hosts: DeviceMesh, device: torch.device) -> Tensor:
+def _empty(tensor: Tensor, host_mesh: DeviceMesh, device: torch.device) -> Tensor:
     """Allocates host memory for a copy of this rank's part of `tensor`."""
     local = torch.empty_like(_local(tensor), device=device)
     if not isinstance(tensor, DTensor):
         return local
     return DTensor.from_local(
-        local, hosts, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        local, host_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 
 

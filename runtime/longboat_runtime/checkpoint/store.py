@@ -16,13 +16,12 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import files, manifest
 from longboat_runtime.checkpoint.layout import INCARNATIONS, Position, parse, removable
 from longboat_runtime.checkpoint.manifest import FileEntry
-from longboat_runtime.checkpoint.protocol import Manifest
+from longboat_runtime.checkpoint.protocol import MODEL, Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
 
 log = structlog.get_logger()
 
 STATE = "state.json"
-MODEL = "trainer"
 
 
 def incarnations(root: Path) -> list[int]:
@@ -33,8 +32,8 @@ def incarnations(root: Path) -> list[int]:
 class CheckpointStore:
     """Checkpoints of all incarnations below `root`; new ones belong to `incarnation`. Implements `protocol.Checkpoints`.
 
-    A checkpoint's files are written into its own directory and made durable, then its manifest is renamed into place. A
-    directory without manifest is one that was never finished, or whose removal was not.
+    A checkpoint's files are written into its own directory and made durable, then its manifest is renamed into place. A directory without
+    a manifest belongs to a checkpoint that was never finished, or that was being removed.
     """
 
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
@@ -99,7 +98,7 @@ class CheckpointStore:
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[Sequence[FileEntry]]]
     ) -> Manifest:
-        """Saves in one transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
+        """Saves in one transaction: state, `write_model(directory / MODEL)`, and the manifest last. Then removes old checkpoints.
 
         One at a time: the next begins when this has returned. One that this incarnation has already completed is kept
         (ManifestInvalid, FilesDamaged or ValueError if it is visibly damaged).
@@ -134,9 +133,9 @@ class CheckpointStore:
     def _finish(self, position: Position, state: bytes, model: Sequence[FileEntry]) -> None:
         directory = self.root / position.path
         files.fsync_tree(directory)
-        of_model = (each.model_copy(update={"path": f"{MODEL}/{each.path}"}) for each in model)
-        entries = (files.entry(STATE, state), *of_model)
-        # Ranks write on other nodes: without their files on the driver's volume the checkpoint wouldn't be one.
+        model_entries = (each.model_copy(update={"path": f"{MODEL}/{each.path}"}) for each in model)
+        entries = (files.entry(STATE, state), *model_entries)
+        # Ranks may write on other nodes: if their files aren't on the driver's volume, there is no checkpoint.
         files.check_sizes(directory, entries)
         content = manifest.ManifestFile(incarnation=position.incarnation, step=position.step, files=entries)
         files.write_durably(directory / manifest.NAME, manifest.encode(content))

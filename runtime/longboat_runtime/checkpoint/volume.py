@@ -12,15 +12,15 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem | None:
-    """Returns the problem to tell if `error` means that the volume is full or can't be written; None for any other error.
+    """Returns the problem to report if `error` means that the volume is full or can't be written; None for any other error.
 
-    `fatal` is whether a full volume ends the job, which it doesn't if there is another try. A SpecProblem that caused `error` and says so
-    is returned as it is.
+    `fatal` is whether a full volume ends the job, which it doesn't if there is another try. A SpecProblem of the volume that
+    caused `error` is returned as it is.
     """
     problem = spec_problem_in(error)
     if problem is not None:
-        of_volume = (Reason.CHECKPOINT_VOLUME_FULL, Reason.CHECKPOINT_VOLUME_NOT_WRITABLE)
-        return problem if problem.reason in of_volume else None
+        volume_reasons = (Reason.CHECKPOINT_VOLUME_FULL, Reason.CHECKPOINT_VOLUME_NOT_WRITABLE)
+        return problem if problem.reason in volume_reasons else None
     if not isinstance(error, OSError):
         return None
     if error.errno in _FULL:

@@ -1,4 +1,4 @@
-"""The clock, against the API server's, and against itself."""
+"""Compares the clock with the API server's, and with its own monotonic one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longboat_runtime.doctor.finding import Finding, note, ok, skipped, wrong
 from longboat_runtime.doctor.place import Place
 
 CLOCK = "clock"
-# Seconds of difference that nobody would notice, and those from which credentials and times of different nodes can't be relied on.
+# Seconds of difference from which it is worth a note, and from which credentials and times of different nodes can't be relied on.
 _NOTICED, _HARMFUL = 2.0, 60.0
 # Seconds by which the wall clock may differ from the monotonic one within the seconds that this program runs.
 _STEP = 0.5
@@ -24,9 +24,9 @@ _CERTIFICATES = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """`skew`: seconds by which this clock is at least ahead of the API server's, None if that didn't answer, for the reason `problem`.
+    """Holds what was measured: `skew`, the least seconds by which this clock is ahead of the API server's, None because of a `problem`.
 
-    `stepped`: seconds that the wall clock gained on the monotonic one while the doctor ran. `cluster`: whether there is an API server.
+    `stepped` are the seconds that the wall clock gained on the monotonic one meanwhile. `cluster` says whether there is an API server.
     """
 
     skew: float | None = None
@@ -36,9 +36,9 @@ class Clock:
 
 
 def least_skew(before: float, after: float, date: float) -> float:
-    """Returns by how many seconds a clock is at least ahead, which showed `before` and `after` around an answer of `date`. Pure.
+    """Returns the least seconds by which a clock is ahead if it showed `before` and `after` around an answer of `date`. Pure.
 
-    The answer's date is cut to seconds, so it was made in [date, date + 1), and between `before` and `after` by a right clock.
+    The answer's date is cut to seconds, so a right clock shows a time in [date, date + 1), and one between `before` and `after`.
     """
     if before > date + 1:
         return before - date - 1

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Says what a check of a name found, in a line; `cure` is another, for what is wrong or worth a note."""
+    """Says in a line what a `check` found. `cure` is another line, if something is wrong or worth a note."""
 
     check: str
     verdict: Verdict
@@ -36,7 +36,7 @@ def skipped(check: str, text: str) -> Finding:
 
 
 def note(check: str, text: str, cure: str) -> Finding:
-    """Makes the finding that something works, and could be better."""
+    """Makes the finding that something works, but could be better."""
     return Finding(check, Verdict.NOTE, text, cure)
 
 

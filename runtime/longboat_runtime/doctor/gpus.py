@@ -15,11 +15,11 @@ from longboat_runtime.doctor.finding import Finding, note, ok, size, skipped, wr
 from longboat_runtime.doctor.place import Place
 
 DEVICES, DRIVER = "devices", "driver"
-# By major version of CUDA, the oldest driver, and the least compute capability that its libraries are built for.
+# By major version of CUDA: the oldest driver, and the least compute capability that its libraries are built for.
 # Source: NVIDIA, CUDA Compatibility (minor version compatibility), and release notes of CUDA 12.0 and 13.0.
 _OLDEST_DRIVER = {12: "525", 13: "580"}
 _LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
-# NVML's numbers: what is asked of two GPUs, and the answer yes; pynvml's own names are in part mistyped.
+# NVML's numbers for two queries about a pair of GPUs, and for the answer yes; some of pynvml's own names are mistyped.
 _P2P_READ, _P2P_NVLINK, _P2P_OK = 0, 2, 0
 # NVML's states of a GPU in a fabric of NVSwitches.
 _FABRIC_STATES = {1: "not started", 2: "in progress"}
@@ -37,7 +37,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What the container has of GPUs, and what torch and vLLM in it are built for.
+    """Describes the GPUs of the container, and what torch and vLLM in it are built for.
 
     `cuda` is the newest that the `driver` supports, `torch_cuda` that of torch, None if it is built for CPUs or isn't there.
     `engines_on_gpus`: vLLM is there, built for GPUs. `files` counts device files, `problem` is NVML's error. `links` says of each pair of
@@ -183,7 +183,7 @@ def _fabric(nvml: Any, handle: Any) -> int:
     try:
         nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
     except nvml.NVMLError:
-        return 0  # The driver is older than fabrics.
+        return 0  # the driver is older than fabrics
     return int(info.state)
 
 

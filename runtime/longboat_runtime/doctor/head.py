@@ -1,4 +1,4 @@
-"""The Ray head of the job, as this container reaches it."""
+"""Checks whether this container reaches the Ray head of its job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HEAD = "Ray head"
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a request to the head came.
+    """Says how far a request to the head came.
 
-    `unresolved` is the error if its name has no address. It `refused` a connection, or was `silent`. `cluster` is what it serves, None if it
-    didn't answer a request. `joined`: it counts this pod's node.
+    `unresolved` is the error if its name has no address. The head `refused` a connection, or was `silent`. `cluster` is the id that it
+    answered with, None without an answer. `joined` says whether it counts this pod's node.
     """
 
     unresolved: str | None = None

@@ -15,8 +15,8 @@ from longboat_runtime.doctor.finding import Finding, ok, wrong
 
 LIBRARIES = "libraries"
 # NVIDIA's container toolkit mounts these.
-_OF_THE_DRIVER = frozenset({"libcuda.so.1", "libnvidia-ml.so.1"})
-# Files that are loaded only where what they connect to is installed, and that no engine and no trainer loads.
+_DRIVER_LIBRARIES = frozenset({"libcuda.so.1", "libnvidia-ml.so.1"})
+# Plug-ins: they are loaded only where what they connect to is installed, and neither engines nor trainers load them.
 _PLUGINS = {
     "torchcodec/libtorchcodec_*": "one for each version of FFmpeg, of which one has to be there; they decode video and sound",
     "nvidia/nvshmem/lib/nvshmem_bootstrap_*": "one for each launcher of NVSHMEM",
@@ -30,9 +30,9 @@ _VERSION = re.compile(r"version `([^']+)' not found")
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """What `ldd` doesn't find of each of `files` extensions, by their paths, and the names of libraries that packages bring.
+    """Lists the libraries that `ldd` doesn't find for `files` extensions, by their paths, and the names of those that packages bring.
 
-    Python loads those by its own imports, so that they are there when an extension asks for them.
+    Python's own imports load the latter before an extension needs them.
     """
 
     files: int
@@ -41,12 +41,12 @@ class Linked:
 
 
 def lacking(linked: Linked) -> dict[str, list[str]]:
-    """Returns what extensions need and won't get, by their paths. Pure.
+    """Returns the libraries that extensions need and won't get, by the extensions' paths. Pure.
 
-    A library may come from the driver or from another package, and a plug-in may lack what it is for.
+    A library may come from the driver or from another package, and a plug-in may lack what it connects to.
     """
     missing = {
-        path: sorted(set(names) - _OF_THE_DRIVER - set(linked.brought))
+        path: sorted(set(names) - _DRIVER_LIBRARIES - set(linked.brought))
         for path, names in sorted(linked.absent.items())
         if not any(fnmatch.fnmatch(f"/{path}", f"*/{pattern}") for pattern in _PLUGINS)
     }

@@ -24,11 +24,11 @@ _UNSET = "remove it from the runtime template, unless NVIDIA's support asked for
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What NCCL could use to reach other pods.
+    """Describes what NCCL could use to reach other pods.
 
-    `interfaces` are those that are up, without the loopback, with their speed in Mbit/s, None if they don't say. `rdma` names RDMA devices of
-    the node, `verbs` says whether the container has their device files, `library` whether it has libibverbs, and `locks` whether it may
-    lock as much memory as it likes. `variables` are those of NCCL's settings.
+    `interfaces` are those that are up, without the loopback, with their speed in Mbit/s, None if it isn't known. `rdma` names the node's RDMA
+    devices, `verbs` says whether the container has their device files, `library` whether it has libibverbs, and `locks` whether it may
+    lock memory without a limit. `variables` are NCCL's settings.
     """
 
     interfaces: Mapping[str, int | None] = field(default_factory=dict)
@@ -130,13 +130,8 @@ def own_network() -> Network:
         verbs=any(Path("/dev/infiniband").glob("uverbs*")),
         library=_loads("libibverbs.so.1"),
         locks=soft == resource.RLIM_INFINITY,
-        variables=own_variables(),
+        variables={name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
     )
-
-
-def own_variables() -> dict[str, str]:
-    """Returns NCCL's settings in the environment."""
-    return {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
 
 
 def _on(variables: Mapping[str, str], name: str) -> bool:
@@ -151,7 +146,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
-        return ""  # Virtual interfaces know of no speed.
+        return ""  # virtual interfaces have no speed
 
 
 def _loads(library: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where the doctor runs: a container of a job's pod, by the command line of its first process, or anywhere else."""
+"""Recognizes where the doctor runs: in a container of a job's pod, by the command line of its first process, or anywhere else."""
 
 from __future__ import annotations
 

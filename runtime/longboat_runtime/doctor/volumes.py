@@ -1,4 +1,4 @@
-"""Directories that this container writes: whether files and directories can be written, synced and renamed, and at what speed."""
+"""Checks the directories that this container writes: whether files can be written, synced and renamed there, and at what speed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ _LITTLE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A `path` and its `use`. `written` says whether this container has to write there, `claim` whether it is on a persistent claim."""
+    """A `path` and its `use`. `claim` says whether it is on a persistent claim."""
 
     path: Path
     use: str
-    written: bool = True
     claim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a probe of a directory met: the step that failed with `error`, an errno; or the bytes written and synced a second.
+    """The outcome of a probe of a directory: the `step` that failed with an errno as `error`, or the `speed` of writes in bytes a second.
 
-    `silent`: there was no answer in time. `size` and `free` are in bytes, `files` are those that may still be made, None without a limit.
+    `silent`: there was no answer in time. `size` and `free` are in bytes; `files` may still be made, None without a limit.
     """
 
     step: str | None = None

@@ -38,11 +38,9 @@ from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.tasks import task_rewards
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.protocol import RolloutFleet
-from longboat_runtime.rollout.ray_cluster import RESOURCE as ROLLOUT_RESOURCE
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
-from longboat_runtime.trainer.placement import RESOURCE as TRAINER_RESOURCE
 from longboat_runtime.trainer.protocol import TrainerGroup
 
 if TYPE_CHECKING:
@@ -122,7 +120,7 @@ async def open_components(
         fleet.start_in(starting_shape(job, state))
         stack.push_async_callback(_close, fleet)
         past = await asyncio.to_thread(_past, job, checkpoints, in_pods=sockets is None)
-        plan = JobPlan(spec, TRAINER_RESOURCE, ROLLOUT_RESOURCE, past)
+        plan = JobPlan(spec, past)
         trainer = RayTrainerGroup(spec, store, plan)
         stack.push_async_callback(_close, trainer)
 

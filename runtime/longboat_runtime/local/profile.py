@@ -60,17 +60,17 @@ def measure(spec: RLJobSpec, console: Console) -> ProfileFile:
     from longboat_runtime.driver.shape_plan import bounds_of
     from longboat_runtime.local.ray import start_ray
     from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
+    from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE
     from longboat_runtime.rollout.engine import engine_config
     from longboat_runtime.rollout.factory import read_model_config
     from longboat_runtime.rollout.profile import identity
-    from longboat_runtime.rollout.ray_cluster import RESOURCE
 
     config = engine_config(spec, "profile", (0,))
     model = read_model_config(config)
     bounds = bounds_of(Job("profile", spec, Path(), 0))
     allowed = spec.rollout.parallelism
     sizes = bounds.within(allowed.min_tensor_parallel, allowed.max_tensor_parallel).sizes
-    start_ray({RESOURCE: spec.rollout.devices_per_pod}, MINIMAL_OBJECT_STORE)
+    start_ray({ROLLOUT_RESOURCE: spec.rollout.devices_per_pod}, MINIMAL_OBJECT_STORE)
     try:
         engines = {size: _measured(spec, size, console) for size in sizes}
     finally:
@@ -81,17 +81,18 @@ def measure(spec: RLJobSpec, console: Console) -> ProfileFile:
 def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
     import ray
 
+    from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE
     from longboat_runtime.rollout.engine import engine_config
     from longboat_runtime.rollout.environment import NodeDevices
     from longboat_runtime.rollout.measurement import STEPS, MeasuredEngine, filled, grid
-    from longboat_runtime.rollout.ray_cluster import RESOURCE, rollout_nodes
+    from longboat_runtime.rollout.ray_cluster import rollout_nodes
 
     (node,) = rollout_nodes(ray.nodes()).values()
     config = engine_config(spec, f"profile-{size}", tuple(range(size)))
     console.print(f"engine of {size} device{'s' * (size > 1)}: starts", highlight=False)
     began = time.monotonic()
     has: NodeDevices = node.has
-    actor = ray.remote(MeasuredEngine).options(num_cpus=0, resources={RESOURCE: size}).remote(config, has)
+    actor = ray.remote(MeasuredEngine).options(num_cpus=0, resources={ROLLOUT_RESOURCE: size}).remote(config, has)
     kv_tokens, longest = ray.get(actor.start.remote())
     started = time.monotonic() - began
     sequences, contexts = grid(kv_tokens, spec.rollout.max_sequences, longest)

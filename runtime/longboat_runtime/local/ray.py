@@ -22,6 +22,7 @@ from longboat_runtime.model_config import tensor_shapes
 from longboat_runtime.object_store import (
     HANDED_OVER_BUCKETS,
     RESERVED_SHARED_MEMORY,
+    SHARED_MEMORY,
     object_store_need,
     object_store_size,
 )
@@ -29,7 +30,6 @@ from longboat_runtime.weights.layout import largest_bucket
 
 log = structlog.get_logger()
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Ray keeps its store
 _BYTES = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
 # Ray gives its node 30 s to come up, which a busy machine may not manage at once.
 ATTEMPTS = 3
@@ -40,7 +40,7 @@ def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | N
 
     The store gets what the job needs, at most `object_store_size` of the `free` bytes of /dev/shm (by default those free now).
     """
-    free = shutil.disk_usage(_SHARED_MEMORY).free if free is None else free
+    free = shutil.disk_usage(SHARED_MEMORY).free if free is None else free
     bucket = bucket_bytes(Path(spec.model.path), spec.model.dtype, spec.trainer.replicas)
     need = object_store_need(bucket, response_bytes(spec))
     files = max(HANDED_OVER_BUCKETS, spec.rollout.engines_per_pod * spec.rollout.replicas) * bucket
@@ -49,9 +49,9 @@ def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | N
         return size, None
     wanted = math.ceil((need + files + RESERVED_SHARED_MEMORY) / 2**30)
     return size, (
-        f"{_SHARED_MEMORY} has {free / 2**30:.1f} GiB free. The weights of this model, which are published in pieces, and the responses of a "
+        f"{SHARED_MEMORY} has {free / 2**30:.1f} GiB free. The weights of this model, which are published in pieces, and the responses of a "
         f"step need {wanted} GiB there; what doesn't fit goes through the disk, and every step waits for that. Enlarge it: "
-        f"`mount -o remount,size={wanted}G {_SHARED_MEMORY}` as root, or `docker run --shm-size={wanted}g`."
+        f"`mount -o remount,size={wanted}G {SHARED_MEMORY}` as root, or `docker run --shm-size={wanted}g`."
     )
 
 

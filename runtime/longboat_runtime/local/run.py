@@ -252,10 +252,12 @@ def _heed_signals(broker: LocalBroker, console: Console) -> None:
 
 def _resources(spec: RLJobSpec) -> dict[str, float]:
     """Returns Ray's resources of all the job's pods, for one node."""
+    from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE
+
     return {
         "longboat-store": 1,
-        "longboat-rollout": spec.rollout.devices_per_pod,
-        "longboat-trainer": spec.trainer.ranks,
+        ROLLOUT_RESOURCE: spec.rollout.devices_per_pod,
+        TRAINER_RESOURCE: spec.trainer.ranks,
         **{resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools},
         **{pool_resource(Role.ENVIRONMENT, pool.name): pool.episodes_per_pod for pool in spec.environment_pools or ()},
     }

@@ -191,13 +191,13 @@ def resolved(case: Case, tracer: Tracer) -> tuple[Case, bool]:
         case.spec.model_copy(update={"trainer": trainer.model_copy(update={"gradient_checkpointing": value})})
         for value in (False, True)
     )
-    fits = not trainer.offload_activations and _fits_easily(tracer(plain), case.capacity)
+    fits = not trainer.offload_activations and _fits_easily(plain, tracer(plain), case.capacity)
     recomputed = trainer.recomputes(fits=fits)
     return replace(case, spec=recomputing if recomputed else plain), recomputed
 
 
-def _fits_easily(figures: Figures, capacity: Capacity) -> bool:
-    needed = needs.device_need(figures, capacity).needed + figures.peak // MARGIN
+def _fits_easily(spec: RLJobSpec, figures: Figures, capacity: Capacity) -> bool:
+    needed = needs.device_need(spec, figures, capacity).needed + figures.peak // MARGIN
     return capacity.device is None or needed <= capacity.device
 
 
@@ -224,13 +224,13 @@ def _bin(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
 
 
 def _device(case: Case, tracer: Tracer, is_problem: Judge) -> DoesNotFit | None:
-    need = needs.device_need(_figures(case, tracer), case.capacity)
+    need = needs.device_need(case.spec, _figures(case, tracer), case.capacity)
     if not is_problem(need):
         return None
 
     def fits(change: Change) -> bool:
         changed = case.changed(change)
-        return changed is not None and needs.device_need(_figures(changed, tracer), case.capacity).fits
+        return changed is not None and needs.device_need(changed.spec, _figures(changed, tracer), case.capacity).fits
 
     for changes in _device_changes(case):
         if changes and fits(changes[-1]):

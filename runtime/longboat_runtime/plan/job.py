@@ -17,12 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_graders.cgroup import memory_limit
-from longboat_runtime.ray_nodes import Node, have_gpus, offering
+from longboat_runtime.object_store import SHARED_MEMORY
+from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE, Node, have_gpus, offering
 from longboat_runtime.trainer.placement import placed
 
 log = structlog.get_logger()
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 # The folder of the checkpoint directory that keeps figures for later starts.
 FOLDER = "plan"
 # Seconds after which a plan is given up: most take less than a minute, a search for a change that fits may take several.
@@ -61,20 +61,15 @@ class Outcome:
 
 
 class JobPlan:
-    """Plans a job at most once; see `fits`.
+    """Plans a job at most once; see `fits`. `look` runs in each trainer pod."""
 
-    `trainer` and `rollout` name the resources that nodes of trainers and engines offer to Ray; `look` runs in each trainer pod.
-    """
-
-    def __init__(
-        self, spec: RLJobSpec, trainer: str, rollout: str, past: Past, look: Callable[[], Pod] | None = None
-    ) -> None:
-        self._spec, self._trainer, self._rollout, self._past, self._look = spec, trainer, rollout, past, look or own_pod
+    def __init__(self, spec: RLJobSpec, past: Past, look: Callable[[], Pod] | None = None) -> None:
+        self._spec, self._past, self._look = spec, past, look or own_pod
         self._made: asyncio.Task[bool] | None = None
 
     async def engines_may_start(self) -> None:
         """Waits for the first node of engines and, if it has a GPU, for the plan. Raises SpecProblem as `fits` does."""
-        if have_gpus(await offering(self._rollout, 1)):
+        if have_gpus(await offering(ROLLOUT_RESOURCE, 1)):
             await self.fits()
 
     async def fits(self) -> bool:
@@ -89,9 +84,9 @@ class JobPlan:
         return await asyncio.shield(self._made)
 
     async def _make(self) -> bool:
-        if not have_gpus(await offering(self._trainer, 1)):
+        if not have_gpus(await offering(TRAINER_RESOURCE, 1)):
             return True
-        nodes = await placed(self._spec.trainer, self._trainer)
+        nodes = await placed(self._spec.trainer)
         # A worker process that has run one of these must not become a rank.
         look, plan = ray.remote(max_calls=1)(self._look), ray.remote(max_calls=1)(planned)
         try:
@@ -124,7 +119,7 @@ class JobPlan:
     def _beside(self, node: Node) -> dict[str, Any]:
         """Returns the options of a task in a pod with this node or, while that has no room, in another trainer pod."""
         strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True, _spill_on_unavailable=True)
-        return {"num_cpus": 0, "resources": {self._trainer: 1}, "scheduling_strategy": strategy}
+        return {"num_cpus": 0, "resources": {TRAINER_RESOURCE: 1}, "scheduling_strategy": strategy}
 
 
 def smallest(pods: Collection[Pod]) -> Pod:
@@ -138,7 +133,7 @@ def own_pod() -> Pod:
     import torch
 
     device = torch.cuda.get_device_properties(0).total_memory
-    return Pod(device, shutil.disk_usage(_SHARED_MEMORY).total, memory_limit())
+    return Pod(device, shutil.disk_usage(SHARED_MEMORY).total, memory_limit())
 
 
 def planned(spec: RLJobSpec, pod: Pod, past: Past) -> Outcome:

@@ -11,6 +11,7 @@ from typing import Any
 from longboat_crds.checkpoint import KEPT_EXPORTS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
+from longboat_crds.rollout import PublicationMode
 from longboat_crds.shared_memory import response_bytes
 from longboat_runtime.checkpoint.export import FILE_BYTES
 from longboat_runtime.object_store import (
@@ -72,7 +73,7 @@ def needs(spec: RLJobSpec, model: Mapping[str, Any], figures: Figures, longest: 
     """Returns all needs of a job; `model` is config.json by standard names, `longest` the most tokens of a sequence."""
     return [
         bin_need(spec),
-        device_need(figures, capacity),
+        device_need(spec, figures, capacity),
         kv_need(spec, model, figures, longest, capacity),
         *(shared_memory_need(spec, figures, role, capacity) for role in CONTAINERS),
         *(host_need(spec, figures, role, capacity) for role in ("rollout", "trainer")),
@@ -89,8 +90,11 @@ def bin_need(spec: RLJobSpec) -> Need:
     return Need(Resource.BIN, "trainer", longest, spec.trainer.max_tokens_per_bin)
 
 
-def device_need(figures: Figures, capacity: Capacity) -> Need:
-    """Returns the memory of a trainer rank's device: the highest peak of any phase, and DEVICE_OVERHEAD."""
+def device_need(spec: RLJobSpec, figures: Figures, capacity: Capacity) -> Need:
+    """Returns the memory of a trainer rank's device: the highest peak of any phase, and DEVICE_OVERHEAD.
+
+    Broadcasts go through a bucket on the device of a rank that sends, which it keeps.
+    """
     peak = figures.peak
     accumulated = figures.phases["accumulate"]
     base = figures.weights + figures.reference + figures.states
@@ -103,7 +107,9 @@ def device_need(figures: Figures, capacity: Capacity) -> Need:
     }
     if peak > accumulated.peak:
         parts["other phases"] = peak - accumulated.peak
-    return Need(Resource.DEVICE, "trainer", peak + DEVICE_OVERHEAD, capacity.device, _present(parts), DEVICE_OVERHEAD)
+    if spec.rollout.publication is PublicationMode.DIRECT:
+        parts["bucket to broadcast"] = bucket_bytes(spec, figures)
+    return Need(Resource.DEVICE, "trainer", sum(parts.values()), capacity.device, _present(parts), DEVICE_OVERHEAD)
 
 
 def engine_weights(figures: Figures, model: Mapping[str, Any], tensor_parallel: int) -> int:

@@ -124,7 +124,7 @@ class EngineActor:
         await incoming.load(index, await bucket.fetch())
 
     async def conclude_weights(self, number: int, checksum: str) -> bool:
-        """Says what the checksum of all buckets is; returns, with the update's end, whether all are wanted once more."""
+        """Gives the engine the checksum of all buckets; returns True if it wants them once more, False once the update has ended."""
         return await self._incoming(number).conclude(checksum)
 
     async def give_up_weights(self, number: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Publication by broadcasts from the trainer's senders to the workers of engines, a group for each rollout pod and sender."""
+"""Publishes by broadcasts from the trainer's senders to the workers of engines, with a group for each rollout pod and sender."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -21,20 +22,20 @@ from longboat_runtime.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
-# The most buckets on their way at one time: one that is received and loaded, and the next one, that another sender sends meanwhile.
+# The most buckets on their way at one time: one that is received and loaded, and the next, which another sender sends meanwhile.
 IN_FLIGHT = 2
-# How long a sender waits for a pod in a broadcast, and both ends for each other in the making of a group, in seconds.
+# How long a sender waits for a pod in a broadcast, and both ends for each other while a group is made, in seconds.
 SENDER_SECONDS = 45.0
 # How long a worker waits for a bucket: its sender may first have to leave another pod behind.
 WORKER_SECONDS = 2.5 * SENDER_SECONDS
-# The most publications in a row in which nothing is broadcast to a pod whose broadcasts fail, and one more.
+# One more than the most publications in a row in which nothing is broadcast to a pod whose broadcasts fail.
 MOST_SKIPPED = 64
 
 _numbers = itertools.count(1)
 
 
 def version_problem(senders: Sequence[Mapping[str, str]], workers: Sequence[Mapping[str, str]]) -> str | None:
-    """Returns in what senders and workers of these versions (`weights.groups.versions`) differ; None if they may have a group (pure)."""
+    """Returns how the versions (`weights.groups.versions`) of senders and workers differ; None if they may have a group (pure)."""
     expected = senders[0]
     for end in (*senders, *workers):
         for name, version in expected.items():
@@ -44,16 +45,16 @@ def version_problem(senders: Sequence[Mapping[str, str]], workers: Sequence[Mapp
 
 
 def skipped_publications(failures: int) -> int:
-    """Returns how many publications a pod gets in another way before it is broadcast to again, after `failures` in a row (pure).
+    """Returns how many publications a pod gets through the host's memory before it is broadcast to again, after `failures` in a row (pure).
 
-    The first may be chance. Then it is 1, 3, 7 and so on: each failure costs all pods up to a deadline.
+    None after the first failure, which may be chance; then 1, 3, 7 and so on, since each failure costs all pods up to a deadline.
     """
     return min(1 << max(failures - 1, 0), MOST_SKIPPED) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """The groups of a rollout pod, one with each sender, all of `key`. They hold for exactly these engines and this trainer."""
+    """The groups of a rollout pod, one with each sender, all named `key`. They are for exactly these engines and this trainer."""
 
     key: str
     members: tuple[Member, ...]
@@ -84,7 +85,7 @@ class PodGroups:
         self._skipping: Counter[str] = Counter()
 
     async def join(self, pods: Mapping[str, Sequence[Member]], source: WeightSource) -> dict[str, PodGroup]:
-        """Returns the groups of those of the pods that can have some; the engines of the others get buckets from the host's memory."""
+        """Returns the groups of the pods that can have some; engines of the others get buckets through the host's memory."""
         if not self._enabled or not source.trainer:
             return {}
         try:
@@ -93,10 +94,12 @@ class PodGroups:
         except (TimeoutError, RayError) as error:
             log.warning("weights go through the host's memory: the trainer's senders don't answer: %s", error)
             return {}
-        able = {pod: members for pod, members in pods.items() if not self._skipping[pod]}
+        eligible = {pod: members for pod, members in pods.items() if not self._skipping[pod]}
         self._skipping -= Counter([*pods])
-        joined = await asyncio.gather(*(self._joined(pod, members, source, senders) for pod, members in able.items()))
-        return {pod: group for pod, group in zip(able, joined, strict=True) if group is not None}
+        joined = await asyncio.gather(
+            *(self._joined(pod, members, source, senders) for pod, members in eligible.items())
+        )
+        return {pod: group for pod, group in zip(eligible, joined, strict=True) if group is not None}
 
     def passed(self, pod: str) -> None:
         """Notes that all engines of a pod got a publication by broadcasts."""
@@ -108,7 +111,7 @@ class PodGroups:
         self._skipping[pod] = skipped_publications(self._failures[pod])
 
     def discard(self, member: Member) -> PodGroup | None:
-        """Gives up the groups that an engine is in, and returns them, to be ended."""
+        """Forgets the groups that an engine is in and returns them; the caller ends them."""
         pod = member.slot.node.pod
         group = self._groups.get(pod)
         if group is None or member not in group.members:
@@ -123,7 +126,9 @@ class PodGroups:
             return group
         if group is not None:
             del self._groups[pod]
-            await group.leave()
+            with suppress(TimeoutError):  # an engine or sender that stands still answers nothing
+                async with asyncio.timeout(SENDER_SECONDS):
+                    await group.leave()
         made = PodGroup(f"{pod}/{next(_numbers)}", tuple(members), source)
         try:
             async with asyncio.timeout(SENDER_SECONDS):
@@ -133,10 +138,12 @@ class PodGroups:
                 await self._make(made)
         except (TimeoutError, RayError, EngineDead, RuntimeError) as error:
             log.warning(
-                "pod %s gets weights from the host's memory: its group can't be made: %s", pod, error or "no answer"
+                "pod %s gets weights through the host's memory: its group can't be made: %s", pod, error or "no answer"
             )
             self.failed(pod)
-            await made.source.leave_groups(made.key)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SENDER_SECONDS):
+                    await made.source.leave_groups(made.key)
             return None
         self._groups[pod] = made
         return made
@@ -148,10 +155,10 @@ class PodGroups:
     def _refuse(self, pod: str, problem: str) -> None:
         if self._refused.get(pod) != problem:
             self._refused[pod] = problem
-            log.warning("pod %s gets weights from the host's memory: %s", pod, problem)
+            log.warning("pod %s gets weights through the host's memory: %s", pod, problem)
 
     async def _make(self, group: PodGroup) -> None:
-        """Has senders and workers meet. Raises RuntimeError if one of them can't."""
+        """Has senders and workers join the groups. Raises RuntimeError if one of them can't."""
         size = 1 + sum(member.config.tensor_parallel for member in group.members)
         addresses = await group.source.open_groups(group.key)
         joining, first = [group.source.join_groups(group.key, addresses, size, SENDER_SECONDS)], 1
@@ -171,8 +178,8 @@ async def _joined_workers(member: Member, arguments: tuple[object, ...]) -> None
 class DirectRound(WeightRound):
     """A round of the engines of pods that have groups: each bucket is broadcast once to each pod.
 
-    A pod of which an engine leaves early, or that its sender leaves behind, gets no more: all of its engines have to fetch the weights
-    in another way.
+    A pod gets no more if one of its engines leaves early or a sender leaves the pod behind: all of its engines then have to get the weights
+    through the host's memory.
     """
 
     in_flight = IN_FLIGHT

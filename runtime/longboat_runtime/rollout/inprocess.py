@@ -223,9 +223,9 @@ class InProcessEngine(BaseEngine):
         differences: list[tuple[str, float]] = []
         with suppress(FetchFailed), HandoverFile() as file:
             for number, bucket in enumerate(fetched(publication.payload)):
-                assert isinstance(bucket, Bucket), "what is taken once more comes through the host's memory"
-                of_workers = compare(args=({"entries": bucket.entries, "path": file.write(bucket)}, number == 0))
-                differences += itertools.chain.from_iterable(of_workers)
+                assert isinstance(bucket, Bucket), "buckets that are taken once more come through the host's memory"
+                compared = compare(args=({"entries": bucket.entries, "path": file.write(bucket)}, number == 0))
+                differences += itertools.chain.from_iterable(compared)
         return failed.naming(differences, self._config.dtype)
 
     def _probe(self, ids: Sequence[int]) -> list[float]:

@@ -14,6 +14,7 @@ from ray.experimental.internal_kv import internal_kv_get_gcs_client
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_runtime import departures
+from longboat_runtime.ray_nodes import POD_LABEL, ROLLOUT_RESOURCE
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -22,8 +23,6 @@ from longboat_runtime.tracebacks import cause, shortened
 
 log = logging.getLogger(__name__)
 
-RESOURCE = "longboat-rollout"
-POD_LABEL = "longboat.dev/pod"
 # Calls that an engine's actor runs at once. Each turn is one until its reply has been drawn: there may be as many as the job has samples
 # in flight, and calls about weights mustn't wait for them.
 MOST_CALLS = 100_000
@@ -43,7 +42,7 @@ def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
     rollout = {}
     for node in nodes:
         resources = node.get("Resources", {})
-        devices = int(resources.get(RESOURCE, 0))
+        devices = int(resources.get(ROLLOUT_RESOURCE, 0))
         if not node.get("Alive") or devices == 0:
             continue
         node_id = node["NodeID"]
@@ -97,7 +96,7 @@ class RayCluster:
             ray.remote(EngineActor)
             .options(
                 num_cpus=0,
-                resources={RESOURCE: config.tensor_parallel},
+                resources={ROLLOUT_RESOURCE: config.tensor_parallel},
                 max_restarts=0,
                 max_concurrency=MOST_CALLS,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),

@@ -233,10 +233,10 @@ class SpawnedEngine(BaseEngine):
             contents = await asyncio.to_thread(fetched, publication.payload)
             first = True
             while (bucket := await asyncio.to_thread(next, contents, None)) is not None:
-                assert isinstance(bucket, Bucket), "what is taken once more comes through the host's memory"
+                assert isinstance(bucket, Bucket), "buckets that are taken once more come through the host's memory"
                 update = {"entries": bucket.entries, "path": file.write(bucket)}
-                of_workers = await self._vllm.collective_rpc("weight_differences", args=(update, first))
-                differences += itertools.chain.from_iterable(of_workers)
+                compared = await self._vllm.collective_rpc("weight_differences", args=(update, first))
+                differences += itertools.chain.from_iterable(compared)
                 first = False
         return failed.naming(differences, self._config.dtype)
 

@@ -1,4 +1,4 @@
-"""Hands the buckets of a publication to several engines together."""
+"""Rounds that give the buckets of a publication to several engines together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from longboat_runtime.weights.payload import SentBucket, StoredBucket
 from longboat_runtime.weights.source import WeightSource
 
-# The most buckets that are in Ray's object store at one time: one that is loaded, one that travels, one that is put.
+# The most buckets in Ray's object store at one time: one is loaded, one travels, one is put.
 IN_FLIGHT = 3
 
 
@@ -82,9 +82,9 @@ class WeightRound:
 
 
 class LateRounds:
-    """Rounds for engines that come after a publication: those that come while one is under way get the next one together.
+    """Rounds for engines that come after a publication. Those that come during a round share the next one.
 
-    So no more buckets than those of one round are in Ray's object store.
+    So Ray's object store never has more buckets than those of one round.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class LateRounds:
         self._next = (round_, begun)
 
     async def join(self, receiver: str, source: WeightSource) -> WeightRound:
-        """Returns the round of this source that the receiver is in, once it begins. The receiver has to leave it."""
+        """Adds the receiver to the next round of this source, and returns that once it begins. The receiver has to leave it at its end."""
         if self._next is None or self._next[1].done() or self._next[0].source is not source:
             before = self._next[0] if self._next is not None and self._next[0].source is source else None
             round_ = WeightRound(source)

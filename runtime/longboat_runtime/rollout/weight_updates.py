@@ -12,9 +12,9 @@ from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import PublicationMode
 from longboat_runtime.rollout.background import BackgroundTasks
+from longboat_runtime.rollout.delivery import TooSlow, deliver
 from longboat_runtime.rollout.direct import DirectRound, PodGroups
 from longboat_runtime.rollout.engine import EngineDead
-from longboat_runtime.rollout.handing_over import TooSlow, hand_over
 from longboat_runtime.rollout.member import Listener, Member, Members, MemberState
 from longboat_runtime.rollout.ray_cluster import RayCluster, death_cause
 from longboat_runtime.rollout.weight_rounds import LateRounds, WeightRound
@@ -24,12 +24,12 @@ from longboat_runtime.weights.publication import WeightPublication
 
 log = logging.getLogger(__name__)
 
-# The wait that is doubled before each further try to fetch weights, and the longest.
+# The pause before a further try to fetch weights, which doubles with each, and the longest.
 FETCH_SECONDS = 1.0
 MAX_FETCH_SECONDS = 60.0
-# The refusals in a row after which every remedy was tried: the weights were sent again, and the engine was restarted.
+# After so many refusals in a row every remedy has been tried: the weights were sent again, and the engine was restarted.
 EXHAUSTED = 3
-# Pause before the first restart that follows that, in seconds; it doubles with each.
+# The pause before the first restart after that, in seconds, which doubles with each, and the longest.
 BACKOFF_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 300.0
 
@@ -66,15 +66,15 @@ def refused_everywhere(version: int, reasons: Mapping[str, str]) -> SpecProblem:
 
 
 def _broadcast_to(members: Sequence[Member], free: Sequence[Member]) -> dict[str, list[Member]]:
-    """Returns the engines, by pod, of the pods that take part in a broadcast with all of their engines (pure).
+    """Returns the engines, by pod, of the pods that can be broadcast to (pure).
 
-    Those have to be free, and must not have failed to fetch weights since they last served.
+    All engines of such a pod are free, and none has failed to fetch weights since it last served.
     """
     pods: dict[str, list[Member]] = {}
     for member in members:
         pods.setdefault(member.slot.node.pod, []).append(member)
-    able = {member.name for member in free if not member.fetches}
-    return {pod: engines for pod, engines in pods.items() if able.issuperset(engine.name for engine in engines)}
+    ready = {member.name for member in free if not member.fetches}
+    return {pod: engines for pod, engines in pods.items() if ready.issuperset(engine.name for engine in engines)}
 
 
 class WeightUpdates:
@@ -102,9 +102,7 @@ class WeightUpdates:
         free = [member for member in members if not member.turn.locked()]
         groups = await self._groups.join(_broadcast_to(members, free), publication.payload)
         direct = {member.name for group in groups.values() for member in group.members}
-        rounds: dict[str, WeightRound] = {}
-        if direct:
-            rounds |= dict.fromkeys(direct, DirectRound(publication.payload, groups.values()))
+        rounds: dict[str, WeightRound] = dict.fromkeys(direct, DirectRound(publication.payload, groups.values()))
         stored = [member.name for member in free if member.name not in direct]
         if stored:
             round_ = WeightRound(publication.payload, stored)
@@ -119,14 +117,14 @@ class WeightUpdates:
                 self.end_groups(group.members[0])
 
     def end_groups(self, member: Member) -> None:
-        """Ends the groups that the engine is in: it has ended, or can't be broadcast to."""
+        """Ends the groups of an engine that has ended or can't be broadcast to."""
         if (group := self._groups.discard(member)) is not None:
             self._tasks.spawn(group.leave())
 
     async def update(self, member: Member, publication: WeightPublication, round_: WeightRound | None = None) -> None:
-        """Has an engine load the publication and serve, unless it has tried that one. If it doesn't serve then, it is taken care of.
+        """Has an engine load the publication and serve, unless it has tried that one; applies remedies if it doesn't.
 
-        It does so in the round, if one is given, or by itself: from what the trainer's senders keep, whatever they do meanwhile.
+        It loads in the given round, or else in a late one: from what the trainer's senders keep, while the trainer may train.
         """
         async with member.turn:
             if member.tried is not publication:
@@ -138,26 +136,25 @@ class WeightUpdates:
     async def _load(self, member: Member, publication: WeightPublication, round_: WeightRound | None) -> None:
         calibrated = self.calibrations.get(member.calibration)
         while True:
-            round_ = round_ or await self._late.join(member.name, publication.payload)
+            current, round_ = round_ or await self._late.join(member.name, publication.payload), None
+            direct = isinstance(current, DirectRound)
             try:
-                member.parity = await hand_over(member, publication, calibrated, round_)
+                member.parity = await deliver(member, publication, calibrated, current, self._late)
             except FetchFailed as failed:
-                direct, slow = isinstance(round_, DirectRound), isinstance(failed, TooSlow)
-                round_ = None
+                slow = isinstance(failed, TooSlow)
                 self._stop_serving(member, MemberState.STARTED, failed, lost=None if slow else failed.lost)
                 if direct and not slow:
-                    continue  # now from the host's memory
+                    continue  # now through the host's memory
                 self.fetches += 1
-                if slow and member.fetches and not member.slot.on_trial:
-                    self._tasks.spawn(self._restart(member, 0.0))
-                    return
                 if member.slot.on_trial:
                     member.slot.failed(failed.reason, unfit=False)
+                elif slow and member.fetches:
+                    self._tasks.spawn(self._restart(member, 0.0))
                 else:
                     self._tasks.spawn(self._fetch_again(member, publication))
                 return
             except PublicationRefused as refused:
-                round_, member.refused = None, publication
+                member.refused = publication
                 self._stop_serving(member, MemberState.REFUSED, refused, lost=refused.lost)
                 if member.slot.on_trial:
                     member.slot.failed(refused.reason)
@@ -175,15 +172,14 @@ class WeightUpdates:
             except (RayError, EngineDead) as error:
                 log.warning("engine %s died while it was given weights: %s", member.name, death_cause(error))
                 return
-            except (
-                asyncio.CancelledError
-            ):  # the trainer is lost; the engine gives up what it has loaded of this, and what ran
+            except asyncio.CancelledError:
+                # The trainer is lost; the engine gives up what it has loaded of this publication, and what ran.
                 if member.state is not MemberState.ENDED:
                     reason = f"the publication of version {publication.version} was given up"
                     self._stop_serving(member, MemberState.STARTED, FetchFailed(reason), lost=None)
                 raise
             else:
-                member.loaded, member.direct = publication, isinstance(round_, DirectRound)
+                member.loaded, member.direct = publication, direct
                 self._serve(member, first=calibrated is None)
                 return
 

@@ -30,7 +30,7 @@ CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1, "buckets": 4}
 
 
 class TrainerActor:
-    """One rank of a trainer group. The group makes all calls on all ranks, except `address` and those about samples; `alive` also on one.
+    """One rank of a trainer group. Methods are called on all ranks, unless they say otherwise or are about samples or groups.
 
     Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """
@@ -140,7 +140,7 @@ class TrainerActor:
         self._groups.leave(key)
 
     def checksum(self) -> dict[int, list[bytes]]:
-        """Gathers the weights with all ranks, for nobody; returns the digests of the tensors of this rank's buckets, by number."""
+        """Gathers the weights without publishing them; returns the digests of the tensors of this rank's buckets, by number."""
         self._publisher.begin(None)
         return self._publisher.gather()
 

@@ -15,9 +15,9 @@ from longboat_runtime.weights.layout import TensorKind
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Weights of the model that become tensors of its files together: mostly one, but a layer's experts are several in the files.
+    """Weights of the model that become tensors of its files together: mostly one becomes one, but a layer's experts become several.
 
-    `names` are the model's; `kinds` describe what they become, with floats in the number format that is published.
+    `names` are the model's; `kinds` describe the tensors of the files, with floats in the number format that is published.
     """
 
     names: tuple[str, ...]
@@ -81,8 +81,8 @@ def gather_unit(
 ) -> None:
     """Gathers a unit of `published_weights` at rank `receiver` alone, into its `places`, one for each of `unit.kinds`.
 
-    A collective of the ranks that have shards for the receiver; others do nothing. Where places are on another device, the tensors are
-    gathered on the weights' device first.
+    A collective of the ranks that have shards for the receiver; others do nothing. If places are on another device than the weights,
+    tensors are gathered beside the weights first.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -100,20 +100,17 @@ def gather_unit(
 def _gather_at(value: Tensor, dtype: torch.dtype, receiver: int, place: Tensor | None) -> Tensor | None:
     """Returns the whole value at the receiver, which is `place` if that is given; None at other ranks.
 
-    Shards are rounded first and arrive where they belong, so the receiver gets the bytes of the others' shards and needs no others.
+    Shards are rounded first and arrive where they belong, so the receiver gets the others' shards and allocates no memory for each.
     """
-    rank = dist.get_rank()
-    shard_of = (
-        next((dim for dim, p in enumerate(value.placements) if p.is_shard(0)), None)
-        if isinstance(value, DTensor)
-        else None
-    )
-    part = value.to_local() if isinstance(value, DTensor) else value
-    if shard_of is None:
+    rank, part, dimension = dist.get_rank(), value, None
+    if isinstance(value, DTensor):
+        part = value.to_local()
+        dimension = next((number for number, shards in enumerate(value.placements) if shards.is_shard(0)), None)
+    if dimension is None:
         if rank != receiver:
             return None
         return part.to(_rounded(part, dtype)) if place is None else place.copy_(part)
-    group = value.device_mesh.get_group(shard_of)
+    group = value.device_mesh.get_group(dimension)
     ranks = dist.get_process_group_ranks(group)
     if receiver not in ranks:
         return None
@@ -122,8 +119,10 @@ def _gather_at(value: Tensor, dtype: torch.dtype, receiver: int, place: Tensor |
         if part.numel():
             _exchange([dist.P2POp(dist.isend, part, receiver, group)])
         return None
-    near = place if place is not None and place.device == part.device else None
-    whole = torch.empty(value.shape, dtype=part.dtype, device=part.device) if near is None else near
+    if place is not None and place.device == part.device:
+        whole = place
+    else:
+        whole = torch.empty(value.shape, dtype=part.dtype, device=part.device)
     rows = -(-value.shape[0] // len(ranks))
     receives = []
     for number, peer in enumerate(ranks):
@@ -133,7 +132,7 @@ def _gather_at(value: Tensor, dtype: torch.dtype, receiver: int, place: Tensor |
         elif target.numel():
             receives.append(dist.P2POp(dist.irecv, target, peer, group))
     _exchange(receives)
-    return whole if place is None or near is not None else place.copy_(whole)
+    return whole if place is None or whole is place else place.copy_(whole)
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:
@@ -142,9 +141,9 @@ def _exchange(operations: list[dist.P2POp]) -> None:
 
 
 def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
-    """Yields the name of each weight of the files, those of the model's that make it, and whether these are converted or just renamed.
+    """Yields the name of each weight of the files, the names of the model's weights that make it, and whether these are converted.
 
-    Converted ones may become several weights of the files.
+    Others are only renamed. Converted ones may become several weights of the files.
     """
     from transformers.core_model_loading import WeightConverter, rename_source_key
 

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 import structlog
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.manifest import FileEntry
 from longboat_runtime.object_store import store_shortage
-from longboat_runtime.ray_nodes import have_gpus
+from longboat_runtime.ray_nodes import ROLLOUT_RESOURCE, TRAINER_RESOURCE, have_gpus
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.tracebacks import cause_in
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import NotStreamed, TrainerLost
-from longboat_runtime.trainer.placement import RESOURCE, placed, pod_nodes
+from longboat_runtime.trainer.placement import gpu_shortage, placed, pod_nodes
 from longboat_runtime.trainer.protocol import ChunkRequest, ModelInfo, Plan, TrainReport, TrainRequest
 from longboat_runtime.weights.checksum import checksum_of
 from longboat_runtime.weights.layout import BucketLayout, sender_ranks
 from longboat_runtime.weights.publication import WeightPublication
-from longboat_runtime.weights.source import TrainerSource
+from longboat_runtime.weights.source import TrainerSource, actor_result
 
 log = structlog.get_logger()
 
-# Resources of the Ray nodes whose object stores buckets of weights go through.
-BUCKET_NODES = {RESOURCE, f"longboat-{Role.ROLLOUT.value}"}
 # When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
 # Errors that leave a rank's state as it was, or end the run: settings, samples that are gone, files, chunks that aren't held.
@@ -74,16 +72,21 @@ class RayTrainerGroup:
         return self._info
 
     async def _start(self) -> None:
-        """Starts the ranks in their pods.
+        """Starts the ranks in their pods. Raises TrainerLost if they can't be started there.
 
-        Starts them again if a pod's node turns out to be dead, or the pod to have been replaced: Ray notices that late. Raises
-        TrainerLost if they can't be started where they belong.
+        Starts them again if a pod has meanwhile been replaced or its node has died, which Ray notices late.
         """
         trainer = self._spec.trainer
         while True:
             nodes = await placed(trainer)
+            if shortage := gpu_shortage(nodes, trainer.devices_per_pod):
+                raise TrainerLost(shortage)
             # An actor that asks for no GPU sees none.
-            options: dict[str, Any] = {"num_cpus": 0, "num_gpus": int(have_gpus(nodes)), "resources": {RESOURCE: 1}}
+            options: dict[str, Any] = {
+                "num_cpus": 0,
+                "num_gpus": int(have_gpus(nodes)),
+                "resources": {TRAINER_RESOURCE: 1},
+            }
             actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor)
             ids = [node["NodeID"] for node in nodes]
             places = [
@@ -127,11 +130,11 @@ class RayTrainerGroup:
         return WeightPublication(version, TrainerSource(version, self._layout, self._publishers), ids, tuple(probe))
 
     async def _check_stores(self) -> None:
-        """Warns, once for the same nodes, if a node of the trainer or of engines has too small a store for buckets by Ray's object store."""
+        """Warns if a node of the trainer or of engines has too small an object store for buckets, once for the same nodes."""
         stores = {
             str(node.get("NodeName") or node["NodeID"]): node["Resources"].get("object_store_memory", 0.0)
             for node in await asyncio.to_thread(ray.nodes)
-            if node["Alive"] and node["Resources"].keys() & BUCKET_NODES
+            if node["Alive"] and node["Resources"].keys() & {TRAINER_RESOURCE, ROLLOUT_RESOURCE}
         }
         shortage = store_shortage(stores, max(bucket.nbytes for bucket in self._layout))
         if shortage is not None and shortage != self._shortage:
@@ -172,7 +175,7 @@ class RayTrainerGroup:
         """See protocol.TrainerGroup."""
         self._writing = asyncio.create_task(self._call("write", directory))
         try:
-            return tuple(entry for of_rank in await self._writing for entry in of_rank)
+            return tuple(itertools.chain.from_iterable(await self._writing))
         finally:
             self._writing = None
 
@@ -185,7 +188,7 @@ class RayTrainerGroup:
         """See protocol.TrainerGroup. The first rank writes; a failure says nothing about its state. Raises RayActorError if it is gone."""
         if not self._actors:
             raise TrainerLost("the trainer is not loaded")
-        await _result(self._actors[0].write_samples.remote(request, root))
+        await actor_result(self._actors[0].write_samples.remote(request, root))
 
     async def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:
         """See protocol.TrainerGroup."""
@@ -218,7 +221,7 @@ class RayTrainerGroup:
         """
         if not answers:
             raise TrainerLost("the trainer is not loaded")
-        waiting = [asyncio.ensure_future(_result(answer)) for answer in answers]
+        waiting = [asyncio.ensure_future(actor_result(answer)) for answer in answers]
         _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
         if pending:
             await asyncio.wait(pending, timeout=ANSWER_SECONDS)
@@ -250,15 +253,7 @@ def probe_ids(info: ModelInfo) -> tuple[int, ...]:
     return tuple((position * 7919 + 1) % info.vocabulary for position in range(count))
 
 
-def _checksum(of_ranks: Sequence[Mapping[int, list[bytes]]]) -> str:
-    """Returns the checksum of a publication from the digests of each rank's buckets."""
-    digests = {number: digests for of_rank in of_ranks for number, digests in of_rank.items()}
-    return checksum_of(digest for number in sorted(digests) for digest in digests[number])
-
-
-async def _result(answer: Any) -> Any:
-    """Returns what the rank returned, or raises what it raised, without Ray's wrapping. Raises RayActorError if it is gone."""
-    try:
-        return await answer
-    except RayTaskError as error:
-        raise error.cause from error
+def _checksum(ranks: Sequence[Mapping[int, list[bytes]]]) -> str:
+    """Returns the checksum of a publication, given the digests of each rank's buckets by their numbers."""
+    buckets = sorted(itertools.chain.from_iterable(digests.items() for digests in ranks))
+    return checksum_of(digest for _, digests in buckets for digest in digests)

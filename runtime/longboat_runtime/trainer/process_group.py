@@ -33,13 +33,13 @@ def device_type() -> str:
 
 
 def join(address: str, rank: int, world_size: int, copies: int = 1) -> tuple[DeviceMesh, DeviceMesh]:
-    """Joins the group whose store is served at `address`. Returns the mesh of devices and the mesh of the hosts' memory (`mesh`)."""
+    """Joins the group whose store is served at `address`. Returns the `mesh` of its devices and that of its hosts' memory."""
     backend = "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
     host, _, port = address.rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
-    hosts = mesh("cpu", world_size, copies)
-    return (mesh("cuda", world_size, copies) if device_type() == "cuda" else hosts), hosts
+    host_mesh = mesh("cpu", world_size, copies)
+    return (mesh("cuda", world_size, copies) if device_type() == "cuda" else host_mesh), host_mesh
 
 
 def mesh(device: str, world_size: int, copies: int) -> DeviceMesh:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from longboat_runtime.trainer.full_weights import gather_unit, published_weights, units
@@ -34,15 +35,14 @@ class RankPublisher:
             self.sender.begin(version)
 
     def gather(self) -> dict[int, list[bytes]]:
-        """Gathers all buckets. Senders hand each out as soon as they have it. Returns the digests of this rank's, by number."""
+        """Gathers all buckets; senders hand each out as soon as it is complete. Returns the digests of this rank's buckets, by number."""
         weights = published_weights(self._trainer.model)
         for number, bucket in enumerate(self.layout):
             receiver = self._senders[bucket.sender]
-            own = self.sender is not None and receiver == self._trainer.rank
-            with self.sender.filling(number) if own and self.sender else nullcontext() as places:
-                first = 0
+            sender = self.sender if receiver == self._trainer.rank else None
+            with sender.filling(number) if sender is not None else nullcontext() as places:
+                remaining = iter(places or ())
                 for unit in (self._units[index] for index in bucket.units):
-                    its_places = None if places is None else places[first : first + len(unit.kinds)]
-                    gather_unit(self._trainer.model, weights, unit, self._dtype, receiver, its_places)
-                    first += len(unit.kinds)
+                    unit_places = None if places is None else [*islice(remaining, len(unit.kinds))]
+                    gather_unit(self._trainer.model, weights, unit, self._dtype, receiver, unit_places)
         return {} if self.sender is None else self.sender.digests

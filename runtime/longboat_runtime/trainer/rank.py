@@ -53,7 +53,7 @@ class TrainerRank:
         torch.manual_seed(spec.rounds.seed)
         set_deterministic(spec.trainer.is_deterministic(platform.device), platform.device)
         self.spec, self.rank, self.world_size, self.platform = spec, rank, world_size, platform
-        self.mesh, self.hosts = platform.join(address, rank, world_size, spec.trainer.replicate_degree)
+        self.mesh, self._host_mesh = platform.join(address, rank, world_size, spec.trainer.replicate_degree)
         self.device = torch.device(self.mesh.device_type)
 
     def load(self, *, fits: bool = True) -> ModelInfo:
@@ -139,7 +139,7 @@ class TrainerRank:
 
         There is only one copy: it replaces the previous one, which must no longer be in use.
         """
-        self._snapshot = sharded.snapshot(self._state(), self.hosts, self._snapshot, self.platform.host)
+        self._snapshot = sharded.snapshot(self._state(), self._host_mesh, self._snapshot, self.platform.host)
         return self._snapshot
 
     def restore(self, directory: Path, entries: Sequence[FileEntry]) -> None:

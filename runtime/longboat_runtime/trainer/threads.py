@@ -15,6 +15,6 @@ def thread_count(quota: float | None, affinity: int, ranks: int = 1) -> int:
     return max(1, min(affinity, int(quota) if quota is not None else affinity) // ranks)
 
 
-def available_threads(ranks: int = 1) -> int:
-    """Returns how many threads this process may use now, as one of so many ranks of a pod."""
+def available_threads(ranks: int) -> int:
+    """Returns how many threads this process may use now, as one of the `ranks` of its pod."""
     return thread_count(cpu_limit(), len(os.sched_getaffinity(0)), ranks)

@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class BucketInit(WeightTransferInitInfo):
-    """Nothing has to be set up."""
+    """Sets nothing up."""
 
 
 @dataclass
 class BucketUpdate(WeightTransferUpdateInfo):
-    """One bucket: its entries, and its bytes at hand (only if the worker is in this process), in a file, or `received` by this worker."""
+    """One bucket: its entries and its bytes, as `data` if the worker is in this process, in a file, or as the worker `received` them."""
 
     entries: list[Any]
     data: ByteArray | None = None
@@ -135,7 +135,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._kernels.clear()
 
     def receipt(self) -> dict[str, Any]:
-        """Returns the last update's receipt: checksum of what was received, and weights and buffers that lack something or everything."""
+        """Returns the last update's receipt: the checksum of what came, and the weights and buffers that got nothing or only a part."""
         return {
             "checksum": checksum_of(self._digests),
             "missing": sorted(self._expected - self._loaded) + self._partial,
@@ -143,9 +143,9 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 
 
 def _published_names(model: torch.nn.Module) -> set[str]:
-    """Returns the names of all that a publication has to bring: parameters and persistent buffers, whatever they hold before.
+    """Returns the names of all that a publication has to bring: parameters and persistent buffers.
 
-    But not the scales that attention layers set by themselves after each load, nor tables of experts, which are never loaded.
+    The scales that attention layers set by themselves after each load aren't among them, nor tables of experts, which are never loaded.
     """
     names = {name for name, _ in model.named_parameters()}
     for place, module in model.named_modules():
@@ -216,7 +216,7 @@ def _lacking(module: torch.nn.Module) -> str:
 
 
 def _detach(model: torch.nn.Module, flat: torch.Tensor) -> None:
-    """Copies those tensors in `flat` that layers keep until they have received all of their weights: `flat` is about to be used again."""
+    """Copies the tensors in `flat` that layers keep until they have received all of their weights: the next bucket overwrites `flat`."""
     inside = range(flat.data_ptr(), flat.data_ptr() + flat.nbytes)
     for layer in model.modules():
         for _, arguments in get_layerwise_info(layer).loaded_weights:
@@ -226,7 +226,7 @@ def _detach(model: torch.nn.Module, flat: torch.Tensor) -> None:
 
 
 class WeightReceipts:
-    """Mixed into vLLM's worker class (`worker_extension_cls`)."""
+    """Adds our methods to vLLM's worker class, which it is mixed into (`worker_extension_cls`)."""
 
     weight_transfer_engine: BucketTransfer
     rank: int
@@ -257,13 +257,13 @@ class WeightReceipts:
     def join_weight_groups(
         self, key: str, addresses: dict[int, str], first: int, size: int, seconds: float
     ) -> str | None:
-        """Joins the groups of all senders, in which this engine's workers have ranks from `first` on. Returns what went wrong, if anything.
+        """Joins the groups of all senders, in which this engine's workers have ranks from `first` on. Returns the error, if any.
 
         See `WorkerGroups.join`.
         """
         try:
             self.weight_transfer_engine.groups.join(key, addresses, first + self.rank, size, seconds)
-        except Exception as error:  # noqa: BLE001 - an error would be the worker's end
+        except Exception as error:  # noqa: BLE001 - raised, it would end the worker
             return f"{type(error).__name__}: {error}"
         return None
 
@@ -272,7 +272,7 @@ class WeightReceipts:
         self.weight_transfer_engine.groups.leave(key)
 
     def receive_weights(self, entries: list[Any], nbytes: int, sender: int) -> str | None:
-        """Receives a bucket that is broadcast, and loads it. Returns what went wrong, if it isn't received."""
+        """Receives a bucket that is broadcast, and loads it. Returns the error if it isn't received, else None."""
         try:
             received = self.weight_transfer_engine.groups.receive(sender, nbytes)
         except Exception as error:  # noqa: BLE001 - see above

@@ -49,10 +49,10 @@ class Bucket:
 
     def digests(self) -> list[bytes]:
         """Computes the digests of the tensors, in order."""
-        return [tensor_digest(entry.name, entry.dtype, entry.shape, self._bytes_of(entry)) for entry in self.entries]
-
-    def _bytes_of(self, entry: TensorEntry) -> ByteArray:
-        return self.data[entry.offset : entry.offset + entry.nbytes]
+        return [
+            tensor_digest(name, dtype, shape, self.data[offset : offset + nbytes])
+            for name, dtype, shape, offset, nbytes in self.entries
+        ]
 
 
 def tensors_in(entries: Iterable[TensorEntry], flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -62,28 +62,3 @@ def tensors_in(entries: Iterable[TensorEntry], flat: torch.Tensor) -> Iterator[t
     for entry in entries:
         own = flat[entry.offset : entry.offset + entry.nbytes]
         yield entry.name, own.view(getattr(torch, entry.dtype)).reshape(entry.shape)
-
-
-def buckets(named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:
-    """Fills buckets of at most `limit` bytes with the tensors in their order; one larger tensor gets a bucket of its own.
-
-    Tensors may be on any device; each is copied before the next is requested.
-    """
-    import torch
-
-    entries: list[TensorEntry] = []
-    data = torch.empty(0, dtype=torch.uint8)
-    filled = 0
-    for name, tensor in named_tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        if entries and filled + nbytes > limit:
-            yield Bucket(tuple(entries), data[:filled].numpy())
-            entries, filled = [], 0
-        if not entries:
-            data = torch.empty(max(limit, nbytes), dtype=torch.uint8)  # pages that stay untouched cost nothing
-        data[filled : filled + nbytes].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append(TensorEntry(name, dtype, tuple(tensor.shape), filled, nbytes))
-        filled += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    if entries:
-        yield Bucket(tuple(entries), data[:filled].numpy())

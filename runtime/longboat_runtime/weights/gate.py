@@ -67,7 +67,7 @@ class FetchFailed(UpdateFailed):
 
 
 def check_received(errors: Sequence[str | None]) -> None:
-    """Raises FetchFailed if a worker has not received what was broadcast; `errors` say why, None for those that have."""
+    """Raises FetchFailed if a worker has not received what was broadcast; `errors` are the workers' errors, None for those that have."""
     for rank, error in enumerate(errors):
         if error is not None:
             raise FetchFailed(f"worker {rank} has not received a bucket: {error}")
@@ -76,7 +76,7 @@ def check_received(errors: Sequence[str | None]) -> None:
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
     """Raises PublicationRefused unless every worker's receipt has the published `checksum` and nothing is `missing`.
 
-    To be judged when the last bucket is there: only then is the checksum known.
+    To be called once the last bucket has come: only then is the checksum known.
     """
     for rank, receipt in enumerate(receipts):
         if receipt["checksum"] != checksum:

@@ -19,18 +19,18 @@ from torch import Tensor
 
 log = structlog.get_logger()
 
-# Both ends have deadlines of their own. The group's time-out is far longer: at it, NCCL's watchdog would end the trainer's process.
+# Both ends have deadlines of their own. The group's own time-out is far longer: after it, NCCL's watchdog would end the trainer's process.
 GROUP_TIMEOUT = timedelta(minutes=10)
-# How long both ends wait for each other in the making of a group.
+# How long both ends wait for each other while a group is made.
 MEETING = timedelta(seconds=45)
-# How often a broadcast is looked at.
+# The pause between two looks at a broadcast.
 POLL_SECONDS = 0.001
-# What torch reads as it makes a group of NCCL. Its watchdog shall not end this process because another end of the group is gone.
+# Torch reads this when it makes a group of NCCL: its watchdog then doesn't end this process because another one is gone.
 ASYNC_ERROR_HANDLING, NO_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
 
 
 def versions() -> dict[str, str]:
-    """Returns what both ends of a group must have alike: the version of torch, and that of NCCL, or that there are no GPUs."""
+    """Returns what both ends of a group must have in common: the versions of torch and of NCCL, or that there are no GPUs."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "no GPU"
     return {"torch": torch.__version__, "NCCL": nccl}
 
@@ -38,10 +38,10 @@ def versions() -> dict[str, str]:
 class Group:
     """A group of `size` processes that meet at `address`, host:port; rank 0 broadcasts, and this end waits for that up to `seconds`.
 
-    A new one waits for all others, at most for MEETING, and is connected: the first broadcast could wait for one that never came.
+    A new one waits until all have come, at most for MEETING, and is connected at once, so that no broadcast waits for one that never came.
     """
 
-    # Groups that have been left in the middle of a broadcast. Torch would wait for it, and with it this whole process, if it freed one.
+    # Groups that were left in the middle of a broadcast. If Python freed one, torch would wait for the broadcast, and this process with it.
     _busy: ClassVar[list[tuple[Any, Any]]] = []
 
     def __init__(self, address: str, rank: int, size: int, seconds: float) -> None:
@@ -50,7 +50,8 @@ class Group:
         store = dist.TCPStore(host, int(port), is_master=False, timeout=MEETING)
         store.set(f"rank {rank}", "")
         store.wait([f"rank {number}" for number in range(size)], MEETING)
-        if torch.cuda.is_available():
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = GROUP_TIMEOUT
             os.environ[ASYNC_ERROR_HANDLING] = NO_HANDLING
@@ -60,7 +61,7 @@ class Group:
         self._work: Any = None
         self._end = 0.0
         try:
-            self.start(torch.zeros(1, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu"))
+            self.start(torch.zeros(1, dtype=torch.uint8, device=device))
             self.wait()
         except BaseException:
             self.leave()
@@ -96,10 +97,10 @@ class Group:
 
 
 class SenderGroups:
-    """The groups of one sender, by key: one for each rollout pod. `handed` counts the bytes that were handed to broadcasts."""
+    """The groups of one sender, by key: one for each rollout pod. `broadcast_bytes` counts what was handed to broadcasts."""
 
     def __init__(self) -> None:
-        self.handed = 0
+        self.broadcast_bytes = 0
         self._stores: dict[str, dist.TCPStore] = {}
         self._groups: dict[str, Group] = {}
         self._staging = torch.empty(0, dtype=torch.uint8)
@@ -124,20 +125,20 @@ class SenderGroups:
             group.leave()
 
     def broadcast(self, data: Tensor, keys: Sequence[str]) -> list[str]:
-        """Sends bytes to these groups, to all at once. Returns the keys of those that failed or missed the deadline, which are ended.
+        """Sends bytes to all of these groups at once. Returns the keys of those that failed or missed the deadline, which are ended.
 
-        Not to be called again before it returns: groups have one order, and there is one buffer on a GPU through which memory is sent.
+        One call at a time: each group's broadcasts have one order, and on a GPU all go through one buffer.
         """
         failed: dict[str, Exception] = {}
         tensor = self._on_device(data)
-        for do in (self._start, self._wait):
+        for phase in (self._start, self._wait):
             for key in [key for key in keys if key not in failed]:
                 try:
-                    do(key, tensor)
-                except Exception as error:  # noqa: BLE001 - torch raises what it likes
-                    failed[key] = error
-        for key, cause in failed.items():
-            log.warning("a rollout pod is left behind", group=key, error=str(cause))
+                    phase(key, tensor)
+                except Exception as failure:  # noqa: BLE001 - torch raises what it likes
+                    failed[key] = failure
+        for key, error in failed.items():
+            log.warning("a rollout pod is left behind", group=key, error=str(error))
             self.leave(key)
         return [*failed]
 
@@ -150,7 +151,7 @@ class SenderGroups:
 
     def _start(self, key: str, tensor: Tensor) -> None:
         self._groups[key].start(tensor)
-        self.handed += tensor.nbytes
+        self.broadcast_bytes += tensor.nbytes
 
     def _wait(self, key: str, _: Tensor) -> None:
         self._groups[key].wait()
@@ -184,7 +185,7 @@ class WorkerGroups:
     def receive(self, sender: int, nbytes: int) -> Tensor:
         """Receives bytes from a sender, in memory of the worker's device that the next call overwrites.
 
-        Raises if it gets none, and then ends all groups: a broadcast that never ends would be in the way of whatever the device does next.
+        If that fails it ends all groups before it raises: a broadcast that never ends would block whatever the device does next.
         """
         if self._buffer.numel() < nbytes:
             self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)

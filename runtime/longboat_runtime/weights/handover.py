@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from longboat_runtime.object_store import SHARED_MEMORY
+from longboat_runtime.weights import HANDOVER_PREFIX
 from longboat_runtime.weights.gate import FetchFailed
 
 if TYPE_CHECKING:
     from longboat_runtime.weights.bucket import Bucket
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
-PREFIX = "longboat-weights-"
 
 _numbers = itertools.count()
 
@@ -25,7 +25,7 @@ class HandoverFile:
     """
 
     def __init__(self) -> None:
-        self._path = SHARED_MEMORY / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._path = SHARED_MEMORY / f"{HANDOVER_PREFIX}{os.getpid()}-{next(_numbers)}"
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -40,9 +40,8 @@ class HandoverFile:
         try:
             with self._path.open("r+b" if self._size else "xb") as file:
                 if size > self._size:
-                    os.posix_fallocate(
-                        file.fileno(), 0, size
-                    )  # a write into a hole that can't be filled would kill the process
+                    # A write into a hole that can't be filled would kill the process.
+                    os.posix_fallocate(file.fileno(), 0, size)
                     self._size = size
                 file.write(bucket.data.data)
         except OSError as error:
@@ -54,14 +53,14 @@ class HandoverFile:
 
 
 def sweep() -> list[Path]:
-    """Removes the files of processes whose numbers are not in use here, and returns them. For use before the first is handed over.
+    """Removes the files of processes that no longer exist, and returns them. To be called before this process writes its first.
 
-    A file with this process's own number is of one before: numbers recur when a container restarts, and shared memory stays.
+    A file with this process's own id was left by an earlier one: ids recur when a container restarts, and shared memory stays.
     """
-    own, remaining = str(os.getpid()), []
-    for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
-        process = path.name.removeprefix(PREFIX).split("-")[0]
+    own, removed = str(os.getpid()), []
+    for path in SHARED_MEMORY.glob(f"{HANDOVER_PREFIX}*"):
+        process = path.name.removeprefix(HANDOVER_PREFIX).split("-")[0]
         if process == own or not Path("/proc", process).exists():
             path.unlink(missing_ok=True)
-            remaining.append(path)
-    return remaining
+            removed.append(path)
+    return removed

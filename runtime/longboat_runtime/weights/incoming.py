@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from longboat_runtime.weights.bucket import Bucket
@@ -40,7 +41,7 @@ class Incoming:
         await asyncio.wrap_future(loaded)
 
     async def conclude(self, checksum: str) -> bool:
-        """Says what the checksum of all buckets is. Returns once the update has ended, or whether all buckets are wanted once more."""
+        """Gives the engine the checksum of all buckets. Returns True once it wants them once more, False once the update has ended."""
         concluded: Future[bool] = Future()
         with self._changed:
             if self._failure is not None:
@@ -59,10 +60,8 @@ class Incoming:
     def checksum(self) -> str:
         with self._changed:
             self._release()
-            self._changed.wait_for(lambda: self._checksum is not None or self._failure is not None)
-            if self._checksum is None:
-                assert self._failure is not None
-                raise self._failure
+            self._wait_for(lambda: self._checksum is not None)
+            assert self._checksum is not None
             return self._checksum
 
     def __len__(self) -> int:
@@ -72,19 +71,26 @@ class Incoming:
         """Waits for a bucket. Raises FetchFailed if it won't come."""
         with self._changed:
             self._release()
-            if index == 0 and self._concluded is not None:
-                self._concluded.set_result(True)
-                self._concluded = None
-            self._changed.wait_for(lambda: index in self._waiting or self._failure is not None)
-            if index not in self._waiting:
-                assert self._failure is not None
-                raise self._failure
+            if index == 0:
+                self._answer(once_more=True)
+            self._wait_for(lambda: index in self._waiting)
             bucket, self._taken = self._waiting.pop(index)
             return bucket
 
     def close(self) -> None:
-        """Lets go of everything: the update has ended."""
+        """Releases all buckets: the update has ended."""
         self._end(FetchFailed("the update has ended"))
+
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        """Waits until something is there. Raises the failure if the update ends first."""
+        self._changed.wait_for(lambda: ready() or self._failure is not None)
+        if not ready() and self._failure is not None:
+            raise self._failure
+
+    def _answer(self, *, once_more: bool) -> None:
+        if self._concluded is not None:
+            self._concluded.set_result(once_more)
+            self._concluded = None
 
     def _release(self) -> None:
         if self._taken is not None:
@@ -99,7 +105,5 @@ class Incoming:
             for loaded in unneeded:
                 loaded.set_exception(self._failure)
             self._release()
-            if self._concluded is not None:
-                self._concluded.set_result(False)
-                self._concluded = None
+            self._answer(once_more=False)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Which tensors travel in which bucket of a publication, and which rank sends it. Pure."""
+"""Decides which tensors travel in which bucket of a publication, and which rank sends it. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from longboat_runtime.weights.bucket import ALIGNMENT, BUCKET_BYTES, TensorEntry
 
-# A publication has about so many buckets for each sender: they can be shared out evenly, and travel one behind another.
+# A publication has about so many buckets for each sender, so that they can be shared out evenly and travel one behind another.
 BUCKETS_PER_SENDER = 16
-# But none for less than this: each costs some milliseconds by itself.
+# The least limit of a bucket's size: each bucket costs some milliseconds.
 LEAST_BUCKET_BYTES = 2**20
 
 
@@ -37,11 +37,11 @@ class BucketLayout:
 def lay_out(units: Sequence[Sequence[TensorKind]], senders: int, limit: int | None = None) -> tuple[BucketLayout, ...]:
     """Fills buckets with the tensors in their order, and gives each, the largest first, to the sender that has the fewest bytes by then.
 
-    `units` are tensors that are gathered together, and aren't parted: a bucket has more than `limit` bytes only if it is a single unit.
-    Without a limit it is that of `bucket_limit`. The number of senders changes nothing about the order of tensors.
+    A unit is the tensors that are gathered together; all go into one bucket, which has more than `limit` bytes only if it is a single unit.
+    The default limit is that of `bucket_limit`. The number of senders changes nothing about the order of tensors.
     """
-    total = sum(kind.nbytes for unit in units for kind in unit)
-    limit = bucket_limit(total, senders) if limit is None else limit
+    if limit is None:
+        limit = bucket_limit(sum(kind.nbytes for unit in units for kind in unit), senders)
     filled: list[list[int]] = []
     size = 0
     for number, unit in enumerate(units):
@@ -88,5 +88,5 @@ def aligned(nbytes: int) -> int:
 
 
 def sender_ranks(ranks: int, ranks_per_pod: int) -> list[int]:
-    """Returns the trainer's ranks that send: the first of each pod, whose network it has for itself."""
+    """Returns the trainer's ranks that send: the first rank of each pod, which has the pod's network for itself."""
     return [*range(0, ranks, ranks_per_pod)]

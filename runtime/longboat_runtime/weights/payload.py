@@ -1,4 +1,4 @@
-"""Defines `WeightPublication.payload` in an engine's process: a way to get the buckets, one after another."""
+"""Buckets of a publication in an engine's process (`WeightPublication.payload`), fetched one after another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a bucket is requested, with a pause in seconds that doubles: enough for a short loss of the network.
+# How many times a bucket is requested, and the first pause between two tries in seconds, which doubles. That is enough for a short loss of
+# the network.
 FETCH_TRIES = 4
 FETCH_SECONDS = 0.5
 
@@ -33,25 +34,7 @@ class WeightPayload(Protocol):
         """Returns the number of buckets, at least one."""
 
     def bucket(self, index: int) -> Bucket | SentBucket:
-        """Fetches one; those before it may be released, or overwritten, from then on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Buckets at hand in this process, and the checksum of their tensors."""
-
-    contents: tuple[Bucket, ...]
-    checksum: str
-
-    @property
-    def nbytes(self) -> int:
-        return sum(len(bucket.data) for bucket in self.contents)
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    def bucket(self, index: int) -> Bucket:
-        return self.contents[index]
+        """Fetches a bucket. Earlier ones may be released or overwritten from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +43,10 @@ class StoredBucket:
 
     entries: tuple[TensorEntry, ...]
     data: ray.ObjectRef
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries)
 
     async def fetch(self) -> Bucket:
         """Fetches the bytes to this node. Raises FetchFailed after FETCH_TRIES tries."""
@@ -90,7 +77,7 @@ class SentBucket:
 def fetched(payload: WeightPayload) -> Iterator[Bucket | SentBucket]:
     """Returns the buckets. The first is fetched at once, so that lost weights are noticed before anything is changed.
 
-    The others are fetched as they are taken. Raises FetchFailed, at once or then, if one can't be fetched.
+    The others are fetched when they are taken. Raises FetchFailed, at once or then, if a bucket can't be fetched.
     """
     first = _fetch(payload, 0)
     return itertools.chain([first], (_fetch(payload, index) for index in range(1, len(payload))))

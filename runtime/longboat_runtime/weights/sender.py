@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.bucket import Bucket, tensors_in
 from longboat_runtime.weights.layout import BucketLayout
 from longboat_runtime.weights.publication import PublicationGone
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class WeightSender:
-    """Holds the buckets of `layout` that sender number `index` has, in memory that `allocate` makes once; every version is written there.
+    """Holds the buckets of `layout` that sender number `index` sends, in memory that is allocated once and that every version overwrites.
 
-    One thread fills; others read. A bucket that is being read isn't overwritten.
+    `allocate` returns as many bytes as it is given. One thread fills; others read. A bucket that is being read isn't overwritten.
     """
 
     def __init__(self, layout: Sequence[BucketLayout], index: int, allocate: Callable[[int], torch.Tensor]) -> None:
@@ -31,7 +31,7 @@ class WeightSender:
         }
         self._changed = threading.Condition()
         self._version: int | None = None
-        # Buckets of the version that are there, with the digests of their tensors.
+        # The digests of the tensors of each bucket of the version that has been filled.
         self._digests: dict[int, list[bytes]] = {}
         self._readers = dict.fromkeys(self._memory, 0)
 
@@ -42,11 +42,11 @@ class WeightSender:
 
     @property
     def digests(self) -> dict[int, list[bytes]]:
-        """The digests of the tensors of each bucket that is there, by number."""
+        """The digests of the tensors of each bucket that has been filled, by number."""
         return dict(self._digests)
 
     def begin(self, version: int | None) -> None:
-        """Gives up what is there: buckets of `version` follow; without one, nobody gets them."""
+        """Begins a version, whose buckets are then filled. Earlier ones can no longer be read; without a version, neither can these."""
         with self._changed:
             self._version, self._digests = version, {}
             self._changed.notify_all()
@@ -54,15 +54,9 @@ class WeightSender:
     @contextmanager
     def filling(self, number: int) -> Iterator[list[torch.Tensor]]:
         """Yields the places of a bucket's tensors, to be filled in the block. Waits for readers of what was there."""
-        import torch
-
         with self._changed:
             self._changed.wait_for(lambda: not self._readers[number])
-        memory = self._memory[number]
-        yield [
-            memory[entry.offset : entry.offset + entry.nbytes].view(getattr(torch, entry.dtype)).reshape(entry.shape)
-            for entry in self._layout[number].entries
-        ]
+        yield [place for _, place in tensors_in(self._layout[number].entries, self._memory[number])]
         digests = self._bucket(number).digests()
         with self._changed:
             self._digests[number] = digests
@@ -72,7 +66,7 @@ class WeightSender:
     def reading(self, version: int, number: int) -> Iterator[tuple[Bucket, list[bytes]]]:
         """Yields a bucket, to be read in the block, with the digests of its tensors. Waits until it has been gathered.
 
-        Raises PublicationGone if `version` isn't, or is no longer, the one that is there or is being gathered.
+        Raises PublicationGone if `version` isn't the one that was begun last.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._version != version or number in self._digests)

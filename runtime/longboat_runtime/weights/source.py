@@ -1,4 +1,4 @@
-"""Where the driver gets the buckets of a publication: from the trainer's senders. It passes references on, never data."""
+"""Gets the buckets of a publication from the trainer's senders: the driver passes references on, never data."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class WeightSource(Protocol):
         """Returns the number of buckets, at least one."""
 
     async def bucket(self, number: int) -> StoredBucket:
-        """Has a bucket put into Ray's object store, once it has been gathered. It is there as long as someone holds what is returned.
+        """Has a bucket put into Ray's object store, once it has been gathered. It stays as long as someone holds what is returned.
 
         Raises RayError if its sender is gone, PublicationGone if another version has replaced this one.
         """
 
     @property
     def checksum(self) -> str:
-        """The checksum of all tensors, once each bucket has been there."""
+        """The checksum of all tensors, once each bucket has been put or sent."""
 
     @property
     def trainer(self) -> tuple[str, ...]:
-        """Identifies the senders, which broadcast; empty if there are none."""
+        """Identifies the senders that broadcast; empty if there are none."""
 
     async def versions(self) -> list[Mapping[str, str]]:
         """Returns `weights.groups.versions` of each sender."""
 
     async def open_groups(self, key: str) -> dict[int, str]:
-        """Has each sender serve the store of a new group; returns their addresses by sender."""
+        """Has each sender serve the store of a new group; returns the stores' addresses by sender."""
 
     async def join_groups(self, key: str, addresses: Mapping[int, str], size: int, seconds: float) -> None:
         """Has each sender join its group, of `size` processes. Raises RuntimeError if the others don't come within `seconds`."""
@@ -50,7 +50,7 @@ class WeightSource(Protocol):
         """Ends the groups; does nothing where there is none."""
 
     def sent(self, number: int) -> SentBucket:
-        """Describes a bucket to those who receive it by `send`."""
+        """Describes a bucket to the workers that `send` broadcasts it to."""
 
     async def send(self, number: int, keys: Sequence[str]) -> list[str]:
         """Has a bucket broadcast to these groups, once it has been gathered; returns the keys of those that were left behind.
@@ -75,7 +75,7 @@ class TrainerSource:
 
     async def bucket(self, number: int) -> StoredBucket:
         sender = self._senders[self._layout[number].sender]
-        self._digests[number], [data] = await _result(sender.bucket.remote(self._version, number))
+        self._digests[number], [data] = await actor_result(sender.bucket.remote(self._version, number))
         return StoredBucket(self._layout[number].entries, data)
 
     @property
@@ -90,7 +90,7 @@ class TrainerSource:
 
     async def join_groups(self, key: str, addresses: Mapping[int, str], size: int, seconds: float) -> None:
         joining = [
-            _result(sender.join_group.remote(key, addresses[number], size, seconds))
+            actor_result(sender.join_group.remote(key, addresses[number], size, seconds))
             for number, sender in enumerate(self._senders)
         ]
         await asyncio.gather(*joining)
@@ -105,19 +105,21 @@ class TrainerSource:
 
     async def send(self, number: int, keys: Sequence[str]) -> list[str]:
         sender = self._senders[self._layout[number].sender]
-        self._digests[number], failed = await _result(sender.send.remote(self._version, number, keys))
+        self._digests[number], failed = await actor_result(sender.send.remote(self._version, number, keys))
         return list(failed)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return await asyncio.gather(*(_result(getattr(sender, method).remote(*arguments)) for sender in self._senders))
+        return await asyncio.gather(
+            *(actor_result(getattr(sender, method).remote(*arguments)) for sender in self._senders)
+        )
 
     @property
     def checksum(self) -> str:
         return checksum_of(digest for number in range(len(self)) for digest in self._digests[number])
 
 
-async def _result(answer: Any) -> Any:
-    """Returns what an actor returned, or raises what it raised, without Ray's wrapping."""
+async def actor_result(answer: Any) -> Any:
+    """Returns what an actor returned, or raises what it raised, without Ray's wrapping. Raises RayActorError if the actor is gone."""
     try:
         return await answer
     except RayTaskError as error:

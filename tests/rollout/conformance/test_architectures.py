@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.weights.publication import WeightPublication
-from longboat_runtime.weights.publish import pack
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.conformance.test_engine import run
 from tests.rollout.reference import PROBE, request
 from tests.support.architectures import tiny_config
+from tests.support.publications import pack
 from tests.support.tiny_model import save_random_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_spec, only_rank
 

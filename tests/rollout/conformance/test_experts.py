@@ -11,11 +11,11 @@ import torch
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.weights.gate import PublicationRefused
-from longboat_runtime.weights.publish import pack
 from tests.rollout.conformance.conftest import KINDS
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.conformance.test_engine import run
 from tests.rollout.reference import ReferenceModel, request
+from tests.support.publications import pack
 from tests.support.tiny_model import build_tiny_experts
 
 pytestmark = pytest.mark.extended
