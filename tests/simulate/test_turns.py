@@ -28,7 +28,7 @@ from tests.simulate.test_shapes import RESHAPE, THROUGHPUT, Alternating, planner
 from tests.simulate.test_simulation import FLAT, AnyPolicy, policies, sites
 from tests.support.examples import examples
 
-EPISODES = TwoLevelTurns(TwoLevel(2, 0.4, 0.4, 6), TwoLevel(10, 0.8, 0.8, 100), TwoLevel(0.5, 1, 1, 50), 150, 7)
+EPISODES = TwoLevelTurns(TwoLevel(2, 0.4, 0.4, 6), TwoLevel(10, 0.8, 0.8, 100, 1), TwoLevel(0.5, 1, 1, 50, 2), 150, 7)
 
 
 class Recorded(Simulation):

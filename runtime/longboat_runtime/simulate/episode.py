@@ -46,7 +46,7 @@ class Episode:
 
     @property
     def segments(self) -> tuple[SegmentSize, ...]:
-        """As in `events.Generated`: all its turns are one segment."""
+        """Returns what `events.Generated` has: all its turns are one segment."""
         whole = SegmentSize(self._context, self.tokens)
         return () if whole.computed == self._prompt + whole.trained else (whole,)
 

@@ -91,9 +91,9 @@ class SimulatedFleet:
 
         Those whose turn ends anyway are left out.
         """
-        held = {*self._held}
+        waiting = {*self._held}.intersection(samples)
         taken = self._take_out(samples, now)
-        taken += [("", Response(sample, 0, ())) for sample in samples if sample in held]
+        taken += [("", Response(sample, 0, ())) for sample in samples if sample in waiting]
         self._free([response.sample for _, response in taken], now)
         return taken
 
@@ -196,15 +196,15 @@ class SimulatedFleet:
         if not self._held or self._publishing or not self._router.open:
             return
         slots = inf if self._site.slots is None else self._site.slots
-        sent, held = list[SampleId](), list[SampleId]()
+        ready, waiting = list[SampleId](), list[SampleId]()
         for sample in self._held:
             if sample in self.playing or len(self.playing) < slots:
                 self.playing.add(sample)
-                sent.append(sample)
+                ready.append(sample)
             else:
-                held.append(sample)
-        self._held = held
-        for name, routed in self._router.route(sent).items():
+                waiting.append(sample)
+        self._held = waiting
+        for name, routed in self._router.route(ready).items():
             for sample in routed:
                 if sample not in self._away:
                     self._draw(name, sample, now)

@@ -36,10 +36,10 @@ Samples = Callable[[SampleId], int | Sequence[Turn]]
 
 @dataclass(frozen=True, slots=True)
 class TwoLevelTurns:
-    """How many turns an episode has, the tokens of each and the seconds behind each are log-normal, prompt effect x effect of their own.
+    """Log-normal, prompt effect x effect of its own: how many turns an episode has, the tokens of each turn and the seconds behind it.
 
-    Distributions with different seeds have prompt effects of their own. The episode ends with the turn in which it has drawn
-    `max_tokens`. Each turn is followed by `added` tokens of the environment.
+    Where two of the three have one seed, they have the same effects: what has more tokens has more seconds. An episode ends with the turn in
+    which it has drawn `max_tokens`. Each turn is followed by `added` tokens of the environment.
     """
 
     turns: TwoLevel
@@ -49,13 +49,13 @@ class TwoLevelTurns:
     added: int = 0
 
     def __call__(self, sample: SampleId) -> Sequence[Turn]:
-        turns, left = list[Turn](), self.max_tokens
+        turns, remaining = list[Turn](), self.max_tokens
         for number in range(self.turns(sample)):
-            tokens = min(self.tokens(sample, number), left)
+            tokens = min(self.tokens(sample, number), remaining)
             seconds = min(self.seconds.draw(sample, number), self.seconds.longest)
             turns.append(Turn(tokens, seconds, self.added))
-            left -= tokens
-            if not left:
+            remaining -= tokens
+            if not remaining:
                 break
         return turns
 
