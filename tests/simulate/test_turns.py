@@ -23,7 +23,7 @@ from longboat_runtime.simulate.paged_engine import PagedEngine
 from longboat_runtime.simulate.shapes import Shapes
 from longboat_runtime.simulate.simulation import Simulation, number_prompts, simulate
 from longboat_runtime.simulate.site import Site
-from longboat_runtime.simulate.turns import RecordedEpisodes, Samples, Turn, TwoLevelTurns
+from longboat_runtime.simulate.turns import RecordedEpisodes, SampleDistribution, Turn, TwoLevelTurns
 from tests.simulate.test_shapes import RESHAPE, THROUGHPUT, Alternating, planners
 from tests.simulate.test_simulation import FLAT, AnyPolicy, policies, sites
 from tests.support.examples import examples
@@ -34,10 +34,12 @@ EPISODES = TwoLevelTurns(TwoLevel(2, 0.4, 0.4, 6), TwoLevel(10, 0.8, 0.8, 100, 1
 class Recorded(Simulation):
     """A simulation with all its events, run to its end."""
 
-    def __init__(self, policy: Policy, group_size: int, site: Site, samples: Samples, steps: int) -> None:
+    def __init__(
+        self, policy: Policy, group_size: int, site: Site, distribution: SampleDistribution, steps: int
+    ) -> None:
         self.events: list[Event] = []
         self.most_playing = 0
-        super().__init__(policy, group_size, site, samples, steps, number_prompts)
+        super().__init__(policy, group_size, site, distribution, steps, number_prompts)
         while self.proceed():
             self.most_playing = max(self.most_playing, len(self.fleet.playing))
 

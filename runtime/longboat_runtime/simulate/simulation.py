@@ -26,7 +26,7 @@ from longboat_runtime.simulate.episode import Episode
 from longboat_runtime.simulate.fleet import RoundLoads, SimulatedFleet
 from longboat_runtime.simulate.shapes import FinishedRound, FixedShape
 from longboat_runtime.simulate.site import Site
-from longboat_runtime.simulate.turns import Samples, Turn
+from longboat_runtime.simulate.turns import SampleDistribution, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def simulate(
     policy: Policy,
     group_size: int,
     site: Site,
-    samples: Samples,
+    distribution: SampleDistribution,
     steps: int,
     *,
     source: Source = number_prompts,
@@ -125,7 +125,7 @@ def simulate(
 
     The same arguments give the same run. Raises ValueError if no step was made.
     """
-    run = Simulation(policy, group_size, site, samples, steps, source)
+    run = Simulation(policy, group_size, site, distribution, steps, source)
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
@@ -141,14 +141,14 @@ class Simulation:
         policy: Policy,
         group_size: int,
         site: Site,
-        samples: Samples,
+        distribution: SampleDistribution,
         steps: int,
         source: Source,
     ) -> None:
         deciding = policy if site.chunk_tokens is None else Streaming(policy, site.chunk_tokens)
         self._loop = RoundLoop(deciding, self, Ledger(group_size, steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
-        self._site, self._samples, self._source = site, samples, source
+        self._site, self._distribution, self._source = site, distribution, source
         self._policy = policy
         self._planner = site.shapes.planner if site.shapes else None
         self._episodes: dict[SampleId, Episode] = {}
@@ -249,7 +249,7 @@ class Simulation:
     def _submit(self, samples: Sequence[SampleId]) -> None:
         for sample in samples:
             if sample not in self._episodes:
-                drawn = self._samples(sample)
+                drawn = self._distribution(sample)
                 turns = drawn if isinstance(drawn, Sequence) else (Turn(drawn),)
                 self._episodes[sample] = Episode(turns, self._site.prompt_tokens)
             episode = self._episodes[sample]

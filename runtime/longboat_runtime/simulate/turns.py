@@ -30,8 +30,8 @@ class Turn:
             raise ValueError(f"a turn has a token, and seconds and added tokens of 0 or more: {self}")
 
 
-# A sample that isn't stopped: its response tokens, at least 1, or its turns, at least one.
-Samples = Callable[[SampleId], int | Sequence[Turn]]
+# Gives each sample, by its id, its response tokens, at least 1, or its turns, at least one, unless it is stopped.
+SampleDistribution = Callable[[SampleId], int | Sequence[Turn]]
 
 
 @dataclass(frozen=True, slots=True)
