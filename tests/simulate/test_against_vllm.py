@@ -41,29 +41,38 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmScheduler]:
 
 
 def simulated(case: Case, prompt_tokens: int) -> tuple[list[tuple[SampleId, int, int]], int]:
-    """Step and tokens computed until then of each end, in the order of ends; and the preemptions."""
+    """Step and tokens computed until then of each turn's end, in the order of ends; and the preemptions."""
     model = EngineModel(case.blocks * case.block_size, TOKEN, (1,), (1,), ((1.0,),), case.block_size)
     engine = PagedEngine("e", case.limit, model, prompt_tokens=prompt_tokens)
     ends: list[tuple[SampleId, int, int]] = []
+    # Of each turn: the step before which it comes, its sample, the tokens before it and its own, and the turns that follow.
+    arrivals = [(each.step, each.sample, each.prompt_tokens, each.tokens, each.further) for each in case.arrivals]
+    under_way: dict[SampleId, tuple[int, tuple[tuple[int, int, int], ...]]] = {}
 
     def until(step: float) -> None:
         """Everything before the step is scheduled: in the middle of the one before."""
         while (end := engine.next_end()) < step - 0.5:
-            computed = round((end - floor(end)) / TOKEN)
-            ends.extend((response.sample, floor(end), computed) for response in engine.ended(end))
+            for response in engine.ended(end):
+                ends.append((response.sample, floor(end), round((end - floor(end)) / TOKEN)))
+                context, further = under_way[response.sample]
+                if further:
+                    (away, added, tokens), *rest = further
+                    arrivals.append((floor(end) + away, response.sample, context + added, tokens, tuple(rest)))
 
-    for step in sorted({arrival.step for arrival in case.arrivals} | case.published):
+    step = 0
+    while len(ends) < sum(1 + len(arrival.further) for arrival in case.arrivals):
         until(step)
         # An engine that rests begins at once; the others count tokens from where they are.
         rests = engine.next_end() == inf
         now = step + (ends[-1][2] if ends else 0) * TOKEN if rests else step - 0.5
-        for arrival in case.arrivals:
-            if arrival.step == step:
-                engine.submit(now, arrival.sample, arrival.tokens, arrival.prompt_tokens)
+        for came, sample, context, tokens, further in arrivals:
+            if came == step:
+                under_way[sample] = context + tokens, further
+                engine.submit(now, sample, tokens, context, returns=bool(further))
         if step in case.published:
             engine.pause(now)
             engine.serve(now, step)
-    until(inf)
+        step += 1
     return ends, engine.take_load(1e9).preemptions
 
 
@@ -92,12 +101,14 @@ def cases(draw: st.DrawFn) -> tuple[Case, int]:
     size = draw(st.sampled_from([4, 16]))
     prompt = draw(st.integers(1, 40).filter(lambda tokens: tokens % size))
     longest = draw(st.sampled_from([20, 150]))
-    needed = -(-(prompt + longest) // size)
+    lengths, further = st.integers(1, longest), draw(st.sampled_from([0, 2]))
+    turns = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30), lengths), max_size=further)
+    needed = -(-(prompt + longest + further * (30 + longest)) // size)
     group = draw(st.integers(1, 6))
     count = draw(st.integers(1, 24))
     steps = sorted(draw(st.lists(st.sampled_from([0, 0, 0, 5, 30, 31]), min_size=count, max_size=count)))
     arrivals = tuple(
-        Arrival(step, SampleId(0, number // group, 0, number % group), prompt, draw(st.integers(1, longest)))
+        Arrival(step, SampleId(0, number // group, 0, number % group), prompt, draw(lengths), tuple(draw(turns)))
         for number, step in enumerate(steps)
     )
     published = draw(st.frozensets(st.sampled_from([7, 30, 40]), max_size=2))

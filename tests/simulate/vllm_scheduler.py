@@ -15,12 +15,16 @@ from longboat_runtime.samples import SampleId, SampleRequest
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A sample that comes before step `step` (from 0)."""
+    """A sample that comes before step `step` (from 0).
+
+    Each of `further` turns comes after a number of steps from the end of the one before, with new tokens behind all others, and draws some.
+    """
 
     step: int
     sample: SampleId
     prompt_tokens: int
     tokens: int
+    further: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """In which step each sample ended (from 1), in the order in which they did; how many tokens of prompts, and of samples that had been
+    """In which step each turn ended (from 1), in the order in which they did; how many tokens of prompts, and of samples that had been
     preempted, each step computed; and the number of preemptions for want of KV cache."""
 
     ended: tuple[tuple[SampleId, int], ...]
@@ -159,25 +163,32 @@ def _schedule(core: Any, case: Case) -> Scheduled:
     hasher = get_request_block_hasher(
         case.block_size, get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     )
-    names: dict[str, SampleId] = {}
+    requests: dict[str, tuple[SampleId, Any, tuple[tuple[int, int, int], ...]]] = {}
     ended: list[tuple[SampleId, int]] = []
     computed: list[int] = []
-    requests: list[Any] = []
+    arrivals = [
+        (
+            arrival.step,
+            arrival.sample,
+            [1000 * (1 + arrival.sample.row) + place for place in range(arrival.prompt_tokens)],
+            arrival.tokens,
+            arrival.further,
+        )
+        for arrival in case.arrivals
+    ]
     interrupted = step = 0
-    while len(ended) < len(case.arrivals):
-        for arrival in case.arrivals:
-            if arrival.step == step:
-                sample = arrival.sample
-                names[str(sample)] = sample
+    while len(ended) < sum(1 + len(arrival.further) for arrival in case.arrivals):
+        for came, sample, prompt, most, further in arrivals:
+            if came == step:
                 request = Request(
-                    str(sample),
-                    [1000 * (1 + sample.row) + place for place in range(arrival.prompt_tokens)],
-                    SamplingParams(max_tokens=arrival.tokens, ignore_eos=True),
+                    f"{sample}/{len(requests)}",
+                    prompt,
+                    SamplingParams(max_tokens=most, ignore_eos=True),
                     None,
-                    arrival_time=float(len(names)),
+                    arrival_time=float(len(requests)),
                     block_hasher=hasher,
                 )
-                requests.append(request)
+                requests[request.request_id] = sample, request, further
                 scheduler.add_request(request)
         if step in case.published:
             interrupted += len(scheduler.running)
@@ -186,10 +197,17 @@ def _schedule(core: Any, case: Case) -> Scheduled:
         output = scheduler.schedule()
         computed.append(_computed(output))
         order = [*output.num_scheduled_tokens]
-        # A response's tokens are its own, so that no other has the same blocks.
-        tokens = [[10**6 * (1 + [*names].index(name)) + step] for name in order]
+        # A turn's tokens are its own, so that no other has the same blocks.
+        tokens = [[10**6 * (1 + [*requests].index(name)) + step] for name in order]
         drawn = ModelRunnerOutput(order, {name: place for place, name in enumerate(order)}, tokens)
         for outputs in scheduler.update_from_output(output, drawn).values():
-            ended += [(names[one.request_id], step) for one in outputs.outputs if one.finish_reason is not None]
-    preemptions = sum(request.num_preemptions for request in requests) - interrupted
+            for output in outputs.outputs:
+                if output.finish_reason is not None:
+                    sample, request, further = requests[output.request_id]
+                    ended.append((sample, step))
+                    if further:
+                        (away, added, most), *rest = further
+                        new = [-(10**6) * len(ended) - place for place in range(added)]
+                        arrivals.append((step + away, sample, [*request.all_token_ids, *new], most, tuple(rest)))
+    preemptions = sum(request.num_preemptions for _, request, _ in requests.values()) - interrupted
     return Scheduled(tuple(ended), tuple(computed), preemptions)

@@ -53,8 +53,9 @@ class SimulatedEngine:
         self._start_sum = 0.0
         self.tokens_most = 0.0
 
-    def submit(self, now: float, sample: SampleId, tokens: int, prompt_tokens: int) -> None:
-        """Takes a sample whose response will have `tokens`."""
+    def submit(self, now: float, sample: SampleId, tokens: int, prompt_tokens: int, *, returns: bool = False) -> None:
+        """Takes a sample that draws `tokens` after `prompt_tokens`. It makes no difference whether it `returns` for another turn."""
+        del returns
         self._advance(now)
         self._waiting[sample] = (tokens, prompt_tokens)
         self._admit()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from longboat_runtime.rollout.load import Load, total
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import SampleId
 from longboat_runtime.simulate.engine import Response, SimulatedEngine
+from longboat_runtime.simulate.episode import Episode
 from longboat_runtime.simulate.paged_engine import PagedEngine
 from longboat_runtime.simulate.site import Site
 
@@ -16,17 +17,20 @@ from longboat_runtime.simulate.site import Site
 class SimulatedFleet:
     """Engines of `site`; if it has shapes, there are none before `start`.
 
-    `needs(sample)` are the tokens to draw of it, and those before them, its prompt's included. While weights are published, or no
-    engine is there, samples are held back.
+    `episodes` are those of the samples that are submitted. While weights are published, or no engine or slot is free for them, samples are
+    held back. A sample has its slot, and the engine that it was routed to, until it is taken back or finished, also while it is away
+    between turns.
     """
 
-    def __init__(self, site: Site, needs: Callable[[SampleId], tuple[int, int]]) -> None:
-        self._site, self._needs = site, needs
+    def __init__(self, site: Site, episodes: Mapping[SampleId, Episode]) -> None:
+        self._site, self._episodes = site, episodes
         self.engines: dict[str, SimulatedEngine | PagedEngine] = {}
         self._router = Router()
         self._pods: list[list[str]] = []
         self._publishing = False
         self._held: list[SampleId] = []
+        self._away: set[SampleId] = set()
+        self.playing: set[SampleId] = set()
         self._load = Load(0)
         self.tensor_parallel = 0
         if site.curve is not None:
@@ -53,31 +57,65 @@ class SimulatedFleet:
         return min(ends, key=lambda item: item[1], default=("", inf))
 
     def ended(self, name: str, now: float) -> list[Response]:
-        """Takes out and returns the responses that have ended in this engine by now."""
-        responses = self.engines[name].ended(now)
-        for response in responses:
-            self._router.finished(name, response.sample)
-        return responses
+        """Takes out and returns the turns that have ended in this engine by now. Each sample has to leave, continue or be finished."""
+        return self.engines[name].ended(now)
 
     def submit(self, samples: Sequence[SampleId], now: float) -> None:
-        """Sends samples to engines, when there are some that serve."""
-        if self._publishing or not self._router.open:
-            self._held += samples
-            return
-        for name, routed in self._router.route(samples).items():
-            for sample in routed:
-                self.engines[name].submit(now, sample, *self._needs(sample))
+        """Sends samples to engines, in this order, when there are some that serve and a slot for each."""
+        self._held += samples
+        self._send_held(now)
+
+    def leave(self, sample: SampleId) -> None:
+        """Notes that a sample is away from now on: it needs no engine before it is back."""
+        self._away.add(sample)
+
+    def back(self, sample: SampleId) -> bool:
+        """Notes that a sample is back; returns False if it wasn't away, since it was taken back meanwhile."""
+        was_away = sample in self._away
+        self._away.discard(sample)
+        return was_away
+
+    def continues(self, sample: SampleId, now: float) -> None:
+        """Has a sample draw its next turn in the engine that it was routed to; one that is held back does so later."""
+        for name in self._router.engines_of([sample]):
+            self._draw(name, sample, now)
+
+    def finish(self, sample: SampleId, now: float) -> None:
+        """Forgets a sample that needs no engine and no slot any more."""
+        for name in self._router.engines_of([sample]):
+            self._router.finished(name, sample)
+        self._free([sample], now)
 
     def take_back(self, samples: Sequence[SampleId], now: float) -> list[tuple[str, Response]]:
-        """Stops those of the samples that engines have; returns their engines and what there is of them, without those that end anyway."""
-        responses = []
+        """Stops those of the samples that engines have, are away or held back; returns their engines and what there is of their turns.
+
+        Those whose turn ends anyway are left out.
+        """
+        waiting = {*self._held}.intersection(samples)
+        taken = self._take_out(samples, now)
+        taken += [("", Response(sample, 0, ())) for sample in samples if sample in waiting]
+        self._free([response.sample for _, response in taken], now)
+        return taken
+
+    def _take_out(self, samples: Sequence[SampleId], now: float) -> list[tuple[str, Response]]:
+        """Takes samples out of engines; returns these and what there is of their turns, without those whose turn ends anyway."""
+        taken = []
         for name, running in self._router.engines_of(samples).items():
             for sample in running:
-                response = self.engines[name].stop(now, sample)
-                if response is not None:
+                away = Response(sample, 0, ()) if sample in self._away else None
+                if response := away or self.engines[name].stop(now, sample):
                     self._router.finished(name, sample)
-                    responses.append((name, response))
-        return responses
+                    taken.append((name, response))
+        return taken
+
+    def _free(self, samples: Sequence[SampleId], now: float) -> None:
+        """Frees the slots of samples."""
+        gone = {*samples}
+        self._away -= gone
+        self.playing -= gone
+        if self._held:
+            self._held = [sample for sample in self._held if sample not in gone]
+            self._send_held(now)
 
     def pause(self, now: float) -> None:
         """Pauses all engines, which load weights, and holds samples back until `serve`."""
@@ -98,9 +136,9 @@ class SimulatedFleet:
         running = [sample for name in ending for sample in self._router.running(name)]
         for name in ending:
             self._router.drain(name)
-        responses = self.take_back(running, now)
+        responses = self._take_out(running, now)
         for name in ending:
-            # Responses that end with the step under way.
+            # Turns that end with the step under way.
             responses += [(name, response) for response in self._last(name)]
             self._router.remove(name)
         self._load += self._take(ending, now)
@@ -154,9 +192,26 @@ class SimulatedFleet:
         return [name for pod in pods for name in self._pods[pod]]
 
     def _send_held(self, now: float) -> None:
-        samples, self._held = self._held, []
-        if samples:
-            self.submit(samples, now)
+        """Sends what was held back to engines, if some serve, in order and as far as there are slots."""
+        if not self._held or self._publishing or not self._router.open:
+            return
+        slots = inf if self._site.slots is None else self._site.slots
+        ready, waiting = list[SampleId](), list[SampleId]()
+        for sample in self._held:
+            if sample in self.playing or len(self.playing) < slots:
+                self.playing.add(sample)
+                ready.append(sample)
+            else:
+                waiting.append(sample)
+        self._held = waiting
+        for name, routed in self._router.route(ready).items():
+            for sample in routed:
+                if sample not in self._away:
+                    self._draw(name, sample, now)
+
+    def _draw(self, name: str, sample: SampleId, now: float) -> None:
+        tokens, context, returns = self._episodes[sample].needs
+        self.engines[name].submit(now, sample, tokens, context, returns=returns)
 
 
 class RoundLoads:

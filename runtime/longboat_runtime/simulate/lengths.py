@@ -42,11 +42,15 @@ class TwoLevel:
     longest: int
     seed: int = 0
 
-    def __call__(self, sample: SampleId) -> int:
+    def __call__(self, sample: SampleId, *part: object) -> int:
+        """Draws the tokens of a sample, or of the `part` of it that has this name."""
+        return min(max(1, ceil(self.draw(sample, *part))), self.longest)
+
+    def draw(self, sample: SampleId, *part: object) -> float:
+        """Draws a number that is neither rounded nor bounded."""
         prompt = normal(self.seed, sample.row) if self.prompt_sigma else 0.0
-        response = normal(self.seed, *sample) if self.sample_sigma else 0.0
-        length = self.median * exp(self.prompt_sigma * prompt + self.sample_sigma * response)
-        return min(max(1, ceil(length)), self.longest)
+        response = normal(self.seed, *sample, *part) if self.sample_sigma else 0.0
+        return self.median * exp(self.prompt_sigma * prompt + self.sample_sigma * response)
 
 
 @dataclass(frozen=True, slots=True)

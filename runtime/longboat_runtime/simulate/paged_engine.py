@@ -24,13 +24,17 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class _Sequence:
-    """`drawn` of its `tokens` response tokens had been drawn at the step `since`: while it runs, the one in which it was admitted."""
+    """`drawn` of its `tokens` response tokens had been drawn at the step `since`: while it runs, the one in which it was admitted.
+
+    It `returns` for another turn once it has them all.
+    """
 
     sample: SampleId
     prompt_tokens: int
     tokens: int
     number: int
     versions: list[tuple[int, int]]
+    returns: bool
     drawn: int = 0
     since: int = 0
 
@@ -109,8 +113,12 @@ class PagedEngine:
         self._finished: list[Response] = []
         self._load = Load(devices)
 
-    def submit(self, now: float, sample: SampleId, tokens: int, prompt_tokens: int) -> None:
-        """Takes a sample whose response will have `tokens`. Raises ValueError if it has no prompt or the KV cache can never hold it."""
+    def submit(self, now: float, sample: SampleId, tokens: int, prompt_tokens: int, *, returns: bool = False) -> None:
+        """Takes a sample that draws `tokens` after `prompt_tokens`.
+
+        If it `returns` for another turn, it finds what is left of its blocks in the prefix cache. Raises ValueError if it has no prompt or
+        the KV cache can never hold it.
+        """
         self._advance(now)
         if prompt_tokens < 1:
             raise ValueError("a prompt must have at least one token")
@@ -120,7 +128,7 @@ class PagedEngine:
             )
         self._arrivals += 1
         waited = bool(self._waiting)
-        self._waiting[sample] = _Sequence(sample, prompt_tokens, tokens, self._arrivals, [(0, self._version)])
+        self._waiting[sample] = _Sequence(sample, prompt_tokens, tokens, self._arrivals, [(0, self._version)], returns)
         if not waited and len(self._running) < self._limit:
             self._end_soon(now)
 
@@ -288,7 +296,7 @@ class PagedEngine:
         while self._ends and self._ends[0][0] <= self._step:
             end, _, sample = heapq.heappop(self._ends)
             if (sequence := self._running.get(sample)) is not None and sequence.end == end:
-                self._take_out(sequence)
+                self._take_out(sequence, continues=sequence.returns)
                 self._finished.append(self._response(sequence, sequence.tokens))
         for sample in self._leaving:
             self._take_out(self._running[sample])

@@ -19,13 +19,14 @@ from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.streaming import Streaming
 from longboat_runtime.rounds.work import RoundWorks
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 from longboat_runtime.simulate.chance import uniform
 from longboat_runtime.simulate.engine import Response
+from longboat_runtime.simulate.episode import Episode
 from longboat_runtime.simulate.fleet import RoundLoads, SimulatedFleet
-from longboat_runtime.simulate.lengths import LengthDistribution
 from longboat_runtime.simulate.shapes import FinishedRound, FixedShape
 from longboat_runtime.simulate.site import Site
+from longboat_runtime.simulate.turns import SampleDistribution, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class SimulatedStep:
     """One optimizer step and the round that fed it; seconds since the commit before, or since the start.
 
     `rollout` are those in which samples ran, as the driver's stage `generate` counts them; `seconds` all of them. `trained` counts
-    samples; tokens are of responses. `generated` are those that engines gave back since the step before, stopped ones included.
+    samples; tokens are those that the model drew. `generated` are those that engines gave back since the step before, stopped ones included.
     With shapes, engines had at most `tensor_parallel` devices each, and preempted so often, while the round was the newest.
     `streamed` are tokens trained in `chunks`, before the step; `overlap` are the seconds of chunks in which samples ran.
     """
@@ -114,7 +115,7 @@ def simulate(
     policy: Policy,
     group_size: int,
     site: Site,
-    lengths: LengthDistribution,
+    distribution: SampleDistribution,
     steps: int,
     *,
     source: Source = number_prompts,
@@ -124,7 +125,7 @@ def simulate(
 
     The same arguments give the same run. Raises ValueError if no step was made.
     """
-    run = Simulation(policy, group_size, site, lengths, steps, source)
+    run = Simulation(policy, group_size, site, distribution, steps, source)
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
@@ -133,24 +134,25 @@ def simulate(
 
 
 class Simulation:
-    """One run. Things happen in the order of their times; at equal times in the order they were begun, and the ends of responses last."""
+    """One run. Things happen in the order of their times; at equal times in the order they were begun, and the ends of turns last."""
 
     def __init__(
         self,
         policy: Policy,
         group_size: int,
         site: Site,
-        lengths: LengthDistribution,
+        distribution: SampleDistribution,
         steps: int,
         source: Source,
     ) -> None:
         deciding = policy if site.chunk_tokens is None else Streaming(policy, site.chunk_tokens)
         self._loop = RoundLoop(deciding, self, Ledger(group_size, steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
-        self._site, self._lengths, self._source = site, lengths, source
+        self._site, self._distribution, self._source = site, distribution, source
         self._policy = policy
         self._planner = site.shapes.planner if site.shapes else None
-        self.fleet = SimulatedFleet(site, self._needs)
+        self._episodes: dict[SampleId, Episode] = {}
+        self.fleet = SimulatedFleet(site, self._episodes)
         self.reshapes = 0
         self._time = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -182,7 +184,8 @@ class Simulation:
         elif end < inf:
             self._time = end
             for response in self.fleet.ended(name, end):
-                self._later(self._site.latency, partial(self._finished, name, response))
+                self._episodes[response.sample].draw(response)
+                self._turn_ended(name, response.sample)
         else:
             return False
         return True
@@ -244,13 +247,48 @@ class Simulation:
         self._later(self._site.latency, partial(self._submit, samples))
 
     def _submit(self, samples: Sequence[SampleId]) -> None:
+        for sample in samples:
+            if sample not in self._episodes:
+                drawn = self._distribution(sample)
+                turns = drawn if isinstance(drawn, Sequence) else (Turn(drawn),)
+                self._episodes[sample] = Episode(turns, self._site.prompt_tokens)
+            episode = self._episodes[sample]
+            if self._time < episode.back_at or episode.done:
+                self._leave(sample)
         self.fleet.submit(samples, self._time)
 
-    def _needs(self, sample: SampleId) -> tuple[int, int]:
-        """Counts the sample's tokens that are left to be drawn, and those before them, its prompt's included."""
+    def _turn_ended(self, engine: str, sample: SampleId) -> None:
+        """Has a sample leave for its environment; one that is being stopped or paused is given back instead, unless it has ended."""
+        episode = self._episodes[sample]
+        away = episode.end_turn(engine, self._time)
+        if (away or not episode.done) and not self._runs(sample):
+            self.fleet.finish(sample, self._time)
+            self._give_back(engine, sample)
+        elif away:
+            self._leave(sample)
+        else:
+            self._continue(sample)
+
+    def _leave(self, sample: SampleId) -> None:
+        self.fleet.leave(sample)
+        self._later(max(0.0, self._episodes[sample].back_at - self._time), partial(self._back, sample))
+
+    def _back(self, sample: SampleId) -> None:
+        if self.fleet.back(sample):
+            self._continue(sample)
+
+    def _continue(self, sample: SampleId) -> None:
+        """Begins the sample's next turn, or ends its episode after the last one."""
+        episode = self._episodes[sample]
+        if episode.done:
+            self.fleet.finish(sample, self._time)
+            self._later(self._site.latency, partial(self._finished, episode.engine, sample))
+        else:
+            self.fleet.continues(sample, self._time)
+
+    def _runs(self, sample: SampleId) -> bool:
         record = self.view.sample(sample)
-        begun = record.stored[-1].end if record and record.stored else 0
-        return self._lengths(sample) - begun, self._site.prompt_tokens + begun
+        return record is not None and record.state is SampleState.RUNNING
 
     def _stop(self, samples: Sequence[SampleId]) -> None:
         self._take_back(samples, self._stopped)
@@ -258,28 +296,32 @@ class Simulation:
     def _pause(self, samples: Sequence[SampleId]) -> None:
         self._take_back(samples, self._paused)
 
-    def _take_back(self, samples: Sequence[SampleId], then: Callable[[str, Response], None]) -> None:
-        for name, response in self.fleet.take_back(samples, self._time):
-            self._later(self._site.latency, partial(then, name, response))
+    def _take_back(self, samples: Sequence[SampleId], then: Callable[[str, SampleId], None]) -> None:
+        for engine, response in self.fleet.take_back(samples, self._time):
+            self._episodes[response.sample].draw(response)
+            self._later(self._site.latency, partial(then, engine, response.sample))
 
-    def _finished(self, engine: str, response: Response) -> None:
-        self._generated += response.tokens
-        sample, prompt, spans = response.sample, self._site.prompt_tokens, self._spans(response)
-        self._happens(events.Generated(sample, prompt, spans[-1].end, FinishReason.STOP, spans, engine))
+    def _give_back(self, engine: str, sample: SampleId) -> None:
+        """Gives back what there is of a sample that is being stopped or paused."""
+        record = self.view.sample(sample)
+        then = self._paused if record and record.state is SampleState.PAUSED else self._stopped
+        self._later(self._site.latency, partial(then, engine, sample))
 
-    def _stopped(self, engine: str, response: Response) -> None:
-        self._generated += response.tokens
-        self._happens(events.Stopped(response.sample, response.tokens, engine))
+    def _finished(self, engine: str, sample: SampleId) -> None:
+        episode, prompt = self._episodes.pop(sample), self._site.prompt_tokens
+        self._generated += episode.report()
+        spans, segments = episode.spans, episode.segments
+        self._happens(events.Generated(sample, prompt, episode.tokens, FinishReason.STOP, spans, engine, segments))
 
-    def _paused(self, engine: str, response: Response) -> None:
-        self._generated += response.tokens
-        spans = self._spans(response)
-        self._happens(events.Paused(response.sample, spans[-1].end if spans else 0, spans, engine))
+    def _stopped(self, engine: str, sample: SampleId) -> None:
+        episode = self._episodes.pop(sample)
+        self._generated += episode.report()
+        self._happens(events.Stopped(sample, episode.tokens, engine))
 
-    def _spans(self, response: Response) -> tuple[VersionSpan, ...]:
-        """Returns the spans of all its tokens, including those drawn before it was paused or moved."""
-        record = self.view.sample(response.sample)
-        return joined(record.stored if record else (), response.spans)
+    def _paused(self, engine: str, sample: SampleId) -> None:
+        episode = self._episodes[sample]
+        self._generated += episode.report()
+        self._happens(events.Paused(sample, episode.tokens, episode.spans, engine))
 
     def _grade(self, sample: SampleId) -> None:
         """Gives the sample to the first grader that is free; samples wait in order."""
@@ -405,18 +447,17 @@ class Simulation:
         self.fleet.start(pods, size, self.view.serving, self._time)
         self._reshape(rest, size)
 
-    def _move(self, name: str, response: Response) -> None:
-        """Moves a response elsewhere; reports it instead if it has just ended, or is being stopped or paused."""
-        sample, record = response.sample, self.view.sample(response.sample)
-        if response.tokens == self._needs(sample)[0]:
-            self._later(self._site.latency, partial(self._finished, name, response))
-        elif record is None or record.state is not SampleState.RUNNING:
-            then = self._paused if record and record.state is SampleState.PAUSED else self._stopped
-            self._later(self._site.latency, partial(then, name, response))
-        else:
-            spans = self._spans(response)
-            self._generated += response.tokens
-            self._happens(events.Moved(sample, spans[-1].end if spans else 0, spans, name, ""))
+    def _move(self, engine: str, response: Response) -> None:
+        """Moves a sample elsewhere, unless it has just ended or is being stopped or paused."""
+        sample, episode = response.sample, self._episodes[response.sample]
+        if episode.draw(response) and response.tokens:
+            self._turn_ended(engine, sample)
+        elif not self._runs(sample):
+            self.fleet.finish(sample, self._time)
+            self._give_back(engine, sample)
+        if sample in self.fleet.playing:
+            self._generated += episode.report()
+            self._happens(events.Moved(sample, episode.tokens, episode.spans, engine, ""))
             self._submit([sample])
 
     def _count_rollout(self) -> None:

@@ -19,6 +19,7 @@ class Site:
     `update`, plus `update_token` for each response token trained, but at least two `latency`; a publication of weights takes `publish`.
     With `chunk_tokens`, groups of at least so many tokens, prompts included, are trained while their round is open; each such chunk takes
     `chunk`, and its tokens as in a step.
+    At most `slots` episodes play at once: those that fit into a pod of the environment's pool, times its pods.
     Prompts have `prompt_tokens`. `flat` is the chance that all responses to a prompt get the same grade. Raises ValueError for most
     impossible values.
     """
@@ -38,10 +39,13 @@ class Site:
     prompt_tokens: int = 0
     flat: float = 0.0
     shapes: Shapes | None = None
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.engines, self.max_sequences, self.graders) < 1:
             raise ValueError(f"a site needs an engine, a sequence in it and a grader: {self}")
+        if self.slots is not None and self.slots < 1:
+            raise ValueError(f"slots: at least 1 episode must be able to play at once: {self}")
         if (self.curve is None) == (self.shapes is None) or (self.shapes is not None and self.engines != 1):
             raise ValueError("a site has a curve and a number of engines, or shapes")
         if self.shapes is not None and self.prompt_tokens < 1:
