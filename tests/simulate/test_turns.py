@@ -87,7 +87,7 @@ def test_every_episode_ends_once_with_its_tokens(policy: AnyPolicy, site: Site, 
     ended = [end.sample for end in ends]
     paused = {body.sample for body in run.bodies(events.Paused)}
     launched = {
-        SampleId(*body.prompt, body.attempt, index)
+        SampleId(body.prompt.epoch, body.prompt.row, body.attempt, index)
         for body in run.bodies(events.Launched)
         for index in range(body.samples)
     }

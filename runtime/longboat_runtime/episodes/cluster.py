@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from longboat_crds.base import Role
 from longboat_runtime.episodes.actor import EpisodeActor
 from longboat_runtime.episodes.play import EpisodeConfig
-from longboat_runtime.ray_nodes import pool_resource
-from longboat_runtime.rollout.ray_cluster import POD_LABEL, RayCluster
+from longboat_runtime.ray_nodes import POD_LABEL, pool_resource
+from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.store.client import StoreClient
 
 # Calls that an actor runs at once: those of the driver, which are few.

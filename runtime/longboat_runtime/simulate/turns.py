@@ -83,8 +83,8 @@ class RecordedEpisodes:
         one that has no turn or fewer tokens than turns, and for arrays of different lengths.
         """
         episodes: dict[int, list[Sequence[Turn]]] = {}
-        for prompt, *episode in zip(prompts, turns, tokens, seconds, added, strict=True):
-            episodes.setdefault(prompt, []).append(_even_turns(*episode))
+        for prompt, count, drawn, away, new in zip(prompts, turns, tokens, seconds, added, strict=True):
+            episodes.setdefault(prompt, []).append(_even_turns(count, drawn, away, new))
         if min(turns, default=0) < 1:
             raise ValueError("there must be an episode, and each must have a turn")
         return cls([*episodes.values()], seed)
