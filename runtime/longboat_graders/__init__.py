@@ -1,4 +1,4 @@
-"""Runs reward functions.
+"""Runs reward functions, and plays episodes of environments.
 
     reward worker --Unix socket--> server --socket pair--> children (each grades once, or one response after the other)
                                    server --socket pair--> zygote (one a function) --fork--> children
@@ -14,4 +14,11 @@ A program in a response is graded by a case runner (`case_runner`), a child like
     case runner --fork--> launcher --fork--> program (one for each test case, file of tests or compilation)
 
 A launcher is forked before its case runner has read the sample, so only the case runner has the expected results.
+
+Environments are played by a server of the same make, which sandboxes nothing:
+
+    episodes container --Unix socket--> server --socket pair--> keepers (each has one episode)
+                                        server --socket pair--> zygote (one an environment) --fork--> keepers --fork--> players
+
+A player runs the environment's code. Its keeper watches it and all that it starts, and removes what is left of them (`keeper`).
 """

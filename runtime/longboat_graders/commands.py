@@ -27,16 +27,12 @@ def graders(
     ] = None,
 ) -> None:
     """Runs reward functions, each grade in a process that can be killed."""
-    from longboat_graders import local, server
+    from longboat_graders import server
 
     if parent is None:
         server.main(socket, processes, config_maps)
     else:
-
-        def make(scratch: Path, missing: list[str]) -> server.GraderServer:
-            return server.GraderServer(processes, scratch, config_maps, None, missing)
-
-        raise typer.Exit(local.serve(socket, make, parent, other_user=True))
+        raise typer.Exit(server.serve_locally(socket, processes, config_maps, parent))
 
 
 def environments(
@@ -52,13 +48,9 @@ def environments(
     ] = None,
 ) -> None:
     """Plays episodes of environments, each in processes that can be killed."""
-    from longboat_graders import episodes, local
+    from longboat_graders import episodes
 
     if parent is None:
         episodes.main(socket, config_maps)
-        return
-
-    def make(scratch: Path, missing: list[str]) -> episodes.EpisodeServer:
-        return episodes.EpisodeServer(scratch, config_maps, missing=missing)
-
-    raise typer.Exit(local.serve(socket, make, parent, other_user=False))
+    else:
+        raise typer.Exit(episodes.serve_locally(socket, config_maps, parent))

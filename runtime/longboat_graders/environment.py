@@ -152,8 +152,8 @@ async def _play_gymnasium(environment: Any, task: Mapping[str, Any], chat: _Chat
     """Plays an episode by gymnasium's conventions, and gem's; returns the rewards of its steps."""
     rewards: list[float] = []
     try:
-        known = await _awaited(environment.reset(**_taken(environment.reset, seed=seed_of(task), options=dict(task))))
-        observation, _ = _tuple(known, 2, "reset", "observation, info")
+        begun = await _awaited(environment.reset(**_taken(environment.reset, seed=seed_of(task), options=dict(task))))
+        observation, _ = _tuple(begun, 2, "reset", "observation, info")
         while True:
             action = await chat.reply(messages_of(observation))
             stepped = await _awaited(environment.step(action))

@@ -136,7 +136,7 @@ def as_reward(value: Any) -> Reward:
     """
     if value is None:
         return Reward(None)
-    if not isinstance(value, (list, tuple)) and getattr(value, "shape", ()):
+    if hasattr(value, "shape") and hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
         return Reward(_number(value, "the environment returned"))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from longboat_crds.problems import SpecProblem
 from longboat_graders import prctl
@@ -20,6 +22,7 @@ from longboat_graders.episode_messages import EnvironmentFunction
 from longboat_graders.forks import Child, Forks, footprint
 from longboat_graders.keeper import keep
 from longboat_graders.leftovers import remove_tree, sweep
+from longboat_graders.process_tree import children, end_orphan
 from longboat_graders.seccomp import Filter, can_ask, starts_program
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every episode
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 # How long threads that the rehearsal has started may take to end, in seconds.
 _THREADS_SECONDS = 5.0
+# How long keepers have to end their episodes once the server has closed its end: less than the server waits for this process.
+_KEEPERS_SECONDS, _REAP_SECONDS = 4.0, 0.02
 
 
 class _Episode(Child):
@@ -63,6 +68,19 @@ class EpisodeZygote(Forks):
         if os.path.isdir(child.directory):
             remove_tree(child.directory)
         return True
+
+    def _end_all(self) -> None:
+        """Waits for keepers, whose connections to the server have ended too: they end their episodes. Then ends what is left."""
+        deadline = time.monotonic() + _KEEPERS_SECONDS
+        while children() and time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
+            time.sleep(_REAP_SECONDS)
+        while pids := children():
+            for pid in pids:
+                end_orphan(pid)
+            time.sleep(_REAP_SECONDS)
 
 
 def rehearse() -> None:
@@ -104,6 +122,7 @@ def main(fd: int) -> None:
     prctl.adopt_orphans()
     # Without it the kernel takes no filter.
     prctl.gain_no_privileges()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(0o077)
     control = socket.socket(fileno=fd)
     with open(0, "rb") as file:
@@ -121,7 +140,8 @@ def main(fd: int) -> None:
     sys.stderr.flush()
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps([{"loaded": footprint()}]).encode())
+    loaded = {**footprint(), "threads": len(os.listdir("/proc/self/task"))}
+    control.sendall(json.dumps([{"loaded": loaded}]).encode())
     EpisodeZygote(control, play, request["scratch"]).run()
 
 

@@ -12,12 +12,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import structlog
 
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
-from longboat_graders import socket_server
+from longboat_graders import local, socket_server
 from longboat_graders.channel import Channel
 from longboat_graders.environment import CONFIG_MAPS
 from longboat_graders.episode_messages import EpisodeEnd, EpisodeResult
@@ -36,6 +37,10 @@ _SHARED_MEMORY = Path("/proc/sysvipc/shm")
 _REMOVE_ID = 0
 # No more entries below one of a temporary directory are looked at.
 _MOST_ENTRIES = 10_000
+_OTHERS_FILES = (
+    "environments run as this user, and may read and write what it may; what they leave in /tmp and /dev/shm, outside of their own "
+    "directories, stays there"
+)
 _UNASKED = "without seccomp's notifications (Linux 5.5) an episode may start many processes before it is ended for it"
 
 
@@ -50,7 +55,8 @@ class LoadedEnvironment:
             name, "longboat_graders.episode_zygote", request, field, Reason.ENVIRONMENT_INVALID, self
         )
         self.footprint: Mapping[str, Any] = {}
-        # Those that aren't forked yet, by number.
+        # Episodes that are played, and those of them that aren't forked yet, by number.
+        self._playing: WeakSet[Playing] = WeakSet()
         self._unforked: dict[int, Playing] = {}
 
     @property
@@ -64,10 +70,13 @@ class LoadedEnvironment:
 
     async def close(self) -> None:
         """Ends the zygote and all its episodes."""
+        for playing in self._playing:
+            playing.abandon()
         await self._zygote.close()
 
     async def play(self, playing: Playing, launch: Mapping[str, Any], task: bytes) -> None:
         """Has an episode played, which `playing` follows."""
+        self._playing.add(playing)
         try:
             await self._zygote.load()
         except SpecProblem as problem:
@@ -136,6 +145,11 @@ class Playing:
         self._stopped = True
         if self._keeper is not None and self._keeper.open:
             self._keeper.send({"stop": True})
+
+    def abandon(self) -> None:
+        """Has its keeper end it at once."""
+        if self._keeper is not None:
+            self._keeper.close()
 
     def lose(self, message: str) -> None:
         """Ends it without a result of its keeper's."""
@@ -213,6 +227,9 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
 
     async def load(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["function"]["name"]
+        if not self._playing and not self._loading:
+            # What episodes have left must not pass for what the import makes.
+            await asyncio.to_thread(self._remove_older, time.time())
         self._loading += 1
         try:
             loaded = await self.replaced(name, {key: request[key] for key in ("function", "field")}, request)
@@ -228,6 +245,11 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
             memory_mib=loaded.footprint["resident"] >> 20,
             fork_ms=round(1e3 * loaded.footprint["fork"], 2),
         )
+        if loaded.footprint["threads"] > 1:
+            log.warning(
+                "importing an environment starts threads, which its episodes lack: start them in the episode",
+                environment=name,
+            )
         return {"problem": None, "footprint": loaded.footprint}
 
     def state(self) -> dict[str, Any]:
@@ -309,3 +331,12 @@ def _remove_shared_memory(than: float) -> None:
 def main(path: Path, config_maps: Path = Path(CONFIG_MAPS), temporary: Sequence[Path] = TEMPORARY) -> None:
     """Runs the environments of a pod: `longboat environments --socket PATH`."""
     socket_server.main(path, lambda scratch: EpisodeServer(scratch, config_maps, temporary))
+
+
+def serve_locally(path: Path, config_maps: Path, parent: int) -> int:
+    """Runs environments without a container, as this user, whose temporary files others use too; see `local.serve`."""
+
+    def make(scratch: Path, missing: list[str]) -> EpisodeServer:
+        return EpisodeServer(scratch, config_maps, missing=[_OTHERS_FILES, *missing])
+
+    return local.serve(path, make, parent, other_user=False)

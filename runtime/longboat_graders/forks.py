@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 
-from longboat_graders.process_tree import children, end_orphan
+from longboat_graders.process_tree import children, end_orphan, lead_group
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -64,14 +64,13 @@ class Forks:
         self._poll.register(control.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Follows commands until the server closes its end; then kills its children."""
+        """Follows commands until the server closes its end; then ends its children."""
         try:
             while self._turn():
                 continue
         except ConnectionError:
             pass  # The server closed its end while messages were under way.
-        for child in self._children.values():
-            child.kill()
+        self._end_all()
 
     # --- What kinds of children differ in ---
 
@@ -89,6 +88,11 @@ class Forks:
     def _removed(self, child: Any) -> bool:
         """Removes what a child has left, now that its group has ended. Returns whether nothing is left of it."""
         raise NotImplementedError
+
+    def _end_all(self) -> None:
+        """Ends all children, now that this process is to end."""
+        for child in self._children.values():
+            child.kill()
 
     # --- The loop ---
 
@@ -130,7 +134,7 @@ class Forks:
 
     def _fork(self, number: int, server: int, command: Mapping[str, Any]) -> int:
         child = self._forked(number, server, command)
-        _lead_group(child.pid)
+        lead_group(child.pid)
         try:
             self._follow_end(child)
         except OSError:
@@ -177,15 +181,6 @@ class Forks:
         for pid in strangers:
             end_orphan(pid)
         return not strangers
-
-
-def _lead_group(pid: int) -> None:
-    """Makes the child lead a process group of its own before the server hears of it, and so before anything is asked of it."""
-    try:
-        os.setpgid(pid, pid)
-    except ProcessLookupError:
-        # It has ended already; the zombie keeps the number.
-        return
 
 
 def seed(number: int) -> None:

@@ -30,7 +30,7 @@ from longboat_graders.episode_messages import (
 from longboat_graders.forks import seed
 from longboat_graders.frames import FrameBuffer, FrameError, encode, from_json
 from longboat_graders.leftovers import remove_tree
-from longboat_graders.process_tree import Tree, descendants, end_group, memory, written
+from longboat_graders.process_tree import Tree, descendants, end_group, lead_group, memory, written
 from longboat_graders.sandbox import allowed_limits, data_bytes, die_first
 from longboat_graders.seccomp import Filter, let_start
 
@@ -107,7 +107,7 @@ class Keeper:
             _be_player(self._play, launch, task, self._directory, self._starts, players, writer, keeper)
         os.close(writer)
         players.close()
-        _lead_group(pid)
+        lead_group(pid)
         os.set_blocking(reader, False)
         with own:
             if stopped:
@@ -135,16 +135,16 @@ class Keeper:
         try:
             while now < self._kill_at and not self._gone:
                 ready = dict(poll.poll(1e3 * max(min(look_at, self._kill_at, wall_end) - now, 0.0)))
-                asked = self._listener is not None and ready.get(self._listener, 0)
-                if asked and not asked & select.POLLIN:
-                    poll.unregister(self._listener)  # nobody is left who could ask
-                    asked = 0
+                listener = self._listener
+                question = 0 if listener is None else ready.get(listener, 0)
+                if listener is not None and question and not question & select.POLLIN:
+                    poll.unregister(listener)  # nobody is left who could ask
+                    question = 0
                 if reader in ready and not self._read_output(reader):
                     poll.unregister(reader)
                 if own.fileno() in ready:
-                    before = self._listener
                     self._read_report(own)
-                    if self._listener is not before:
+                    if listener is None and self._listener is not None:
                         poll.register(self._listener, select.POLLIN)
                     if not self._reporting:
                         poll.unregister(own)
@@ -153,7 +153,7 @@ class Keeper:
                 if self._server.fileno() in ready:
                     self._follow_server(pid)
                 now = time.monotonic()
-                if asked:
+                if listener is not None and question:
                     if threads >= bounds.processes:
                         threads = descendants(bounds.processes).threads
                     if threads >= bounds.processes:
@@ -161,7 +161,7 @@ class Keeper:
                             f"it had more than {bounds.processes} processes and threads (environments[].limits.processes)"
                         )
                         return
-                    let_start(self._listener)
+                    let_start(listener)
                     threads += 1
                 if now >= wall_end:
                     wall_end = float("inf")
@@ -284,14 +284,6 @@ def _unanswered(status: int | None) -> str:
     return f"its process {how} before it returned"
 
 
-def _lead_group(pid: int) -> None:
-    """Makes the player lead a group, as it does itself: unless it has ended, the group is there when this returns."""
-    try:
-        os.setpgid(pid, pid)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
 def _remove(directory: str) -> None:
     try:
         remove_tree(directory)
@@ -389,10 +381,10 @@ def _play(play: Play, launch: Launch, task: Mapping[str, Any]) -> None:
         return EpisodeResult(EpisodeEnd.FINISHED, reward.reward, reward.rewards)
 
     async def run() -> None:
-        told = asyncio.create_task(episode())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.cancel)
+        playing = asyncio.create_task(episode())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
         _say({"begun": True})
-        result = await told
+        result = await playing
         sys.stdout.flush()
         sys.stderr.flush()
         _say({"result": result.to_json()})

@@ -231,6 +231,17 @@ def written(directory: str, pids: Collection[int], initial_files: Collection[tup
     return total + sum(size for file, size in removed.items() if file not in initial_files)
 
 
+def lead_group(pid: int) -> None:
+    """Makes a fork of this process lead a group of its own: unless it has ended, the group is there when this returns.
+
+    One that has ended is a zombie and keeps its number; one that executes another program has made itself the leader before.
+    """
+    try:
+        os.setpgid(pid, pid)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
 def end_group(leader: int) -> tuple[float, int | None]:
     """Kills a group whose leader is a child of this process, and waits for all children of this process, adopted ones included.
 

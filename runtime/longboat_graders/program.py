@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 
 from longboat_graders import landlock, prctl
 from longboat_graders.leftovers import remove_tree
-from longboat_graders.process_tree import Tree, descendants, end_group, memory, written
+from longboat_graders.process_tree import Tree, descendants, end_group, lead_group, memory, written
 from longboat_graders.sandbox import allowed_limits, cpu_limit, data_bytes, die_first
 from longboat_graders.seccomp import Filter, can_ask, let_start, program_filter
 from longboat_graders.times import (
@@ -271,7 +271,7 @@ class _Programs:
         program_end.close()
         if rules is not None:
             os.close(rules)
-        _lead_group(pid)
+        lead_group(pid)
         with own_end:
             limit = self._watch(pid, place, own_end, clock, files)
         # Read while its processes are still there.
@@ -417,15 +417,6 @@ def _empty(directory: str) -> None:
         pass
     remove_tree(directory)
     os.mkdir(directory, 0o700)
-
-
-def _lead_group(pid: int) -> None:
-    """Makes the child lead a group of its own, as the child does itself: unless it has ended, the group is there when this returns."""
-    try:
-        os.setpgid(pid, pid)
-    except (ProcessLookupError, PermissionError):
-        # It has ended, or has made itself the leader before it executed its program.
-        return
 
 
 # --- The program's own process -----------------------------------------------------------------------------------------

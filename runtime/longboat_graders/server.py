@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from longboat_crds.reward_kinds import RewardIsolation
-from longboat_graders import landlock, socket_server
+from longboat_graders import landlock, local, socket_server
 from longboat_graders.cgroup import CGROUP_ROOT
 from longboat_graders.channel import Channel
 from longboat_graders.function import CONFIG_MAPS
@@ -248,3 +248,12 @@ def blamed(outcome: FunctionOutcome, *, alone: bool) -> FunctionOutcome:
 def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT) -> None:
     """Runs the graders of a pod: `longboat graders --socket PATH --processes N`. `cgroup` is where the container's quota is read."""
     socket_server.main(path, lambda scratch: GraderServer(processes, scratch, config_maps, cgroup))
+
+
+def serve_locally(path: Path, processes: int, config_maps: Path, parent: int) -> int:
+    """Runs graders without a container; see `local.serve`."""
+
+    def make(scratch: Path, missing: list[str]) -> GraderServer:
+        return GraderServer(processes, scratch, config_maps, None, missing)
+
+    return local.serve(path, make, parent, other_user=True)

@@ -1,4 +1,5 @@
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -136,7 +137,7 @@ class Player:
     async def load(self, source: str, function: str, name: str = "tested") -> str:
         """Loads an environment whose module has this text; returns its name. Others of its name are loaded no more."""
         self.numbers += 1
-        path = self.directory / f"{name}_{id(self)}_{self.numbers}.py"
+        path = self.directory / (f"{name}.py" if source == ANY else f"{name}_{id(self)}_{self.numbers}.py")
         path.write_text(source)
         path.chmod(0o644)
         problem = await self.client.load(EnvironmentFunction(name, f"{path}:{function}", None), "spec.environments[0]")
@@ -186,3 +187,18 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return pids
+
+
+@pytest.fixture
+def mark() -> str:
+    """An argument by which `sleep` sleeps for ever, and by which its process is known."""
+    return f"{random.randrange(10**8, 10**9)}.{random.randrange(10**8)}"
+
+
+@pytest.fixture
+def own_directory() -> Iterator[Path]:
+    """A directory for a server of the test's own."""
+    with tempfile.TemporaryDirectory(prefix="lb-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory

@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longboat_crds.problems import SpecProblem
-from longboat_graders.episode_messages import EnvironmentFunction, EpisodeEnd, FunctionFile
+from longboat_graders.episode_messages import EnvironmentFunction, EpisodeEnd, EpisodeResult, Launch, Reward, as_reward
+from longboat_graders.messages import FunctionFile
 from longboat_runtime.episodes.client import EpisodeClient
-from tests.episodes.conftest import SECRET, Endpoint, Player, episode_directories
+from tests.episodes.conftest import BOUNDS, SECRET, Endpoint, Player, episode_directories
 
 TOOLS = """
 import json
+import math
 
 def add(a, b): return a + b
 def double(a): return 2 * a
@@ -187,3 +192,26 @@ async def test_an_environment_that_is_not_loaded_is_lost(player: Player) -> None
     result = await player.play("nobody")
     assert result.end is EpisodeEnd.LOST
     assert "nobody" in result.message
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32) | st.integers(-1000, 1000) | st.booleans()))
+def test_rewards_of_turns_are_summed(rewards: list[float]) -> None:
+    assert as_reward(rewards) == as_reward(tuple(rewards)) == Reward(math.fsum(rewards), tuple(map(float, rewards)))
+    assert [as_reward(reward) for reward in rewards] == [Reward(float(reward)) for reward in rewards]
+
+
+@given(
+    st.text() | st.binary() | st.dictionaries(st.text(), st.integers()) | st.sets(st.integers()) | st.complex_numbers()
+)
+def test_what_is_no_number_is_no_reward(value: object) -> None:
+    for returned in (value, [value], [1.0, value]):
+        with pytest.raises(TypeError, match=type(value).__name__):
+            as_reward(returned)
+
+
+def test_messages_survive_their_way() -> None:
+    launch = Launch("http://127.0.0.1:1/v1", SECRET, "policy", 7, BOUNDS)
+    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
+    assert SECRET not in repr(launch)
+    result = EpisodeResult(EpisodeEnd.FINISHED, 1.5, (1.0, 0.5), "m", "o", 2.0, 1.0)
+    assert EpisodeResult.from_json(json.loads(json.dumps(result.to_json()))) == result

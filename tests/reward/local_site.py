@@ -59,10 +59,10 @@ def processes(group: Path) -> list[int]:
 
 def start(group: Path, directory: Path, *, user: int = 0, boundary: Boundary | None = None) -> subprocess.Popen[bytes]:
     """Starts local graders in the group, as this process or as another user, within what the kernel allows or within a `boundary`."""
-    code = "import sys; from pathlib import Path; from longboat_graders import local\n"
+    code = "import sys; from pathlib import Path; from longboat_graders import local, server\n"
     if boundary is not None:
         code += f"local.choose = lambda: local.Boundary({boundary.namespaces}, {boundary.user})\n"
-    code += f"sys.exit(local.serve(Path('{directory}/graders.sock'), 2, Path('{directory}'), {os.getpid()}))"
+    code += f"sys.exit(server.serve_locally(Path('{directory}/graders.sock'), 2, Path('{directory}'), {os.getpid()}))"
     steps = [f"echo $$ > {group}/cgroup.procs"]
     command = [sys.executable, "-c", code]
     if user:

@@ -1,0 +1,1 @@
+"""What the launch of an episode costs (`make bench NAME=episodes`)."""
