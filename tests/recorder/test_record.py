@@ -295,3 +295,14 @@ def test_the_engine_is_told_what_it_has_to_know() -> None:
     assert turn is not None
     assert (turn.number, turn.evaluation, turn.sample) == (0, True, client.record.launch.sample)
     assert turn.sampling == Sampling(20, temperature=0.6, stop=("END", "A"))
+    assert (turn.tools, turn.template_arguments) == ((), {})
+    _, turn = client.begin(body_of(FIRST, tools=TOOLS, chat_template_kwargs={"enable_thinking": False}))
+    assert turn is not None
+    assert (list(turn.tools), turn.template_arguments) == (TOOLS, {"enable_thinking": False})
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    client = client_of(kinds=["text"])
+    messages = then(FIRST, client.ask(FIRST).message, "\ud800")
+    assert "isn't Unicode" in str(refusal(client, messages))
+    assert "isn't Unicode" in str(refusal(client, messages[-1:]))

@@ -18,7 +18,7 @@ from longboat_runtime.recorder import server
 from longboat_runtime.recorder.record import Launch, Limits
 from longboat_runtime.recorder.server import Bounds, Endpoint, Recorder
 from longboat_runtime.trajectories import trajectory
-from longboat_runtime.turns import TurnReply, TurnRequest
+from longboat_runtime.turns import EngineDeaths, TurnReply, TurnRequest
 from tests.recorder.harnesses import answers_to
 from tests.recorder.world import KINDS, MODEL, TOOLS, Engine, body_of, contexts_of, launch_of, says
 from tests.support.waiting import eventually_async
@@ -200,7 +200,6 @@ class TestDelivery:
         async with episode(gate) as (recorder, endpoint, _):
             reader, writer = await raw(endpoint, body)
             await reader.readexactly(1000)
-            await asyncio.sleep(0)
             writer.transport.abort()
             again, _ = await raw(endpoint, body)
             text = await again.read()
@@ -209,8 +208,8 @@ class TestDelivery:
         assert (gate.begun, recording.repeats, len(recording.turns)) == (1, 1, 1)
 
     async def test_the_clients_own_retries_get_the_turn_that_is_drawn(self) -> None:
-        gate = Gate()
-        async with episode(gate, timeout=0.05, max_retries=30) as (recorder, endpoint, model):
+        gate, options = Gate(), {"timeout": 0.05, "max_retries": 1000}
+        async with episode(gate, **options) as (recorder, endpoint, model):
             asking = asyncio.ensure_future(ask(model, FIRST))
             await eventually_async(lambda: recorder._launches[0].record._repeats > 1)
             gate.open.set()
@@ -295,19 +294,20 @@ class TestRefusals:
                 recorder.close(endpoint)
         assert played.recording.turns == ()
 
-    async def test_a_turn_that_cannot_be_drawn_is_an_error_that_clients_retry(self) -> None:
-        class Failing(Gate):
-            async def turn(self, request: TurnRequest) -> TurnReply:
-                if not self.begun:
-                    self.begun = 1
-                    raise RuntimeError("no engine")
-                return await super().turn(request)
+    async def test_a_turn_that_cannot_be_drawn_is_told_to_who_opened_the_launch(self) -> None:
+        """The client only waits: no environment takes an engine's failure for an answer."""
 
-        gate = Failing()
-        gate.open.set()
-        async with episode(gate, max_retries=1) as (recorder, endpoint, model):
-            await ask(model, FIRST)
-            assert len(recorder.close(endpoint).recording.turns) == 1
+        class Failing:
+            async def turn(self, request: TurnRequest) -> TurnReply:
+                raise EngineDeaths("three engines died")
+
+        async with episode(Failing()) as (recorder, endpoint, model):
+            asking = asyncio.ensure_future(ask(model, FIRST))
+            assert isinstance(await recorder.failure(endpoint), EngineDeaths)
+            assert not asking.done()
+            assert recorder.close(endpoint).recording.turns == ()
+            with pytest.raises(openai.APIStatusError, match="has ended"):
+                await asking
 
 
 async def test_seconds_in_the_environment_are_those_without_an_open_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,8 @@ async def test_episodes_at_once_are_recorded_apart() -> None:
             self.engine, self.dice = Engine("qwen3", KINDS), random.Random(0)
 
         async def turn(self, request: TurnRequest) -> TurnReply:
-            await asyncio.sleep(self.dice.random() / 100)
+            for _ in range(self.dice.randrange(50)):
+                await asyncio.sleep(0)
             return self.engine.draw(request)
 
     turns = Slow()

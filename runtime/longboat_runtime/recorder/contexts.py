@@ -32,7 +32,9 @@ class Contexts:
 
     def __init__(self, chat: Chat, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Collection[int]) -> None:
         self._chat, self._tokenizer = chat, tokenizer
-        self._stops = [text for token in stop_token_ids if (text := str(tokenizer.decode([token])))]
+        # Those with a text that only they have: a template's text is searched for them.
+        special = tokenizer.added_tokens_decoder
+        self._stops = [special[token].content for token in stop_token_ids if token in special]
 
     def whole(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any]) -> IntArray:
         """Returns the ids of all messages and of the beginning of the model's turn.
@@ -40,12 +42,11 @@ class Contexts:
         Raises Refused if the template fails for them, or leaves out messages, tools or arguments.
         """
         try:
-            text = self._chat.text(messages, tools, arguments)
+            ids = self._ids(self._chat.text(messages, tools, arguments))
         except TEMPLATE_ERRORS as error:
             raise invalid(
                 "messages", f"can't be rendered: the model's chat template fails for them, {error}."
             ) from error
-        ids = self._ids(text)
         if not len(ids):
             raise invalid("messages", "have no tokens.")
         return ids
@@ -113,7 +114,10 @@ class Contexts:
         return [str(self._tokenizer.decode([token])) for token in token_ids]
 
     def _ids(self, text: str) -> IntArray:
-        return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        try:
+            return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        except (TypeError, UnicodeError) as error:  # half of a surrogate pair
+            raise invalid("messages", "have text that isn't Unicode.") from error
 
 
 def not_appended() -> Refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -65,10 +65,10 @@ class Beginning(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request, and what became of it.
+    """One request, whose `new` messages are those that its parent doesn't have, and what became of it.
 
     It was drawn behind `context` or, if it continues a `parent`, behind all tokens of that and then `context`; these are `length` tokens in
-    all. `new` are the request's messages that the parent doesn't have. `capped` says that the sample's bounds limit the turn, not the
+    all. `capped` says that the sample's bounds limit the turn, not the
     request. `differs` is the number of the first message that no earlier call has. `connections` are those that wait for the answer.
     """
 
@@ -292,7 +292,16 @@ class Record:
         key = blake2b(ids.tobytes(), digest_size=16).digest()
         call.seed = turn_seed(launch.seed, ids, self._contexts_before[key])
         self._contexts_before[key] += 1
-        return TurnRequest(launch.sample, call.number, tuple(ids.tolist()), call.seed, sampling, launch.evaluation)
+        return TurnRequest(
+            sample=launch.sample,
+            number=call.number,
+            prompt_ids=tuple(ids.tolist()),
+            seed=call.seed,
+            sampling=sampling,
+            evaluation=launch.evaluation,
+            tools=call.request.tools or (),
+            template_arguments=call.request.arguments,
+        )
 
     def _budget(self, what: str, name: str, limit: int) -> Refused:
         self._spent = True
@@ -310,6 +319,7 @@ class Record:
         if call.beginning is not None:
             self._beginnings[call.beginning] += 1
         self._ignored.update(call.request.ignored)
+        call.request = replace(call.request, messages=())  # `new` and the parents have them
         self._calls.append(call)
         self._undelivered[call.body].append(call)
 
@@ -345,10 +355,6 @@ class Record:
                 {**tool_call, "id": id_, "type": "function"} for tool_call, id_ in zip(calls, ids, strict=True)
             ],
         }
-
-    def fail(self, call: Call, refusal: Refused) -> None:
-        """Notes that the turn of a call can't be drawn: `refusal` is its answer."""
-        call.refusal = refusal
 
     def deliver(self, call: Call) -> None:
         """Notes that a client has received the answer of a call."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
-import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -20,10 +19,7 @@ from longboat_runtime.recorder.contexts import Contexts
 from longboat_runtime.recorder.parameters import read_request
 from longboat_runtime.recorder.record import Call, Launch, Record, Recording
 from longboat_runtime.recorder.refusals import Refused
-from longboat_runtime.tracebacks import formatted
 from longboat_runtime.turns import TurnRequest, Turns
-
-log = structlog.get_logger()
 
 # Passes of the event loop in which the end of a connection that has arrived is read, the connection closed, and its handler cancelled.
 _PASSES_TO_CLOSE = 4
@@ -65,7 +61,9 @@ class _Served:
     def __init__(self, launch: Launch, contexts: Contexts, secret: str) -> None:
         self.record, self.secret = Record(launch, contexts), secret
         self.drawing: dict[Call, asyncio.Task[None]] = {}
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.failure: asyncio.Future[Exception] = loop.create_future()
         self.requests, self._seconds, self._since = 0, 0.0, time.monotonic()
 
     @contextmanager
@@ -93,8 +91,8 @@ class Recorder:
         self._launches: dict[int, _Served] = {}
         self._next, self._port = 0, 0
         application = web.Application(middlewares=[_errors], client_max_size=bounds.body_bytes)
-        application.router.add_get("/{launch}/v1/models", self._models)
-        application.router.add_post("/{launch}/v1/chat/completions", self._chat)
+        application.router.add_get("/{launch:[0-9]{1,18}}/v1/models", self._models)
+        application.router.add_post("/{launch:[0-9]{1,18}}/v1/chat/completions", self._chat)
         # A handler is cancelled when its connection closes: that is how an answer is known not to be delivered.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
@@ -121,6 +119,13 @@ class Recorder:
         """Ends a launch: turns that are drawn are cancelled, and its requests are answered with 410. Raises KeyError if it has ended."""
         return self._end(endpoint.number)
 
+    async def failure(self, endpoint: Endpoint) -> Exception:
+        """Waits until a turn of a launch can't be drawn (`Turns.turn`), and returns why. The client waits until the launch is closed.
+
+        Raises KeyError if the launch has ended.
+        """
+        return await asyncio.shield(self._launches[endpoint.number].failure)
+
     def _end(self, number: int) -> Played:
         served = self._launches.pop(number)
         played = Played(served.record.recording(), served.environment_seconds)
@@ -131,8 +136,7 @@ class Recorder:
 
     def _served(self, http: web.Request) -> _Served:
         """Returns the launch that a request is of. Raises Refused."""
-        name = http.match_info["launch"]
-        number = int(name) if name.isdecimal() and name.isascii() else self._next
+        number = int(http.match_info["launch"])
         served = self._launches.get(number)
         if served is None and number < self._next:
             raise _gone()
@@ -195,12 +199,10 @@ class Recorder:
         try:
             reply = await self._turns.turn(turn)
             served.record.complete(call, reply, time.monotonic() - begun)
-        except Exception as error:  # noqa: BLE001 - the client is told, the log why
-            log.error("a turn can't be drawn", sample=str(turn.sample), turn=turn.number, error=formatted(error))
-            refusal = Refused(
-                "The turn can't be drawn.", code="internal_error", status=HTTPStatus.INTERNAL_SERVER_ERROR
-            )
-            served.record.fail(call, refusal)
+        except Exception as error:  # noqa: BLE001 - the episode can't be played on: its owner is told
+            if not served.failure.done():
+                served.failure.set_result(error)
+            await asyncio.wait({served.ended})
 
     async def _send(self, served: _Served, call: Call, http: web.Request) -> web.StreamResponse:
         """Waits for the turn and sends the answer. Returns when the system has all of it; raises if the connection closes before."""
