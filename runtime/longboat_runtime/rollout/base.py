@@ -18,8 +18,8 @@ from longboat_runtime.rollout.message_parser import MessageParser
 from longboat_runtime.rollout.requests import (
     Request,
     check_request,
+    check_sampling,
     generated_sample,
-    sampling_params,
     turn_reply,
     unstarted_sample,
 )
@@ -82,7 +82,7 @@ class BaseEngine:
     async def turn(self, request: TurnRequest, begun: TurnReply | None = None) -> TurnReply:
         """Raises ValueError for a request that the engine can't take; see protocol.Engine."""
         self._check_requests([request])
-        sampling_params(request, begun)  # raises what would otherwise end the engine
+        check_sampling(request, begun)
         name, turn = f"turn {next(self._turns)}", Turn(request, begun, self._outbox.promise())
         try:
             self._begin_turn(name, turn)

@@ -40,10 +40,7 @@ Part = GeneratedSample | TurnReply
 
 def check_request(request: Request, max_length: int, vocabulary: int) -> None:
     """Raises ValueError if the engine could not draw a single token."""
-    if isinstance(request, SampleRequest):
-        name = f"sample {request.id}"
-    else:
-        name = f"turn {request.number} of sample {request.sample}"
+    name = _name(request)
     if not request.prompt_ids:
         raise ValueError(f"{name} has an empty prompt")
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
@@ -52,6 +49,22 @@ def check_request(request: Request, max_length: int, vocabulary: int) -> None:
         raise ValueError(
             f"{name} has a prompt of {len(request.prompt_ids)} tokens; prompt and response may have {max_length}"
         )
+
+
+def check_sampling(request: Request, begun: Part | None) -> None:
+    """Raises ValueError for parameters that vLLM refuses. Its own error would end the engine, and others would have to import its class."""
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        sampling_params(request, begun)
+    except (ValueError, VLLMValidationError) as error:
+        raise ValueError(f"{_name(request)}: {error}") from None
+
+
+def _name(request: Request) -> str:
+    if isinstance(request, SampleRequest):
+        return f"sample {request.id}"
+    return f"turn {request.number} of sample {request.sample}"
 
 
 def tokens(ids: Sequence[int]) -> TokensInput:
