@@ -25,6 +25,7 @@ CONTAINERS = {
     "rollout": ("rollout",),
     "reward": ("reward", "graders"),
     "trainer": ("trainer",),
+    "environment": ("episodes", "environment"),
 }
 """Role → its containers."""
 
@@ -37,6 +38,8 @@ CPU_REQUESTS = {
     "reward": "50m",
     "graders": "50m",
     "trainer": "300m",
+    "episodes": "50m",
+    "environment": "50m",
     "utility": "300m",
 }
 MEMORY_LIMITS = {
@@ -46,6 +49,8 @@ MEMORY_LIMITS = {
     "reward": "2Gi",
     "graders": "1Gi",
     "trainer": "4Gi",
+    "episodes": "2Gi",
+    "environment": "2Gi",
     "utility": "3Gi",
 }
 
@@ -74,8 +79,9 @@ def template(image: str, name: str = "host", graders_image: str = "") -> dict[st
     images = {"image": image}
     if graders_image:
         images["gradersImage"] = graders_image
-        (graders,) = (each for each in roles["reward"]["template"]["spec"]["containers"] if each["name"] == "graders")
-        graders["volumeMounts"] = [mount for mount in graders["volumeMounts"] if mount["mountPath"] == DATA]
+        for role in ("reward", "environment"):
+            with_code = roles[role]["template"]["spec"]["containers"][1]
+            with_code["volumeMounts"] = [mount for mount in with_code["volumeMounts"] if mount["mountPath"] == DATA]
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "ClusterRLRuntime",

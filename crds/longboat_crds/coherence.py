@@ -293,6 +293,31 @@ _OF_ENVIRONMENTS = (
         ),
     ),
     only_if(
+        both(_ENVIRONMENTS, present("dataset.evaluation.columns")),
+        Rule(
+            either(present("dataset.evaluation.columns.domain"), every("environments", "e", empty(_DOMAINS_OF))),
+            "an environment for some domains needs to know the domain of held-out rows too: set columns.domain, or leave columns out to read "
+            "those of the dataset",
+            "dataset.evaluation.columns",
+        ),
+    ),
+    only_if(
+        both(_ENVIRONMENTS, present("rounds.quotas")),
+        Rule(
+            every(
+                "rounds.quotas",
+                "q",
+                some(
+                    "environments",
+                    "e",
+                    either(empty(_DOMAINS_OF), contains(_DOMAINS_OF, field("domain", variable="q"))),
+                ),
+            ),
+            "exactly one environment plays a row: add each domain of quotas to the domains of one of environments",
+            "rounds.quotas",
+        ),
+    ),
+    only_if(
         _ENVIRONMENTS,
         Rule(
             either(

@@ -509,3 +509,8 @@ def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec
         for place, reward in enumerate(rewards)
         if reward.pool in {None, pool} and reward.kind is not RewardKind.EPISODE
     }
+
+
+def graded_pools(pools: Sequence[RewardPoolSpec], rewards: Sequence[RewardSpec]) -> list[RewardPoolSpec]:
+    """Returns the reward pools that have something to grade; the default pool of a job with rewards of kind Episode alone has not."""
+    return [pool for pool in pools if rewards_of(rewards, pool.name)]

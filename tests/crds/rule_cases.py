@@ -414,6 +414,9 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.steps": 10, "spec.checkpoint.exportEverySteps": 10}, "spec.checkpoint.exportEverySteps"),
     ({"spec.checkpoint.exportEverySteps": 0}, "spec.checkpoint.exportEverySteps"),
     ({"spec.checkpoint.keepExports": 1}, "spec.checkpoint.keepExports"),
+    ({"metadata.name": "1st"}, "metadata.name"),
+    ({"metadata.name": "a" * 35}, None),
+    ({"metadata.name": "a" * 36}, "metadata.name"),
     (environments(), None),
     (environments(rollout__toolParser="hermes", rollout__reasoningParser="qwen3"), None),
     (environments({"history": "Append", "columns": ["board"], "limits": {"maxTurns": 3, "memory": "1Gi"}}), None),
@@ -482,10 +485,14 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (domains(["a"], ["b", "a"]), "spec.environments"),
     (domains(["a"], []), "spec.environments"),
     (domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["a"]}]), "spec.rewards"),
+    (
+        domains(["a"], dataset__evaluation={**HELD_OUT, "columns": {"prompt": "q"}}),
+        "spec.dataset.evaluation.columns",
+    ),
+    (environments(dataset__evaluation={**HELD_OUT, "columns": {"prompt": "q"}}), None),
+    (domains(["a"], ["b"], rounds__quotas=quotas(a=5, b=3)), None),
+    (domains(["a"], ["b"], rounds__quotas=quotas(a=5, c=3)), "spec.rounds.quotas"),
     (domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["b", "a"]}]), None),
-    ({"metadata.name": "1st"}, "metadata.name"),
-    ({"metadata.name": "a" * 35}, None),
-    ({"metadata.name": "a" * 36}, "metadata.name"),
 ]
 
 # A change of each field that is fixed, or changeable only while suspended, once a job has started (paths below `spec`).

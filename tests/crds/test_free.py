@@ -30,7 +30,7 @@ from longboat_runtime.samples import LostSample, SampleId
 from tests.crds.test_fixed import leaves
 from tests.driver.fakes import FakeFleet, Site, make_spec
 from tests.driver.runs import saved_steps, trained, until
-from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
+from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of, with_environments
 
 Check = Callable[[Path], None]
 FIELDS = [leaf for leaf in leaves(RLJobSpec) if any(leaf == path or leaf.startswith(f"{path}.") for path in FREE)]
@@ -185,10 +185,15 @@ def reason(cluster: SimulatedCluster) -> tuple[Phase | None, str | None]:
     return cluster.status.phase, cluster.status.reason
 
 
-@of("failurePolicy.maxDriverRestarts", "failurePolicy.maxRewardRestarts", "failurePolicy.maxTrainerRestarts")
+@of(
+    "failurePolicy.maxDriverRestarts",
+    "failurePolicy.maxRewardRestarts",
+    "failurePolicy.maxTrainerRestarts",
+    "failurePolicy.maxEnvironmentRestarts",
+)
 def restarts(root: Path) -> None:
-    for role in (Role.DRIVER, Role.REWARD, Role.TRAINER):
-        cluster = running()
+    for role in (Role.DRIVER, Role.REWARD, Role.TRAINER, Role.ENVIRONMENT):
+        cluster = running(**with_environments())
         cluster.edit(failurePolicy={f"max{role.title()}Restarts": 0})
         cluster.crash(cluster.pods(role)[0]["metadata"]["name"])
         assert reason(cluster) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)

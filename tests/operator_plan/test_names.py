@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 from hypothesis import given
@@ -29,8 +28,12 @@ RUNTIME = RLRuntimeSpec(image="longboat-runtime:1")
 
 
 def words(longest: int) -> st.SearchStrategy[str]:
-    joined = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map("-".join)
-    return joined.filter(lambda text: len(text) <= longest)
+    """Names of as many words as fit, all of which are short enough."""
+
+    def joined(parts: list[str]) -> str:
+        return max((text for text in accumulate(parts, "{}-{}".format) if len(text) <= longest), key=len)
+
+    return st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(joined)
 
 
 def accepted(pool: str) -> bool:
@@ -76,14 +79,9 @@ def test_a_pool_is_refused_only_where_names_would_meet(role: Role, pool: str) ->
     if accepted(pool):
         return
     mine = f"x-{role}-{pool}-0-a0"
-    suffixes = [f"-{other}-0-a0" for other in Role if not other.has_pools]
-    for word in (other for other in Role if other.has_pools):
-        parts = mine.split(f"-{word}-")
-        suffixes += [f"-{word}-{f'-{word}-'.join(parts[at:])}" for at in range(1, len(parts))]
-    owners = defaultdict(set)
-    for suffix in suffixes:
-        if mine.endswith(suffix):
-            owners[mine.removesuffix(suffix)].add(suffix)
+    owners = {mine.removesuffix(f"-{other}-0-a0") for other in Role if not other.has_pools} - {mine}
+    pooled = [f"-{other}-" for other in Role if other.has_pools]
+    owners |= {mine[:at] for at in range(1, len(mine)) if mine.startswith(tuple(pooled), at)}
     assert len(owners) > 1
 
 

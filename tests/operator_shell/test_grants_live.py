@@ -67,6 +67,11 @@ class Driver:
         training = {"incarnation": 1, "state": "Running", "step": 1}
         await self._apply({"training": training, "demand": self._demand, **more})
 
+    async def ask_environments(self, **environment: Any) -> None:
+        """Publishes a demand for environment pods."""
+        self._demand = {**self._demand, "environment": {"incarnation": 1, **environment}}
+        await self.ask()
+
     async def ask_cpus(self, **reward: Any) -> None:
         """Publishes a demand for CPUs of reward pods."""
         self._demand = {**self._demand, "reward": {"incarnation": 1, **reward}}

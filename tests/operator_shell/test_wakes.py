@@ -74,8 +74,6 @@ def test_progress_and_what_a_pool_decides_wake_no_job(path: str, value: Any) -> 
         ("status.training.reshapes", [RESHAPE, RESHAPE | {"step": 4}]),
         ("status.training.reshapes", [RESHAPE | {"failure": "out of memory"}]),
         ("status.demand.rollout.incarnation", 2),
-        ("status.demand.environment", GAMES | {"incarnation": 2}),
-        ("status.allocation.grant.environment", {"pools": [{"name": "games", "replicas": 1}]}),
         ("status.allocation.grant.rollout.replicas", 1),
         ("status.demand.incarnationRequest", "token"),
         ("status.checkpoint.step", 4),
@@ -85,6 +83,8 @@ def test_progress_and_what_a_pool_decides_wake_no_job(path: str, value: Any) -> 
         ("metadata.deletionTimestamp", "2026-11-21T10:00:00Z"),
         ("metadata.generation", 2),
         ("metadata.uid", "2"),
+        ("status.demand.environment", GAMES | {"incarnation": 2}),
+        ("status.allocation.grant.environment", {"pools": [{"name": "games", "replicas": 1}]}),
     ],
 )
 def test_what_a_jobs_plan_looks_at_wakes_it(path: str, value: Any) -> None:
@@ -122,15 +122,15 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
         ("spec.rollout", {"replicas": 3}),
         ("spec.rollout", {"minReplicas": 1}),
         ("spec.rewardCpu", {"total": "4"}),
-        ("spec.environmentPools", [{"name": "games", "replicas": 2}]),
-        ("status.demand.environment", GAMES | {"number": 2}),
-        ("status.demand.environment", GAMES | {"pools": [{"name": "games", "replicas": 3}]}),
         ("status.demand.reward", {"incarnation": 1, "number": 2}),
         ("status.demand.reward", {"pools": [{"name": "code", "cpu": "2"}]}),
         ("metadata.deletionTimestamp", "2026-11-21T10:00:00Z"),
         ("metadata.uid", "2"),
         ("status.placement", {"releaseTime": "2026-11-21T10:00:00Z"}),
         ("status.placement", {"retryTime": "2026-11-21T10:00:00Z"}),
+        ("spec.environmentPools", [{"name": "games", "replicas": 2}]),
+        ("status.demand.environment", GAMES | {"number": 2}),
+        ("status.demand.environment", GAMES | {"pools": [{"name": "games", "replicas": 3}]}),
     ],
 )
 def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
@@ -146,15 +146,15 @@ def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
         ("status.checkpoint.step", 4),
         ("status.demand.rollout.drained", ["x-rollout-1-a0"]),
         ("status.demand.rollout.reason", "preemptions"),
+        ("status.rewardCpu", {"total": "4", "used": "2"}),
+        ("status.roles.rollout.ready", 1),
+        ("status.roles.rollout.pods", [{"index": 0, "attempt": 0, "restarts": 1}]),
+        ("status.phase", "Failed"),
         (
             "status.demand.environment",
             GAMES | {"pools": [GAMES["pools"][0] | {"drained": ["x-environment-games-1-a0"]}]},
         ),
         ("status.roles.environment", {"pods": [{"pool": "games", "index": 1, "attempt": 0}]}),
-        ("status.rewardCpu", {"total": "4", "used": "2"}),
-        ("status.roles.rollout.ready", 1),
-        ("status.roles.rollout.pods", [{"index": 0, "attempt": 0, "restarts": 1}]),
-        ("status.phase", "Failed"),
     ],
 )
 def test_what_a_pools_plan_does_not_look_at_wakes_it_not(path: str, value: Any) -> None:

@@ -55,7 +55,7 @@ def suspect(
     special: bool = False,
 ) -> str | None:
     """What is said of a reward that gets the text and the truth of a row, after one check."""
-    (canary,) = canaries([reward_spec or spec()], implied=True)
+    (canary,) = canaries([reward_spec or spec()])
     checked = []
     for row in all_rows:
         texts = canary.responses(row)
@@ -193,6 +193,16 @@ def test_kinds_have_their_own_canaries() -> None:
     assert gym_canary.responses(row) == ("<answer>42</answer>", "<answer>-</answer>")
     assert program_canary.responses(row) == ("```\nprint(1)\n```", "```\nraise SystemExit(1)\n```")
     assert gym_canary.responses(Row(PromptId(0, 0), "", (1,), columns={"answer": None})) is None
+
+
+def test_jobs_with_environments_have_only_the_canaries_of_their_spec() -> None:
+    gym = RewardSpec(name="gym", kind=RewardKind.REASONING_GYM)
+    episode = RewardSpec(name="episode", kind=RewardKind.EPISODE)
+    assert canaries([gym, episode], implied=False) == []
+    given = RewardSpec(
+        name="exact", function="m:f", role=RewardRole.TASK, canary=CanarySpec(right="{{ answer }}", wrong="-")
+    )
+    assert [canary.reward for canary in canaries([given, gym], implied=False)] == [given]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_response_that_was_cut_off_in_its_thoughts_has_no_answer(score: Score)
 def test_the_reward_tells_the_canary_of_each_example_apart(path: Path, score: Score) -> None:
     reward = spec(path)
     assert reward == spec()
-    [canary] = canaries([reward], implied=True)
+    [canary] = canaries([reward])
     for answer in ("34", "-7", r"\frac{14}{3}", "p - q"):
         row = Row(PromptId(0, 0), "", (), ground_truth=answer, columns={"answer": answer})
         responses = canary.responses(row)

@@ -29,6 +29,7 @@ def grade(**parts: float | None) -> Grade:
 
 
 TASK, SHAPING = RewardRole.TASK, RewardRole.SHAPING
+EPISODE = RewardSpec(name="episode", kind=RewardKind.EPISODE)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,9 @@ TASK, SHAPING = RewardRole.TASK, RewardRole.SHAPING
         ([function("a", domains=["x"]), function("b", domains=["x", "y"])], []),
         ([function("a", role=TASK, domains=["x"]), function("b", role=TASK, domains=["y"]), function("c")], ["a", "b"]),
         ([function("a", role=SHAPING)], []),
+        ([function("a"), EPISODE], ["episode"]),
+        ([EPISODE.model_copy(update={"role": SHAPING}), function("a")], ["a"]),
+        ([function("a", role=TASK, domains=["x"]), EPISODE.model_copy(update={"domains": ["y"]})], ["a", "episode"]),
     ],
 )
 def test_the_role_tells_which_reward_is_the_task(rewards: list[RewardSpec], names: list[str]) -> None:

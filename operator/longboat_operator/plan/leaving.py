@@ -43,7 +43,8 @@ class Departure:
 class Leaving:
     """Holds what the grant takes back. `named` are all pods that it names, there or not.
 
-    `draining` are the places of those that are still being drained, by role. `departures` are what this look has found; `wait` is the time until the next deadline.
+    `draining` are the places of those that are still being drained, by role. `departures` are what this look has found; `wait` is the time
+    until the next deadline.
     """
 
     named: frozenset[str] = frozenset()

@@ -146,7 +146,8 @@ def _unfit(view: JobView, template: Template) -> Finding | None:
     runtime, reference = template.runtime, view.spec.runtime_ref
     name = f"{reference.kind} {reference.name}"
     for role, traits in ROLES.items():
-        for named in {pool.template for pool in traits.pool_specs(view.spec)} if traits.pools else {None}:
+        templates = [pool.template for pool in traits.pool_specs(view.spec)]
+        for named in templates if traits.pools else [None]:
             if place := on_host_network(runtime, role, named):
                 message = (
                     f"{name}: spec.{place}: pods of a job listen on fixed ports (such as {RAY_PORT}), which a node has only once, and "

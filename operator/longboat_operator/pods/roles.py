@@ -16,7 +16,7 @@ from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.pools import PoolSpec
 from longboat_crds.reasons import Reason
-from longboat_crds.rewards import rewards_of
+from longboat_crds.rewards import graded_pools, rewards_of
 from longboat_crds.runtime import PoolTemplate, RLRuntimeSpec
 from longboat_operator.pods.driver import RAY_HEAD, driver_pod_spec
 from longboat_operator.pods.names import JobRef, Place, numbered
@@ -92,11 +92,6 @@ def _pool_places(pools: Sequence[PoolSpec]) -> tuple[Place, ...]:
     return tuple(chain.from_iterable(numbered(pool.replicas, pool.name) for pool in pools))
 
 
-def _graded_pools(spec: RLJobSpec) -> Sequence[PoolSpec]:
-    """Returns the reward pools that have something to grade: where all rewards are of kind Episode, the one that is the default has not."""
-    return [pool for pool in spec.reward_pools if rewards_of(spec.rewards, pool.name)]
-
-
 # In start order: the driver's pod has the head that all others wait for.
 ROLES: Mapping[Role, RoleTraits] = {
     Role.DRIVER: RoleTraits(
@@ -117,7 +112,7 @@ ROLES: Mapping[Role, RoleTraits] = {
         scaled=True,
     ),
     Role.REWARD: RoleTraits(
-        places=lambda spec: _pool_places(_graded_pools(spec)),
+        places=lambda spec: _pool_places(graded_pools(spec.reward_pools, spec.rewards)),
         pod_spec=reward_pod_spec,
         containers=("reward", GRADERS),
         limit=lambda policy: policy.max_reward_restarts,

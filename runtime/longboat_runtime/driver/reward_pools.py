@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from longboat_crds.quantities import millicores
+from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.status import RewardDemand, RewardGrant
 from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.demand import asked_cpus, expected_grades, next_cpu_demand
@@ -154,7 +155,9 @@ class RewardPools(Observer):
         if domain not in self._pools:
             only = self._spec.reward_pools[0].name
             rewards = applicable(self._spec.rewards, domain)
-            self._pools[domain] = frozenset(reward.pool or only for reward in rewards)
+            self._pools[domain] = frozenset(
+                reward.pool or only for reward in rewards if reward.kind is not RewardKind.EPISODE
+            )
         return self._pools[domain]
 
 

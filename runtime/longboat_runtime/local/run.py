@@ -22,6 +22,7 @@ from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.reasons import Reason
+from longboat_crds.rewards import graded_pools
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.checkpoint.store import incarnations
 from longboat_runtime.driver.broker import LocalBroker
@@ -169,7 +170,7 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
         broker = LocalBroker(job.incarnation, display.show, job.spec.rollout)
         _heed_signals(broker, console)
         files = link_config_maps(Path(folder) / "config-maps", config_maps)
-        with local_graders(job.spec.reward_pools, Path(folder), files) as sockets:
+        with local_graders(graded_pools(job.spec.reward_pools, job.spec.rewards), Path(folder), files) as sockets:
             try:
                 start_ray(_resources(job.spec), store)
                 ending, problem = await drive(job, broker, [display], sockets, config_maps=files)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from longboat_crds.job import RLJobSpec
-from longboat_crds.rewards import RewardSpec, rewards_of
+from longboat_crds.rewards import RewardSpec, graded_pools, rewards_of
 from longboat_graders.messages import FunctionOutcome, IsolationInForce
 from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import SOCKET
@@ -43,7 +43,7 @@ class RayRewardScheduler:
         self.isolation: dict[str, IsolationInForce] = {}
         self._pools: dict[str, RewardPool] = {}
         self._pool_of: dict[str, RewardPool] = {}
-        for named in spec.reward_pools:
+        for named in graded_pools(spec.reward_pools, spec.rewards):
             pool_rewards = rewards_of(spec.rewards, named.name)
             socket = SOCKET if sockets is None else sockets[named.name]
             pool = self._pools[named.name] = RewardPool(named.name, pool_rewards, store, socket, self.isolation)
