@@ -419,6 +419,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Look at the pool's pods, or raise rewardPools[].replicas.",
         _DEGRADED,
     ),
+    Reason.NO_ENVIRONMENTS: _run(
+        "An environment pool, which the message names, has no pod that plays: its samples wait, and rounds for them.",
+        "Look at the pool's pods and their containers `episodes` and `environment`, or raise environmentPools[].replicas.",
+        _DEGRADED,
+    ),
     Reason.GRADERS_DISAGREE: _run(
         "Some reward pods loaded other files or versions of a reward than the first one, so they grade nothing; the message names them.",
         "Give all reward pods the same files and image. To grade by the new ones, suspend and resume the job, with Rewards in "

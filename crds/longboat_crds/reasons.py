@@ -97,6 +97,7 @@ class Reason(StrEnum):
     TRAINER_LOST = "TrainerLost"
     NO_ENGINES = "NoEngines"
     NO_GRADERS = "NoGraders"
+    NO_ENVIRONMENTS = "NoEnvironments"
     GRADERS_DISAGREE = "GradersDisagree"
     ROLES_INCOMPLETE = "RolesIncomplete"
     STAGE_STUCK = "StageStuck"

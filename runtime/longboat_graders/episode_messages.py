@@ -99,7 +99,8 @@ class EpisodeResult:
 
     `reward` is None if the environment returned none, and for all that isn't FINISHED; `rewards` are those of its turns if it
     returned them, whose sum is `reward`. `message` says what went wrong, with the end of a traceback. `output` is the end of what it
-    printed. `seconds` are of the wall clock, `cpu_seconds` of all its processes that had ended and been waited for.
+    printed. `seconds` are of the wall clock, `cpu_seconds` of all its processes that had ended and been waited for. `server_gone` says of one
+    that is LOST that its server went or can't be reached, which says nothing about the episode.
     """
 
     end: EpisodeEnd
@@ -109,6 +110,7 @@ class EpisodeResult:
     output: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    server_gone: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as a dict that can be written as JSON."""

@@ -1,4 +1,4 @@
-"""Rollout pods that have to go: their agents ask, and the driver says when nothing runs there any more. Kept by the Ray head.
+"""Rollout and environment pods that have to go: their agents ask, and the driver says when nothing runs there any more. Kept by the Ray head.
 
 A pod whose container is told to end (`kubectl delete`, an eviction, a node that is drained, a smaller `rollout.replicas`) has its
 terminationGracePeriodSeconds for that. A client is Ray's `GcsClient`; all calls block, and raise what Ray raises.

@@ -274,13 +274,76 @@ class Segment:
         return SegmentSize(len(self.token_ids), sum(end - start for start, end in self.trained))
 
 
+class EpisodeEnd(StrEnum):
+    """Says how an episode ended. One that fails in another way is lost, and isn't in the store.
+
+    FINISHED: its environment returned. TIMEOUT: it took more seconds in the environment than its deadline allows.
+    """
+
+    FINISHED = "finished"
+    TIMEOUT = "timeout"
+
+
+class EpisodeTurn(NamedTuple):
+    """A turn of an episode, for people and rewards.
+
+    `new` are the messages before it that the turn that it `continues` doesn't have, `message` is the model's, `text` what it drew with
+    special tokens; `seconds` are those until it was drawn. `segment` is the number of the sample's segment that trains it. If it began one,
+    `beginning` says why (`recorder.record.Beginning`), and `differs` is the number of the first message that no earlier turn has.
+    """
+
+    new: Sequence[Mapping[str, Any]]
+    message: Mapping[str, Any]
+    text: str
+    tokens: int
+    finish_reason: FinishReason
+    seconds: float
+    segment: int
+    continues: int | None = None
+    beginning: str | None = None
+    differs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What a sample's environment made of it.
+
+    `reward` is None if the environment returned none, so that rewards grade the episode, and for a TIMEOUT. It is the sum of `rewards`, those
+    of turns, if the environment returned several. `environment_seconds` are those in which no request of the episode was open at the
+    recorder. `undelivered` counts turns that were drawn and that nobody received, `repeats` requests that got an earlier answer, `ignored`
+    the keys of requests that don't hold.
+    """
+
+    environment: str
+    end: EpisodeEnd
+    reward: float | None
+    environment_seconds: float
+    rewards: tuple[float, ...] | None = None
+    environment_cpu_seconds: float = 0.0
+    message: str = ""
+    turns: tuple[EpisodeTurn, ...] = ()
+    undelivered: int = 0
+    repeats: int = 0
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """The messages of the last turn's conversation, its reply included."""
+        chain, number = [], len(self.turns) - 1 if self.turns else None
+        while number is not None:
+            chain.append(self.turns[number])
+            number = chain[-1].continues
+        return [message for turn in reversed(chain) for message in (*turn.new, turn.message)]
+
+
 @dataclass(frozen=True, slots=True)
 class GeneratedSample:
     """A finished (or aborted) sample with all its data; it goes to the sample store, never through the driver.
 
     It has one or more `segments`, which train each token that the model drew once, in the context in which it was drawn; the first begins
     with the sample's prompt. `reply` is the number of the segment whose last turn is the sample's last reply. `text` is that reply, decoded
-    without the `special` tokens; if a stop text ended it, only what is before that, unless `Sampling.include_stop`.
+    without the `special` tokens; if a stop text ended it, only what is before that, unless `Sampling.include_stop`. `episode` is there if an
+    environment played it.
     """
 
     id: SampleId
@@ -291,6 +354,7 @@ class GeneratedSample:
     evaluation: bool = False
     special: tuple[SpecialToken, ...] = ()
     reply: int = 0
+    episode: Episode | None = None
 
     @property
     def prompt_ids(self) -> IntArray:
@@ -327,6 +391,7 @@ class GeneratedSample:
     def summary(self) -> FinishedSample:
         size, prompt_tokens = self.size, len(self.prompt_ids)
         plain = size.segments == (SegmentSize(prompt_tokens + size.trained, size.trained),)
+        episode = self.episode
         return FinishedSample(
             id=self.id,
             prompt_tokens=prompt_tokens,
@@ -336,6 +401,9 @@ class GeneratedSample:
             engine=self.engine,
             evaluation=self.evaluation,
             segments=() if plain else size.segments,
+            turns=sum(len(segment.trained) for segment in self.segments),
+            environment_seconds=episode.environment_seconds if episode else 0.0,
+            environment_cpu_seconds=episode.environment_cpu_seconds if episode else 0.0,
         )
 
 
@@ -343,7 +411,8 @@ class GeneratedSample:
 class FinishedSample:
     """Tells the driver about a generated sample: ids and scalars. The store holds the sample by then, unless it has no token.
 
-    `tokens` are those that the model drew. `segments` is empty if the only one is the prompt and these.
+    `tokens` are those that the model drew, in so many `turns`. `segments` is empty if the only one is the prompt and these.
+    `environment_seconds` are those of an episode in which it didn't wait for the model, `environment_cpu_seconds` those of its processes.
     """
 
     id: SampleId
@@ -354,15 +423,31 @@ class FinishedSample:
     engine: str
     evaluation: bool = False
     segments: tuple[SegmentSize, ...] = ()
+    turns: int = 1
+    environment_seconds: float = 0.0
+    environment_cpu_seconds: float = 0.0
+
+    @property
+    def computed_tokens(self) -> int:
+        """The tokens of all segments, context included: what a forward pass computes."""
+        return sum(segment.computed for segment in self.segments) or self.prompt_tokens + self.tokens
+
+
+class LossCause(StrEnum):
+    """Says what lost a sample: an ENGINE, or its ENVIRONMENT, which is the episode's code, its process, or the pod that played it."""
+
+    ENGINE = "engine"
+    ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
 class LostSample:
-    """Tells the driver that a running sample was lost by its engine, or that the store has lost a sample's data.
+    """Tells the driver that a running sample was lost by its engine or environment, or that the store has lost a sample's data.
 
     The engine is gone, or an update of its weights failed: it then gives up all that ran in it, and may live on.
     `engine_died` says that its engine died on its own, in a pod that stayed up: this sample, retried, may kill the next one.
     `begun` are the spans of its first tokens that the store still has.
+    `held_up` says that nothing in the episode lost it: its pod went, or the server that played it. Its time so far says nothing about it.
     """
 
     id: SampleId
@@ -370,6 +455,20 @@ class LostSample:
     evaluation: bool = False
     engine_died: bool = False
     begun: tuple[VersionSpan, ...] = ()
+    cause: LossCause = LossCause.ENGINE
+    held_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSample:
+    """Tells the driver that a pod has begun the episode of a sample, which has waited for that for so many seconds.
+
+    Only environments have it: until then a sample that was submitted isn't running.
+    """
+
+    id: SampleId
+    waited_seconds: float
+    evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +482,7 @@ class MovedSample:
     evaluation: bool = False
 
 
-FleetReport = FinishedSample | LostSample | MovedSample
+FleetReport = FinishedSample | LostSample | MovedSample | StartedSample
 
 
 class GradeKind(StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from longboat_crds.reasons import Reason
-from longboat_crds.status import CheckpointStatus, Problem, RewardDemand, RolloutDemand
+from longboat_crds.status import CheckpointStatus, EnvironmentDemand, Problem, RewardDemand, RolloutDemand
 
 MESSAGE_LENGTH = 4096
 
@@ -23,6 +23,7 @@ class StatusFragment:
     training: Mapping[str, Any] = field(default_factory=dict)
     rollout: RolloutDemand | None = None
     reward: RewardDemand | None = None
+    environment: EnvironmentDemand | None = None
     checkpoint: CheckpointStatus | None = None
     problems: tuple[Problem, ...] = ()
 

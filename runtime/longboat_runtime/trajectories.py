@@ -28,10 +28,14 @@ class Turn:
 
 
 class Trajectory(NamedTuple):
-    """The segments of a sample, the first with its first turn, and the number of the one that ends with its last."""
+    """The segments of a sample, the first with its first turn, and the number of the one that ends with its last.
+
+    `trains` are the numbers of the segments that train its turns, turn by turn.
+    """
 
     segments: tuple[Segment, ...]
     reply: int
+    trains: tuple[int, ...]
 
 
 def trajectory(turns: Sequence[Turn]) -> Trajectory:
@@ -49,12 +53,14 @@ def trajectory(turns: Sequence[Turn]) -> Trajectory:
             raise ValueError(f"turn {number} continues turn {turn.continues}")
     continued = {turn.continues for turn in turns}
     chains = sorted(_chain(turns, last) for last in range(len(turns)) if last not in continued)
-    trained: set[int] = set()
+    trains: dict[int, int] = {}
     made = []
-    for chain in chains:
-        made.append(_segment(turns, chain, [number for number in chain if number not in trained]))
-        trained.update(chain)
-    return Trajectory(tuple(made), [chain[-1] for chain in chains].index(len(turns) - 1))
+    for segment, chain in enumerate(chains):
+        trained = [number for number in chain if number not in trains]
+        made.append(_segment(turns, chain, trained))
+        trains |= dict.fromkeys(trained, segment)
+    reply = [chain[-1] for chain in chains].index(len(turns) - 1)
+    return Trajectory(tuple(made), reply, tuple(trains[number] for number in range(len(turns))))
 
 
 def _chain(turns: Sequence[Turn], last: int) -> list[int]:

@@ -36,6 +36,7 @@ from longboat_runtime.driver.shape_plan import ShapePlan
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.driver.watchdog import samples_line
+from longboat_runtime.episodes.protocol import EpisodePods
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.cpus import PoolLoad
@@ -630,6 +631,7 @@ class Site:
             evaluation,
             self.tokenizer,
             digests=self.digests,
+            episodes=self.open_episodes(),
         )
         self.rewards.sources = self.sources
         job = Job("job-uid", self.spec, self.root, self.incarnation)
@@ -659,6 +661,10 @@ class Site:
     def open_fleet(self, order: int) -> FakeFleet:
         """The fleet of the next driver."""
         return FakeFleet(self.store, random.Random(order), tensor_parallel=self.spec.rollout.tensor_parallel)
+
+    def open_episodes(self) -> EpisodePods | None:
+        """The environment pods of the next driver: none, so its fleet makes samples."""
+        return None
 
     def _checkpoints(self) -> CheckpointStore:
         keep = self.spec.checkpoint.keep

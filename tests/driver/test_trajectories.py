@@ -31,7 +31,7 @@ class EpisodeFleet(FakeFleet):
             spans = (VersionSpan(self.version, 0, len(drawn)),)
             logprobs = np.full(len(drawn), -self.version, np.float32)
             turns.append(Turn(np.array(context, np.int32), np.array(drawn, np.int32), logprobs, spans, continues))
-        segments, reply = trajectory(turns)
+        segments, reply, _ = trajectory(turns)
         return replace(first, segments=segments, reply=reply)
 
 

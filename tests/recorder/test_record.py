@@ -41,7 +41,7 @@ def test_a_conversation_is_one_segment() -> None:
     for _ in range(4):
         messages = then(messages, client.ask(messages).message)
     recording = client.record.recording()
-    [segment], reply = trajectory(recording.turns)
+    [segment], reply, _ = trajectory(recording.turns)
     assert (len(segment.trained), reply) == (4, 0)
     assert recording.beginnings == {Beginning.FIRST: 1}
     assert recording.messages() == messages[:-1]

@@ -107,7 +107,7 @@ async def test_a_client_of_openai_plays_an_episode() -> None:
             messages += [choice.message, result]
         assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
         recording = recorder.close(endpoint).recording
-    [segment], _ = trajectory(recording.turns)
+    [segment], *_ = trajectory(recording.turns)
     assert len(segment.trained) == 3
     assert [message["role"] for message in recording.messages()] == [
         "system",
@@ -356,7 +356,7 @@ async def test_episodes_at_once_are_recorded_apart() -> None:
                     message = (await ask(model, messages, tools=TOOLS)).choices[0].message.model_dump()
                     messages = [*messages, message, *answers_to(message, dice)]
             recording = recorder.close(endpoint).recording
-            [segment], _ = trajectory(recording.turns)
+            [segment], *_ = trajectory(recording.turns)
             ids = segment.token_ids.tolist()
             drawn = {turn.prompt_ids: tokens for turn, tokens in turns.engine.drawn if turn.sample.index == number}
             assert [drawn[tuple(ids[:start])] for start, _ in segment.trained] == [

@@ -25,7 +25,7 @@ def turn(random: np.random.Generator, continues: int | None, number: int) -> Tur
 
 
 def sample_of(turns: Sequence[Turn], row: int = 0, index: int = 0) -> GeneratedSample:
-    segments, reply = trajectory(turns)
+    segments, reply, _ = trajectory(turns)
     return GeneratedSample(SampleId(0, row, 0, index), segments, FinishReason.STOP, "", "engine", reply=reply)
 
 

@@ -22,6 +22,8 @@ from longboat_runtime.ray_nodes import pool_resource
 _ANSWER_SECONDS = 2.0
 # What serves in the container beside the agent's.
 _PEERS = {Role.REWARD: "graders", Role.ENVIRONMENT: "environments"}
+# What runs in pods of these roles continues elsewhere, or may end first: see `departures`.
+_ASK_TO_LEAVE = (Role.ROLLOUT, Role.ENVIRONMENT)
 # Seconds of a pod's grace that are left to kill and reap what didn't end when it was asked to.
 KILL_MARGIN = 5.0
 
@@ -138,7 +140,7 @@ def _worker(role: Role, place: Place, address: str, offer: Mapping[str, int], so
         environment=ENVIRONMENT,
         shared_memory=place.shared_memory,
         actor_logs=ActorLogs(Path(place.temp_dir)),
-        may_leave=(lambda: probe.may_leave(place.pod)) if role is Role.ROLLOUT else None,
+        may_leave=(lambda: probe.may_leave(place.pod)) if role in _ASK_TO_LEAVE else None,
     )
 
 

@@ -41,8 +41,9 @@ class Prompts:
     """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
-    Templates that ask for the time get `started`. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
-    gives: errors name them there.
+    Templates that ask for the time get `started`. `chat` renders messages, with the job's `arguments` for its template. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
+    gives: errors name them there. Of rows that `episodes` are played with, the prompt alone has to fit: maxTokens is for all of their turns,
+    whose contexts environments make.
     """
 
     def __init__(
@@ -54,8 +55,11 @@ class Prompts:
         bin_tokens: int,
         started: datetime.datetime,
         own: Collection[str] = (),
+        *,
+        episodes: bool = False,
     ) -> None:
-        self._own = own
+        self._own, self._episodes = own, episodes
+        max_tokens = 1 if episodes else max_tokens
         self.max_tokens_field = self.field("maxTokens") if "maxTokens" in own else "spec.rollout.sampling.maxTokens"
         if max_tokens >= context:
             raise SpecProblem(
@@ -72,9 +76,9 @@ class Prompts:
         template, reason = dataset.prompt_template, Reason.PROMPT_TEMPLATE_INVALID
         self._template = None if template is None else compiled(template, self.field("promptTemplate"), reason)
         chat = dataset.chat_template
-        self._chat = Chat(tokenizer, chat.text if chat is not None else None, started)
+        self.chat = Chat(tokenizer, chat.text if chat is not None else None, started)
         try:
-            self._arguments = arguments(dataset.chat_template_arguments)
+            self.arguments = arguments(dataset.chat_template_arguments)
         except ValueError as error:
             raise SpecProblem(Reason.SPEC_INVALID, "spec.dataset.chatTemplateArguments", f"It {error}.") from error
 
@@ -106,7 +110,9 @@ class Prompts:
         if "prompt_template" in own:
             own["prompt_template"] = own["prompt_template"] or None
         dataset, context = self._dataset.model_copy(update=own), self._context
-        return Prompts(dataset, self.tokenizer, context, max_tokens, context, self.started, names)
+        return Prompts(
+            dataset, self.tokenizer, context, max_tokens, context, self.started, names, episodes=self._episodes
+        )
 
     def prompt(self, record: Mapping[str, Any], place: str) -> Prompt:
         """Renders a row. Raises SpecProblem if it has no prompt, has it in a form that isn't taken, or a template fails for it."""
@@ -167,7 +173,7 @@ class Prompts:
                     f"{place} has a system message of its own. Remove that, or spec.dataset.systemPrompt.",
                 )
             messages.insert(0, {"role": "system", "content": system})
-        if not self._chat.has_template:
+        if not self.chat.has_template:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
                 self.field("chatTemplate"),
@@ -179,7 +185,7 @@ class Prompts:
             arguments, record, columns.chat_template_arguments, "chat_template_kwargs", "chatTemplateArguments", place
         )
         try:
-            return self._chat.text(messages, schemas, {**self._arguments, **(own or {})}), messages
+            return self.chat.text(messages, schemas, {**self.arguments, **(own or {})}), messages
         except TEMPLATE_ERRORS as error:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,

@@ -293,7 +293,8 @@ def open_prompts(spec: RLJobSpec, state: Mapping[str, Any] | None = None) -> Pro
     """Opens what renders rows. `state` is that of the checkpoint from which the training resumes. Raises SpecProblem."""
     tokenizer, longest = load_tokenizer(spec.model), context_length(spec.model)
     max_tokens, bin_tokens = spec.rollout.sampling.max_tokens, spec.trainer.max_tokens_per_bin
-    return Prompts(spec.dataset, tokenizer, longest, max_tokens, bin_tokens, began(state))
+    episodes = spec.environments is not None
+    return Prompts(spec.dataset, tokenizer, longest, max_tokens, bin_tokens, began(state), episodes=episodes)
 
 
 def open_source(

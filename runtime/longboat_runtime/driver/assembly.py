@@ -14,15 +14,20 @@ import structlog
 from ray.exceptions import ActorAlreadyExistsError
 
 from longboat_crds.checkpoint import ResumeFrom
+from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.data.protocol import RowCheck
 from longboat_runtime.data.source import open_evaluation, open_prompts, open_source
 from longboat_runtime.driver.components import Components
+from longboat_runtime.driver.episodes import SampleTasks, open_episodes
 from longboat_runtime.driver.inputs import digests_of
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.shape_plan import check_profile, starting_shape
+from longboat_runtime.episodes.protocol import EpisodePods
+from longboat_runtime.episodes.tasks import Tasks
 from longboat_runtime.model_config import checked_model
 from longboat_runtime.plan.capacity import claim_size
 from longboat_runtime.plan.job import JobPlan, Past
@@ -91,12 +96,15 @@ class AdoptingStore(CheckpointStore):
 
 @asynccontextmanager
 async def open_components(
-    job: Job, sockets: Mapping[str, Path] | None = None, resume: Path = RESUME
+    job: Job,
+    sockets: Mapping[str, Path] | None = None,
+    resume: Path = RESUME,
+    environments: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[Components]:
     """Opens all components, and checks the data while engines and graders start (see `Components.ready`). Raises SpecProblem.
 
     `ray.init` must have been called. `sockets` is where graders listen on the nodes of each reward pool (by default as in pods),
-    `resume` the mount point of the claim of `checkpoint.resumeFrom`.
+    `environments` where those of environment pools listen, `resume` the mount point of the claim of `checkpoint.resumeFrom`.
     """
     spec = job.spec
     await asyncio.to_thread(checked_model, Path(spec.model.path))
@@ -125,19 +133,41 @@ async def open_components(
             )
         )
         stack.push_async_callback(_give_up, starting)
-        quotas, check = spec.rounds.quotas or (), row_check(spec.rewards)
+        tasks = Tasks(spec) if spec.environments else None
+        quotas, check = spec.rounds.quotas or (), _row_check(spec, tasks)
         prompts = await asyncio.to_thread(open_prompts, spec, state)
         source = await asyncio.to_thread(open_source, spec.dataset, prompts, quotas, check)
         evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, prompts, check)
 
         digests = await asyncio.to_thread(digests_of, spec, source, evaluation)
 
+        episodes = None
+        if tasks is not None:
+            of_samples = SampleTasks(tasks, source, evaluation)
+            episodes = open_episodes(job, prompts, of_samples, fleet, store, environments)
+            stack.push_async_callback(_close, episodes)
+
         async def ready() -> None:
             await starting
+            if episodes is not None:
+                await episodes.ready()
 
+        held_out, tokenizer = tuple(evaluation), prompts.tokenizer
         yield Components(
-            store, fleet, rewards, trainer, source, checkpoints, tuple(evaluation), prompts.tokenizer, ready, digests
+            store, fleet, rewards, trainer, source, checkpoints, held_out, tokenizer, ready, digests, episodes
         )
+
+
+def _row_check(spec: RLJobSpec, tasks: Tasks | None) -> RowCheck:
+    """Makes the check whether a row can be graded and, with environments, played."""
+    graded = row_check(spec.rewards)
+
+    def check(columns: Mapping[str, Any], domain: str, truth: Any, place: str) -> None:
+        graded(columns, domain, truth, place)
+        if tasks is not None:
+            tasks.check(columns, domain, truth, place)
+
+    return check
 
 
 async def _own_store() -> ActorHandle:
@@ -150,7 +180,7 @@ async def _own_store() -> ActorHandle:
             await asyncio.sleep(_STORE_SECONDS)
 
 
-async def _close(component: RolloutFleet | RewardScheduler | TrainerGroup) -> None:
+async def _close(component: RolloutFleet | EpisodePods | RewardScheduler | TrainerGroup) -> None:
     """Closes a component. One that can no longer be closed (its pods or Ray are gone) ends with this process anyway."""
     try:
         await component.close()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rollout import RolloutSpec
-from longboat_crds.status import RewardGrant, RolloutDemand, RolloutGrant
+from longboat_crds.status import EnvironmentGrant, RewardGrant, RolloutDemand, RolloutGrant
 from longboat_runtime.driver.status import DriverStatus
 
 
@@ -45,6 +45,9 @@ class Broker(Protocol):
     async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
         """Waits until there is a grant of reward pools' CPUs that differs from `previous`, and returns it. Raises Superseded."""
 
+    async def granted_environments(self, previous: EnvironmentGrant | None) -> EnvironmentGrant:
+        """Waits until there is a grant of environment pods that differs from `previous`, and returns it. Raises Superseded."""
+
     def publish(self, status: DriverStatus) -> None:
         """Sets the driver's status. Returns at once; it is written when the change is worth a request."""
 
@@ -57,7 +60,7 @@ class Broker(Protocol):
 class LocalBroker:
     """The broker of a job without Kubernetes: grants what is asked for within the bounds of `rollout`. The spec is never edited.
 
-    CPUs of reward pools are never granted: all pools share those of the machine, of which any pool may use any.
+    Environment pods and CPUs of reward pools are never granted: this machine is all of them, and all pools share its CPUs.
 
     `suspend` is called on Ctrl-C; `shown` gets every status.
     """
@@ -98,6 +101,10 @@ class LocalBroker:
     async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
         await asyncio.Event().wait()
         return RewardGrant()
+
+    async def granted_environments(self, previous: EnvironmentGrant | None) -> EnvironmentGrant:
+        await asyncio.Event().wait()
+        return EnvironmentGrant()
 
     def suspend(self) -> None:
         """Has the driver suspend the job."""

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from longboat_crds.environments import EnvironmentPoolSpec
+from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import cpu_quantity, millicores
-from longboat_crds.status import LINE_LENGTH, PoolCpuDemand, RewardDemand, RewardGrant, RolloutDemand
+from longboat_crds.rounds import MAX_STALENESS, PROMPT_OVERCOMMIT, RoundPolicyName
+from longboat_crds.status import (
+    LINE_LENGTH,
+    EnvironmentDemand,
+    PoolCpuDemand,
+    PoolDemand,
+    RewardDemand,
+    RewardGrant,
+    RolloutDemand,
+)
+from longboat_runtime.episodes.protocol import EpisodePod, EpisodeState
 from longboat_runtime.reward.cpus import Division, differs
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rounds.records import SampleState
@@ -46,6 +59,67 @@ def next_demand(
         drained=ask[1],
         reason=f"rollout.replicas is {replicas}"[:LINE_LENGTH],
     )
+
+
+def most_episodes(spec: RLJobSpec) -> int:
+    """Returns the most episodes of training that the job plays at once: those of all rounds that are open, with `promptOvercommit`.
+
+    Pure.
+    """
+    rounds = spec.rounds
+    factor = rounds.prompt_overcommit or PROMPT_OVERCOMMIT
+    ahead = rounds.max_staleness or (MAX_STALENESS if rounds.policy is RoundPolicyName.BOUNDED_ASYNC else 0)
+    return math.ceil(rounds.prompts_per_round * factor) * spec.algorithm.group_size * (1 + ahead)
+
+
+def next_environment_demand(
+    before: EnvironmentDemand | None,
+    incarnation: int,
+    pools: Sequence[EnvironmentPoolSpec],
+    episodes: int,
+    state: EpisodeState,
+    drained: Mapping[str, Sequence[str]],
+) -> EnvironmentDemand:
+    """Makes the demand of this incarnation that follows `before`; of each pool's pods `drained` may be deleted.
+
+    The rule: each pool is asked for as many pods as play `episodes` at once, at most its `replicas`. As for rollout pods (`next_demand`) the
+    demand gets the next number if it asks for something else or other pods are drained; the order of those to give back is taken anew then,
+    and when pods have come or gone.
+    """
+    demands = []
+    earlier = {pool.name: pool for pool in before.pools or ()} if before else {}
+    for pool in pools:
+        replicas = min(pool.replicas, -(-episodes // pool.at_once))
+        pods = {name: pod for name, pod in state.pods.items() if pod.pool == pool.name}
+        ask, last = (replicas, [*drained.get(pool.name, ())] or None), earlier.get(pool.name)
+        if last and (last.replicas, last.drained) == ask and set(last.give_first or ()) == pods.keys():
+            demands.append(last)
+            continue
+        reason = (
+            f"environmentPools[name={pool.name}].replicas is {replicas}"
+            if replicas == pool.replicas
+            else f"at most {episodes} episodes are played at once, {pool.at_once} in a pod"
+        )
+        demands.append(
+            PoolDemand(
+                name=pool.name,
+                replicas=replicas,
+                give_first=_idle_first(pods) or None,
+                drained=ask[1],
+                reason=reason[:LINE_LENGTH],
+            )
+        )
+    wanted = [(pool.replicas, pool.drained) for pool in demands]
+    same = before is not None and [(pool.replicas, pool.drained) for pool in before.pools or ()] == wanted
+    if before is not None and same and demands == before.pools:
+        return before
+    number = (before.number if before else 0) + (not same)
+    return EnvironmentDemand(incarnation=incarnation, number=number, pools=demands)
+
+
+def _idle_first(pods: Mapping[str, EpisodePod]) -> list[str]:
+    """Sorts pods as `give_first` does."""
+    return sorted(sorted(pods, reverse=True), key=lambda pod: (pods[pod].serving, pods[pod].playing))
 
 
 def next_cpu_demand(

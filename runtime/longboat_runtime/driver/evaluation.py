@@ -143,7 +143,7 @@ class Evaluation(Observer):
         """Submits samples in one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""
         loop, seed = asyncio.get_running_loop(), self._job.spec.rounds.seed
         self._waiting |= {sample: loop.create_future() for sample in samples}
-        await self._components.fleet.submit(
+        await self._components.samples.submit(
             [
                 SampleRequest(
                     sample,

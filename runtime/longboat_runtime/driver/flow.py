@@ -15,12 +15,13 @@ from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import (
+    FinishedSample,
     FinishReason,
-    FleetReport,
     LostSample,
     MovedSample,
     SampleId,
     SampleRequest,
+    StartedSample,
     VersionSpan,
     sample_seed,
 )
@@ -63,19 +64,19 @@ class SampleFlow:
             seed = sample_seed(self._identity, self._seed, sample)
             requests.append(SampleRequest(sample, prompt_ids, seed, self._sampling, begun=spans))
         if requests:
-            self._orders.put_nowait((self._components.fleet.submit, requests))
+            self._orders.put_nowait((self._components.samples.submit, requests))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Stops these samples in their engines; the tokens so far are discarded when they come back."""
         if samples:
             self._stopping.update(samples)
-            self._orders.put_nowait((self._components.fleet.abort, samples))
+            self._orders.put_nowait((self._components.samples.abort, samples))
 
     def pause(self, samples: Sequence[SampleId]) -> None:
         """Stops these samples in their engines; the store keeps the tokens so far."""
         if samples:
             self._pausing.update(samples)
-            self._orders.put_nowait((self._components.fleet.abort, samples))
+            self._orders.put_nowait((self._components.samples.abort, samples))
 
     async def send(self) -> None:
         """Sends requests to the fleet, one after the other, forever; launches in a row, and stops in a row, in one call.
@@ -93,7 +94,9 @@ class SampleFlow:
         """Collects what the fleet finishes, forever."""
         while True:
             received: list[FleetEvent] = []
-            for item in await self._components.fleet.finished():
+            for item in await self._components.samples.finished():
+                if isinstance(item, StartedSample):
+                    continue
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
                     if not isinstance(item, MovedSample):  # an evaluation waits for results only
@@ -177,7 +180,7 @@ class SampleFlow:
             self._stages.set(Stage.REWARD, self._grading > 0)
 
 
-def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
+def as_event(item: FinishedSample | LostSample | MovedSample, *, stopping: bool, pausing: bool) -> FleetEvent:
     """Turns the fleet's report into an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
 
     A sample that an engine gave up without being asked to is lost: no engine generates it any more.

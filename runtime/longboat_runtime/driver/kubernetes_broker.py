@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from longboat_crds.incarnations import incarnation_request
 from longboat_crds.job import RLJobSpec
-from longboat_crds.status import FAILURE_LENGTH, Demand, RewardGrant, RolloutGrant
+from longboat_crds.status import FAILURE_LENGTH, Demand, EnvironmentGrant, RewardGrant, RolloutGrant
 from longboat_crds.tolerance import read_known
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Rejected
@@ -22,7 +22,7 @@ from longboat_runtime.driver.status import DriverStatus, asks_anew, due
 
 log = structlog.get_logger()
 
-Granted = TypeVar("Granted", RolloutGrant, RewardGrant)
+Granted = TypeVar("Granted", RolloutGrant, RewardGrant, EnvironmentGrant)
 
 # The longest waits between tries of a request that fails, in seconds: doubling from the first to the second.
 BACKOFF = (0.5, 30.0)
@@ -109,9 +109,15 @@ class KubernetesBroker:
             await self._another_job()
         return grant
 
+    async def granted_environments(self, previous: EnvironmentGrant | None) -> EnvironmentGrant:
+        while (grant := _grant_in(self._job, "environment", EnvironmentGrant)) is None or grant == previous:
+            await self._another_job()
+        return grant
+
     def publish(self, status: DriverStatus) -> None:
         wanted = status.demand or Demand()
-        demand = self._demand.model_copy(update={"rollout": wanted.rollout, "reward": wanted.reward})
+        parts = {"rollout": wanted.rollout, "reward": wanted.reward, "environment": wanted.environment}
+        demand = self._demand.model_copy(update=parts)
         self._wanted = DriverStatus(status.training, demand, status.checkpoint, status.problem)
         self._notify()
 

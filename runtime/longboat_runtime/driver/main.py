@@ -55,12 +55,13 @@ async def drive(
     resume: Path = RESUME,
     config_maps: Path = CONFIG_MAPS,
     secrets: Path | None = None,
+    environments: Mapping[str, Path] | None = None,
 ) -> tuple[Ending, SpecProblem | None]:
     """Runs the job until it ends or is suspended. On SIGTERM, once components are open, the job is saved and stopped.
 
     The status of this ending is stored before this returns, unless another driver has superseded this one.
 
-    `sockets` and `resume` are those of `open_components`, `config_maps` those of `resolved`. `secrets` is the directory with the
+    `sockets`, `environments` and `resume` are those of `open_components`, `config_maps` those of `resolved`. `secrets` is the directory with the
     credentials of trackers, None for those of the user who runs this.
 
     Returns how this start ended, and the problem if the job failed. Raises other errors, which the next start may overcome, such as a
@@ -79,7 +80,7 @@ async def drive(
         reports.sinks += [*_files(job), *sinks]
         trackers.start()
         job = replace(job, spec=await asyncio.to_thread(resolved, job.spec, config_maps))
-        async with open_components(job, sockets, resume) as components:
+        async with open_components(job, sockets, resume, environments) as components:
             driver = Driver(job, components, open_policy(job.spec), reporter, broker, time.time)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driver.stop)
             outcome = await driver.run()

@@ -8,6 +8,7 @@ from longboat_runtime.driver.audits import Audits
 from longboat_runtime.driver.canaries import Canaries
 from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.engines import EngineWatch
+from longboat_runtime.driver.environment_pods import EnvironmentPods
 from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.grading import Grading
 from longboat_runtime.driver.loads import RoundLoads
@@ -24,6 +25,7 @@ OBSERVERS: Sequence[Callable[[Context], Observer]] = (
     RoundLoads,
     RewardPools,
     RolloutPods,
+    EnvironmentPods,
     EngineWatch,
     Reshapes,
     Evaluation,

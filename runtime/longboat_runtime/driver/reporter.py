@@ -36,6 +36,7 @@ _FOREMOST_FIRST = (
     Reason.TRAINER_LOST,
     Reason.NO_ENGINES,
     Reason.NO_GRADERS,
+    Reason.NO_ENVIRONMENTS,
     Reason.GRADERS_DISAGREE,
     Reason.ENGINE_REFUSED,
     Reason.CHECKPOINT_CORRUPT,
@@ -120,6 +121,7 @@ class Reporter(Observer):
         demand = Demand(
             rollout=_first(fragment.rollout for fragment in fragments),
             reward=_first(fragment.reward for fragment in fragments),
+            environment=_first(fragment.environment for fragment in fragments),
         )
         problems = {problem.reason: problem for fragment in fragments for problem in fragment.problems}
         self._broker.publish(

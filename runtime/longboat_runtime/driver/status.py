@@ -77,13 +77,14 @@ def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since
 
 
 def asks_anew(stored: DriverStatus | None, wanted: DriverStatus) -> bool:
-    """Whether `wanted` has a demand with another number, for rollout pods or for CPUs of reward pools, or nothing is stored yet."""
+    """Whether `wanted` has a demand with another number, for pods or for CPUs of reward pools, or nothing is stored yet."""
     return (stored and _numbers(stored)) != _numbers(wanted)
 
 
 def _numbers(status: DriverStatus) -> list[tuple[int, int] | None]:
     demand = status.demand or Demand()
-    return [(part.incarnation, part.number) if part else None for part in (demand.rollout, demand.reward)]
+    parts = (demand.rollout, demand.reward, demand.environment)
+    return [(part.incarnation, part.number) if part else None for part in parts]
 
 
 def _without_time(status: DriverStatus) -> DriverStatus:

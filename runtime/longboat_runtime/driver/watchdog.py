@@ -106,7 +106,11 @@ class Watchdog(Observer):
     async def _stacks(self) -> dict[str, str]:
         """Returns the stacks by process, the driver's own last. An Inspectable component that doesn't answer is listed with its error."""
         # Reward workers only wait for their graders, which are other processes.
-        components = {"rollout": self._components.fleet, "trainer": self._components.trainer}
+        components = {
+            "rollout": self._components.fleet,
+            "environment": self._components.episodes,
+            "trainer": self._components.trainer,
+        }
         stacks: dict[str, str] = {}
         for name, component in components.items():
             if isinstance(component, Inspectable):

@@ -59,7 +59,7 @@ class EpisodeClient(Client):
             request = {"op": "play", "environment": environment, "launch": launch.to_json()}
             answer = await self.ask(request, body, identity, cancel="stop")
         except ServerGone as error:
-            return EpisodeResult(EpisodeEnd.LOST, message=str(error))
+            return EpisodeResult(EpisodeEnd.LOST, message=str(error), server_gone=True)
         except FrameError as error:
             return EpisodeResult(EpisodeEnd.ERROR, message=f"the task can't be sent to the environment: {error}")
         finally:

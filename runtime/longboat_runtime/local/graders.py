@@ -1,4 +1,4 @@
-"""The graders of a local run: the same servers as in reward pods, a child process for each pool."""
+"""The graders and environments of a local run: the same servers as in pods, a child process for each pool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from longboat_crds.environments import EnvironmentPoolSpec
 from longboat_crds.rewards import RewardPoolSpec
 
 
@@ -23,14 +24,27 @@ def local_graders(pools: Sequence[RewardPoolSpec], folder: Path, config_maps: Pa
     sockets = {pool.name: folder / f"{pool.name}.sock" for pool in pools}
     with ExitStack() as stack:
         for pool in pools:
-            stack.enter_context(_graders(pool.graders_per_pod, sockets[pool.name], config_maps))
+            processes = ["--processes", str(pool.graders_per_pod)]
+            stack.enter_context(_server("graders", sockets[pool.name], config_maps, processes))
         yield sockets
 
 
 @contextmanager
-def _graders(processes: int, socket: Path, config_maps: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", "longboat_runtime.cli", "graders", "--socket", str(socket)]
-    command += ["--processes", str(processes), "--config-maps", str(config_maps), "--parent", str(os.getpid())]
+def local_environments(
+    pools: Sequence[EnvironmentPoolSpec], folder: Path, config_maps: Path
+) -> Iterator[Mapping[str, Path]]:
+    """Runs the environments of all pools within the block, as `local_graders` does. They run as this user, and log what isn't enforced."""
+    sockets = {pool.name: folder / f"{pool.name}.environments.sock" for pool in pools}
+    with ExitStack() as stack:
+        for pool in pools:
+            stack.enter_context(_server("environments", sockets[pool.name], config_maps))
+        yield sockets
+
+
+@contextmanager
+def _server(kind: str, socket: Path, config_maps: Path, options: Sequence[str] = ()) -> Iterator[None]:
+    command = [sys.executable, "-m", "longboat_runtime.cli", kind, "--socket", str(socket), *options]
+    command += ["--config-maps", str(config_maps), "--parent", str(os.getpid())]
     # In a session of its own: Ctrl-C reaches the driver alone, which suspends the job.
     process = subprocess.Popen(command, start_new_session=True)
     try:

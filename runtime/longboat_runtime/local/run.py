@@ -17,6 +17,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from longboat_crds.base import Role
 from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
@@ -28,8 +29,9 @@ from longboat_runtime.checkpoint.store import incarnations
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.local.display import Display, explained
-from longboat_runtime.local.graders import link_config_maps, local_graders
+from longboat_runtime.local.graders import link_config_maps, local_environments, local_graders
 from longboat_runtime.local.picture import draw
+from longboat_runtime.ray_nodes import pool_resource
 from longboat_runtime.reward.slots import resource
 
 Rows = TypeVar("Rows", DatasetSpec, EvaluationSpec)
@@ -95,7 +97,7 @@ def run_file(
 
 
 def on_one_node(spec: RLJobSpec) -> RLJobSpec:
-    """Returns the job with all its engines in one rollout pod, and all graders of each reward pool in one pod (pure).
+    """Returns the job with all its engines in one rollout pod, and all graders or episodes of each pool in one pod (pure).
 
     This machine is each of these pods.
     """
@@ -105,14 +107,26 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
         pool.model_copy(update={"replicas": 1, "graders_per_pod": pool.replicas * pool.graders_per_pod})
         for pool in spec.reward_pools
     ]
-    return spec.model_copy(update={"rollout": rollout.model_copy(update=engines), "reward_pools": pools})
+    environments = [
+        pool.model_copy(
+            update={"replicas": 1, "min_replicas": None, "episodes_per_pod": pool.replicas * pool.episodes_per_pod}
+        )
+        for pool in spec.environment_pools or ()
+    ]
+    return spec.model_copy(
+        update={
+            "rollout": rollout.model_copy(update=engines),
+            "reward_pools": pools,
+            "environment_pools": environments or None,
+        }
+    )
 
 
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
     """Returns the job with paths in a volume mapped to the directory that stands for its mount path in `volumes` (pure).
 
-    These are the paths of the model, datasets, chat template, reward functions and profile; the longest mount path wins. With `all_used`,
-    raises ValueError if there is a volume to which none of them maps.
+    These are the paths of the model, datasets, chat template, reward functions, environments and profile; the longest mount path wins. With
+    `all_used`, raises ValueError if there is a volume to which none of them maps.
     """
     used: set[str] = set()
 
@@ -138,12 +152,26 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: b
         else reward
         for reward in spec.rewards
     ]
+    environments = [
+        environment.model_copy(update={"function": here(environment.function)})
+        if environment.function and environment.function.startswith("/")
+        else environment
+        for environment in spec.environments or ()
+    ]
     for mount in volumes:
         if all_used and mount not in used:
             raise ValueError(
                 f"--volume {mount}: nothing of the job is taken from it: no path lies below {mount}, or longer mounts have them all"
             )
-    return spec.model_copy(update={"model": model, "dataset": dataset, "rewards": rewards, "rollout": rollout})
+    return spec.model_copy(
+        update={
+            "model": model,
+            "dataset": dataset,
+            "rewards": rewards,
+            "rollout": rollout,
+            "environments": environments or None,
+        }
+    )
 
 
 def _files_moved(rows: Rows, here: Callable[[str], str]) -> Rows:
@@ -170,10 +198,15 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
         broker = LocalBroker(job.incarnation, display.show, job.spec.rollout)
         _heed_signals(broker, console)
         files = link_config_maps(Path(folder) / "config-maps", config_maps)
-        with local_graders(graded_pools(job.spec.reward_pools, job.spec.rewards), Path(folder), files) as sockets:
+        with (
+            local_graders(graded_pools(job.spec.reward_pools, job.spec.rewards), Path(folder), files) as sockets,
+            local_environments(job.spec.environment_pools or (), Path(folder), files) as environments,
+        ):
             try:
                 start_ray(_resources(job.spec), store)
-                ending, problem = await drive(job, broker, [display], sockets, config_maps=files)
+                ending, problem = await drive(
+                    job, broker, [display], sockets, config_maps=files, environments=environments
+                )
             finally:
                 ray.shutdown()
     if problem is not None:
@@ -224,6 +257,7 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
         "longboat-rollout": spec.rollout.devices_per_pod,
         "longboat-trainer": spec.trainer.ranks,
         **{resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools},
+        **{pool_resource(Role.ENVIRONMENT, pool.name): pool.episodes_per_pod for pool in spec.environment_pools or ()},
     }
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from longboat_runtime.data.chat import Chat, has_content
 from longboat_runtime.data.messages import Message
 from longboat_runtime.recorder.refusals import Refused, invalid
-from longboat_runtime.samples import FinishReason, IntArray
+from longboat_runtime.samples import FinishReason, IntArray, Sampling, SpecialToken
+from longboat_runtime.special_tokens import response_text, special_texts
 from longboat_runtime.templates import TEMPLATE_ERRORS
 from longboat_runtime.turns import TurnReply
 
@@ -112,6 +113,19 @@ class Contexts:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token."""
         return [str(self._tokenizer.decode([token])) for token in token_ids]
+
+    def response(
+        self, token_ids: Sequence[int], text: str, reason: FinishReason, sampling: Sampling
+    ) -> tuple[str, tuple[SpecialToken, ...]]:
+        """Returns the text of a turn without special tokens, and those; `text` has them, and ends before what ended the turn."""
+        special = special_texts(self._tokenizer)
+        for token in special.values():
+            text = text.replace(token, "")
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+        return response_text(token_ids, text, reason, sampling, special, decode)
 
     def _ids(self, text: str) -> IntArray:
         try:

@@ -115,6 +115,10 @@ class Recorder:
         self._launches[number] = _Served(launch, self._contexts, secret)
         return Endpoint(number, f"http://127.0.0.1:{self._port}/{number}/v1", secret, self._model)
 
+    def environment_seconds(self, endpoint: Endpoint) -> float:
+        """Returns the seconds so far in which no request of a launch was open. Raises KeyError if it has ended."""
+        return self._launches[endpoint.number].environment_seconds
+
     def close(self, endpoint: Endpoint) -> Played:
         """Ends a launch: turns that are drawn are cancelled, and its requests are answered with 410. Raises KeyError if it has ended."""
         return self._end(endpoint.number)

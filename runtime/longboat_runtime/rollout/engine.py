@@ -76,7 +76,15 @@ def engine_config(spec: RLJobSpec, name: str, devices: tuple[int, ...]) -> Engin
         kv_cache_bytes=None if spec.rollout.kv_cache is None else in_bytes(spec.rollout.kv_cache),
         enforce_eager=spec.rollout.enforce_eager,
         device_memory=None if spec.rollout.device_memory is None else in_bytes(spec.rollout.device_memory),
+        parsers=turn_parsers(spec),
     )
+
+
+def turn_parsers(spec: RLJobSpec) -> TurnParsers | None:
+    """Returns the parsers of the job's turns; None without environments."""
+    if spec.environments is None:
+        return None
+    return TurnParsers(spec.rollout.tool_parser, spec.rollout.reasoning_parser)
 
 
 def parallelism_problem(tensor_parallel: int, model: Mapping[str, Any]) -> str | None:

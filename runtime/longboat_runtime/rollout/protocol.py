@@ -115,8 +115,8 @@ class Engine(Protocol):
     def shutdown(self) -> None: ...
 
 
-class RolloutFleet(Protocol):
-    """Runs all engines behind one router."""
+class SampleFleet(Protocol):
+    """Makes samples: all engines, or all environment pods."""
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None: ...
 
@@ -127,6 +127,10 @@ class RolloutFleet(Protocol):
 
         A sample is reported once, as finished or lost, after any number of moves.
         """
+
+
+class RolloutFleet(SampleFleet, Protocol):
+    """Runs all engines behind one router."""
 
     async def drain(self, engines: Collection[str]) -> None:
         """Sends nothing new to these engines, by name, and moves what runs in them to others.

@@ -1,0 +1,73 @@
+"""`longboat run` with environments, everything real: a game of two turns is played with vLLM and trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longboat_runtime.eventlog import end_of, surviving
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.rounds import events
+from tests.support.tiny_model import build_tiny_model
+
+GAME = """
+async def episode(task, model):
+    assert sorted(task) == ["prompt"], task
+    client, messages, replies = model.client(), [], []
+    for turn in range(2):
+        messages.append({"role": "user", "content": f"{task['prompt']}{turn}"})
+        answer = await client.chat.completions.create(model=model.name, messages=messages, max_tokens=6)
+        messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+        replies.append(answer.choices[0].message.content or "")
+    return [reply.count("a") / 6 for reply in replies]
+"""
+REWARD = """
+def letters(sample):
+    return sum(letter < "m" for letter in sample.text) / max(len(sample.text), 1)
+"""
+JOB = """
+apiVersion: longboat.dev/v1alpha1
+kind: RLJob
+metadata: {{name: game}}
+spec:
+  runtimeRef: {{name: local}}
+  model: {{path: {data}/model, dtype: Float32, maxLength: 128}}
+  dataset:
+    files: {{paths: [{data}/train.jsonl]}}
+    columns: {{groundTruth: answer}}
+  algorithm: {{name: DrGRPO, groupSize: 4}}
+  rounds: {{steps: 2, promptsPerRound: 2}}
+  rollout: {{sampling: {{maxTokens: 12}}, kvCache: 16Mi, enforceEager: true}}
+  environments: [{{name: game, configMap: {{name: games, key: game.py, function: episode}}}}]
+  environmentPools: [{{name: games, episodesPerPod: 3}}]
+  rewards: [{{name: letters, function: "{data}/rewards.py:letters"}}]
+  trainer: {{optimizer: {{learningRate: 1e-3}}, maxTokensPerBin: 128}}
+"""
+
+
+@pytest.mark.extended
+def test_a_game_of_two_turns_is_played_and_trained(tmp_path: Path) -> None:
+    build_tiny_model(tmp_path / "model", max_length=128)
+    rows = [{"prompt": letter, "answer": letter} for letter in "abcdefgh"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(REWARD)
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games" / "game.py").write_text(GAME)
+    (tmp_path / "job.yaml").write_text(JOB.format(data=tmp_path))
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "longboat_runtime.cli", "run", str(tmp_path / "job.yaml"), "--output", str(output)]
+    command += ["--config-map", f"games={tmp_path / 'games'}", "--verbose"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-8000:]
+    assert "environments run as this user" in run.stdout + run.stderr
+    assert [record.step for record in read_records(output) if record.step] == [1, 2]
+    generated = [each.body for each in surviving(output, end_of(output, 1)) if isinstance(each.body, events.Generated)]
+    assert len(generated) == 2 * 2 * 4
+    # A group's first turns have the same context, and each sample drew in two turns.
+    assert all(0 < event.tokens <= 12 for event in generated)
+    assert {len(event.segments) for event in generated} == {1}
+    assert all(event.segments[0].computed > event.prompt_tokens + event.tokens for event in generated)
