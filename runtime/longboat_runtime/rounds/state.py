@@ -101,7 +101,9 @@ class LedgerState:
     def _requeue(self, group: GroupRecord, reason: DeferReason) -> None:
         """Queues the prompt of a removed group for its next attempt."""
         self.deferred[reason] += 1
-        self.enqueue(group.prompt, group.attempt + 1, group.given_up)
+        given_up = group.given_up
+        given_up.held_up = reason is DeferReason.HELD_UP
+        self.enqueue(group.prompt, group.attempt + 1, given_up)
 
     def _dequeue(self, prompt: PromptId) -> None:
         del self.queue[prompt]
@@ -134,6 +136,7 @@ class LedgerState:
             round_.missing += record.state is SampleState.KEPT
         if record.state is SampleState.PAUSED:
             record.finish_reason = None
+        record.playing = False
         record.begun, record.moved = (record.begun, begun) if begun else ((), ())
         kept_tokens = begun[-1].end if begun else 0
         record.kept_tokens = kept_tokens if record.kept_tokens is None else min(kept_tokens, record.kept_tokens)
