@@ -139,7 +139,7 @@ async def test_a_driver_that_resumes_plays_what_it_wants_with_the_same_seeds(tmp
     assert await whole.run() is RunOutcome.DONE
     broken = EpisodesSite(tmp_path / "broken", make_spec())
     driver = broken.driver()
-    crash_once_saved(broken, step=4, saved=2)
+    crash_once_saved(broken, step=3, saved=2)
     with pytest.raises(ExceptionGroup):
         await driver.run()
     await broken.episodes.close()

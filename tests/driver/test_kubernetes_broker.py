@@ -21,7 +21,9 @@ from e2e.cluster import Cluster
 from longboat_crds.status import (
     CheckpointStatus,
     Demand,
+    EnvironmentDemand,
     Incarnation,
+    PoolDemand,
     Problem,
     RolloutDemand,
     Training,
@@ -477,6 +479,24 @@ async def test_demands_are_written_and_grants_are_heard(
     clock.now += DEMAND_INTERVAL
     broker.publish(asking(1, 2, 1, ("job-rollout-1-a0",)))
     await api.shows(lambda job: job["status"]["demand"]["rollout"].get("drained") == ["job-rollout-1-a0"])
+
+
+async def test_environment_pods_are_asked_for_and_granted(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
+    broker = await started(brokers(), api, 1)
+    hearing = asyncio.create_task(broker.granted_environments(None))
+    pool = PoolDemand(name="games", replicas=3, give_first=["job-environment-games-0-a0"])
+    demand = Demand(environment=EnvironmentDemand(incarnation=1, number=1, pools=[pool]))
+    broker.publish(replace(progress(1, 1), demand=demand))
+    job = await api.shows(lambda job: "environment" in job["status"]["demand"])
+    assert job["status"]["demand"]["environment"] == {
+        "incarnation": 1,
+        "number": 1,
+        "pools": [{"name": "games", "replicas": 3, "giveFirst": ["job-environment-games-0-a0"]}],
+    }
+    environment = {"answers": 1, "pools": [{"name": "games", "replicas": 2}]}
+    api.patch({"status": {"allocation": {"grant": {"environment": environment}}}}, "--subresource=status")
+    grant = await hearing
+    assert [(pool.name, pool.replicas) for pool in grant.pools or ()] == [("games", 2)]
 
 
 async def test_a_burst_of_demands_is_two_writes(

@@ -12,7 +12,7 @@ from longboat_crds.environments import EnvironmentSpec
 from longboat_runtime.episodes.actor import EpisodeActor
 from longboat_runtime.episodes.play import EpisodeConfig, EpisodeReport, EpisodeRequest
 from longboat_runtime.rollout.turn_router import TurnEngines, TurnLost
-from longboat_runtime.samples import SampleId, SampleRequest, Sampling
+from longboat_runtime.samples import SampleRequest
 from longboat_runtime.turns import TurnReply, TurnRequest
 from tests.driver.fakes import FakeStore
 from tests.recorder.world import MODEL, Engine, contexts_of
@@ -90,11 +90,6 @@ def environment(path: Path, function: str, **limits: Any) -> EnvironmentSpec:
 
 def config_of(socket: Path, *environments: EnvironmentSpec) -> EpisodeConfig:
     return EpisodeConfig(dict(enumerate(environments)), MODEL, 4000, {}, socket)
-
-
-def sample_request(row: int = 0, index: int = 0, **changes: Any) -> SampleRequest:
-    sampling = Sampling(changes.pop("max_tokens", 200))
-    return SampleRequest(SampleId(0, row, 0, index), (1, 2), 100 * row + index, sampling, **changes)
 
 
 class Pod:

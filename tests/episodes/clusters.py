@@ -14,7 +14,11 @@ from longboat_runtime.episodes.cluster import EpisodeNode
 from longboat_runtime.episodes.play import EpisodeConfig, EpisodeReport, EpisodeRequest
 from longboat_runtime.episodes.tasks import Task
 from longboat_runtime.rollout.turn_router import TurnEngines
-from longboat_runtime.samples import FinishedSample, LossCause, LostSample, SampleRequest
+from longboat_runtime.samples import FinishedSample, LossCause, LostSample, SampleId, SampleRequest, Sampling
+
+
+def sample_request(row: int = 0, index: int = 0) -> SampleRequest:
+    return SampleRequest(SampleId(0, row, 0, index), (1, 2), 100 * row + index, Sampling(200))
 
 
 class Handle:

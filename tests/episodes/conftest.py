@@ -98,12 +98,18 @@ def running_environments(directory: Path) -> Iterator[Path]:
         assert process.wait() == 0
 
 
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    # Short, since a socket's path holds 107 bytes, and open to the environments' uid.
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory with a short name, since a socket's path holds 107 bytes, and open to the environments' uid."""
     with tempfile.TemporaryDirectory(prefix="lb-") as name:
         path = Path(name)
         path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with open_directory() as path:
         yield path
 
 

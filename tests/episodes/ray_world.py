@@ -22,8 +22,8 @@ from longboat_runtime.samples import SampleRequest
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.turns import TurnReply, TurnRequest
-from tests.episodes.actors import config_of, environment, sample_request
-from tests.episodes.clusters import Engines
+from tests.episodes.actors import config_of, environment
+from tests.episodes.clusters import Engines, sample_request
 from tests.recorder.world import Engine, contexts_of
 
 SLOTS = 4

@@ -27,8 +27,7 @@ from longboat_runtime.samples import (
     StartedSample,
 )
 from tests.driver.fakes import FakeStore
-from tests.episodes.actors import sample_request
-from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor
+from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor, sample_request
 from tests.support.waiting import eventually_async
 
 CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
@@ -63,6 +62,7 @@ class World:
         return [request.sample.id for request in self.actor(pod).playing.values()]
 
     async def joined(self, *pods: str) -> None:
+        self.fleet.watch()
         for pod in pods:
             self.cluster.add(pod)
         await eventually_async(

@@ -26,7 +26,7 @@ from longboat_runtime.samples import (
     StartedSample,
 )
 from tests.episodes.actors import write_game
-from tests.episodes.conftest import episode_directories, start_environments_in
+from tests.episodes.conftest import episode_directories, open_directory, start_environments_in
 from tests.episodes.ray_world import REQUESTS, RESOURCES, RayWorld
 from tests.support.waiting import eventually_async
 
@@ -157,37 +157,27 @@ async def test_a_released_node_ends_what_it_plays_and_begins_nothing(environment
         assert len(await outcomes(world, len(REQUESTS))) == len(REQUESTS)
 
 
-async def test_episodes_survive_neither_their_server_nor_change_when_it_is_back(
-    game: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("e")
-    for path in (folder, *list(folder.parents)[:2]):
-        path.chmod(0o755)
-    server = start_environments_in(folder)
-    socket = folder / "environments.sock"
-    try:
-        async with opened(socket, game, "hang", "guess") as world:
-            await world.fleet.submit(REQUESTS)
-            started = 0
-            ended: dict[SampleId, object] = {}
-            while started < len(REQUESTS) or len(ended) < 2:
-                for report in await world.fleet.finished():
-                    started += isinstance(report, StartedSample)
-                    if isinstance(report, FinishedSample):
-                        ended[report.id] = report
-            first = tokens(await world.store.get(sorted(ended)))
-            server.kill()
+async def test_episodes_of_a_server_that_dies_are_lost_and_the_next_one_plays_the_same(game: Path) -> None:
+    with open_directory() as folder:
+        server = start_environments_in(folder)
+        try:
+            async with opened(folder / "environments.sock", game, "hang", "guess") as world:
+                await world.fleet.submit(REQUESTS)
+                first = await outcomes(world, 2)
+                await eventually_async(lambda: playing(folder / "environments.sock"), lambda number: number == 2)
+                drawn = tokens(await world.store.get(sorted(first)))
+                server.kill()
+                server.wait()
+                lost = await outcomes(world, 2)
+                assert {(report.cause, report.held_up) for report in lost.values()} == {(LossCause.ENVIRONMENT, True)}
+                server = start_environments_in(folder)
+                await world.store.delete(sorted(first))
+                await world.fleet.submit([request for request in REQUESTS if request.id in first])
+                again = await outcomes(world, 2)
+                assert tokens(await world.store.get(sorted(again))) == drawn
+        finally:
+            server.terminate()
             server.wait()
-            lost = await outcomes(world, 2)
-            assert {(report.cause, report.held_up) for report in lost.values()} == {(LossCause.ENVIRONMENT, True)}
-            server = start_environments_in(folder)
-            await world.store.delete(sorted(ended))
-            await world.fleet.submit([request for request in REQUESTS if request.id in ended])
-            again = await outcomes(world, 2)
-            assert tokens(await world.store.get(sorted(again))) == first
-    finally:
-        server.terminate()
-        server.wait()
 
 
 @pytest.mark.extended

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from longboat_crds.base import Role
+from longboat_crds.environments import EnvironmentPoolSpec, EnvironmentSpec
 from longboat_crds.load import load_job
 from longboat_crds.rewards import RewardPoolSpec
 from longboat_crds.status import Problem, ResumedStatus, TrackingStatus, Training, TrainingState
@@ -15,6 +17,7 @@ from longboat_runtime.local.display import Display, heading, line
 from longboat_runtime.local.picture import draw, points
 from longboat_runtime.local.run import _resources, move_aside, on_one_node, on_this_machine, run_file
 from longboat_runtime.metrics.record import JsonLines, Record
+from longboat_runtime.ray_nodes import pool_resource
 from longboat_runtime.reward.slots import resource
 from longboat_runtime.trainer.placement import pod_nodes
 from tests.driver.fakes import make_spec
@@ -44,6 +47,22 @@ def test_one_machine_hosts_all_engines_and_graders() -> None:
         resource("math"): 3,
     }
     assert pod_nodes([{"NodeID": "here", "Alive": True, "Resources": offered}], 2, 4)
+
+
+def test_one_machine_plays_the_episodes_of_all_pods() -> None:
+    pools = [EnvironmentPoolSpec(name="games", replicas=3, min_replicas=2, episodes_per_pod=4)]
+    local = on_one_node(make_spec().model_copy(update={"environment_pools": pools}))
+    assert local.environment_pools == [EnvironmentPoolSpec(name="games", episodes_per_pod=12)]
+    assert _resources(local)[pool_resource(Role.ENVIRONMENT, "games")] == 12
+    assert on_one_node(make_spec()).environment_pools is None
+
+
+def test_an_environment_in_a_file_is_found_in_the_directory_of_its_volume() -> None:
+    names = ("/data/games.py:play", "games:play")
+    environments = [EnvironmentSpec(name=f"e{number}", function=name) for number, name in enumerate(names)]
+    spec = make_spec().model_copy(update={"environments": environments})
+    here = on_this_machine(spec, {"/data": Path("/home/me")})
+    assert [each.function for each in here.environments or ()] == ["/home/me/games.py:play", "games:play"]
 
 
 def test_paths_of_pods_are_found_in_the_directories_that_stand_for_their_volumes() -> None:

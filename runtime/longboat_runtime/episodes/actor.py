@@ -38,8 +38,8 @@ log = structlog.get_logger()
 
 # How long `reports` waits before it returns nothing, so that it doesn't wait for ever when its caller is gone.
 POLL_SECONDS = 30.0
-# A driver that hasn't asked for reports for so long is gone: its episodes end.
-DRIVER_SECONDS = 3 * POLL_SECONDS
+# A driver that hasn't called for so long, though it waits for reports all the time, is gone: its episodes end.
+DRIVER_SECONDS = 10 * POLL_SECONDS
 # How often an episode is looked at whose deadline is near and whose clock stands, in seconds.
 _CLOCK_SECONDS = 0.25
 # How long the episodes of an earlier actor may take to end: ten seconds until they are killed, and what that takes.
@@ -63,7 +63,7 @@ class _Playing:
 class EpisodeActor:
     """One for each pool in an environment pod. Ray runs its methods on one event loop. `name` is the player of its samples.
 
-    It ends its episodes when its driver has gone, which it knows by that nobody asks for reports. With its process its episodes end anyway.
+    It ends its episodes when nobody has asked for reports for DRIVER_SECONDS. With its process, which ends with the driver's, they end anyway.
     """
 
     def __init__(self, name: str, config: EpisodeConfig, contexts: Contexts, store: SampleStore) -> None:
@@ -76,7 +76,8 @@ class EpisodeActor:
         self._reports: list[EpisodeReport] = []
         self._reported = asyncio.Event()
         self._failure: BaseException | None = None
-        self._asked = time.monotonic()
+        # When the driver last called.
+        self._heard = time.monotonic()
 
     async def start(self) -> SpecProblem | str | None:
         """Loads the environments and begins to serve. Returns a SpecProblem if one can't be loaded, a message if there is no server."""
@@ -108,6 +109,7 @@ class EpisodeActor:
 
     async def play(self, requests: Sequence[EpisodeRequest]) -> None:
         """Begins episodes."""
+        self._heard = time.monotonic()
         for request in requests:
             environment = self._environments[request.environment]
             endpoint = self._recorder.open(recorder_launch(self._config, environment, request.sample))
@@ -122,9 +124,10 @@ class EpisodeActor:
 
     async def reports(self) -> list[EpisodeReport]:
         """Waits for reports, at most POLL_SECONDS. Raises what has failed, such as StoreUnreachable. One caller at a time."""
+        self._heard = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._reported.wait(), POLL_SECONDS)
-        self._asked = time.monotonic()
+        self._heard = time.monotonic()
         if self._failure is not None:
             raise self._failure
         reports, self._reports = self._reports, []
@@ -159,8 +162,9 @@ class EpisodeActor:
         deadline = asyncio.create_task(self._deadline(playing))
         stop = asyncio.create_task(playing.stop.wait())
         failure = asyncio.create_task(self._recorder.failure(playing.endpoint))
+        ends: set[asyncio.Task[Any]] = {result, deadline, stop, failure}
+        wall = limits.wall_seconds + _SILENCE_SECONDS
         try:
-            ends, wall = {result, deadline, stop, failure}, limits.wall_seconds + _SILENCE_SECONDS
             done, _ = await asyncio.wait(ends, timeout=wall, return_when=asyncio.FIRST_COMPLETED)
             deadline.cancel()  # it looks at the launch, which ends now
             played = self._recorder.close(playing.endpoint)
@@ -182,7 +186,7 @@ class EpisodeActor:
                 await asyncio.wait({result}, timeout=_SILENCE_SECONDS)
             self._report(request, None, over=True)
         finally:
-            for task in (result, deadline, stop, failure):
+            for task in ends:
                 task.cancel()
             del self._playing[request.number]
 
@@ -220,7 +224,7 @@ class EpisodeActor:
     async def _end_without_driver(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS / 10)
-            if self._playing and time.monotonic() - self._asked > DRIVER_SECONDS:
+            if self._playing and time.monotonic() - self._heard > DRIVER_SECONDS:
                 log.warning("the driver is gone, and with it the episodes", episodes=len(self._playing))
                 await self.stop([*self._playing])
 

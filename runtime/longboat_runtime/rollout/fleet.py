@@ -70,6 +70,7 @@ class RayRolloutFleet:
         self._events: list[FleetReport] = []
         self._turn_engines = TurnEngines()
         self._ending_turns: Counter[str] = Counter()
+        self._refusing_turns: set[str] = set()
         self._publishing = False
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -99,6 +100,7 @@ class RayRolloutFleet:
             if self._keeper.members[engine].config.parsers is not None:
                 self._withdraw(engine)
                 self._ending_turns[engine] += 1
+                self._refusing_turns.add(engine)
                 self._tasks.spawn(self._end_turns(self._keeper.members[engine]))
         return self._tasks.until(
             lambda: not any(self._router.count(engine) or self._ending_turns[engine] for engine in draining)
@@ -260,7 +262,11 @@ class RayRolloutFleet:
             self._router.add(member.name)
             self._dispatch()
             if member.config.parsers is not None and member.name not in self._turn_engines.engines:
-                self._tasks.spawn(self._take_turns(member))
+                if member.name in self._refusing_turns:
+                    self._tasks.spawn(self._take_turns(member))
+                else:
+                    # At once, so that recorders learn of all engines of a publication together.
+                    self._add_to_turns(member)
 
     def stopped(self, member: Member, lost: Sequence[SampleId] | None, reason: str) -> None:
         self._router.drain(member.name)
@@ -271,6 +277,7 @@ class RayRolloutFleet:
         self._lose(member.name, self._router.running(member.name), reason, engine_died=died)
         self._router.remove(member.name)
         self._withdraw(member.name)
+        self._refusing_turns.discard(member.name)
         del self._draining[member.name]
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
@@ -289,12 +296,13 @@ class RayRolloutFleet:
     # Turns
 
     async def _take_turns(self, member: Member) -> None:
-        """Has an engine take turns, and says so, unless it has stopped serving or is drained by then."""
+        """Has an engine that was drained take turns again, and says so, unless it has stopped serving or is drained by then."""
         async with self._in_turn(member):
             await member.actor.take_turns.remote()
-            if member.state is MemberState.SERVING and member.name not in self._draining:
-                engines = {**self._turn_engines.engines, member.name: EngineClient(member.actor)}
-                self._serve_turns(engines)
+            if member.name not in self._draining:
+                self._refusing_turns.discard(member.name)
+                if member.state is MemberState.SERVING:
+                    self._add_to_turns(member)
 
     async def _end_turns(self, member: Member) -> None:
         """Has an engine end its turns, which continue elsewhere."""
@@ -305,6 +313,10 @@ class RayRolloutFleet:
             self._ending_turns[member.name] -= 1
             self._ending_turns += Counter()  # without those that have ended
             self._tasks.tell()
+
+    def _add_to_turns(self, member: Member) -> None:
+        """Says that an engine takes turns."""
+        self._serve_turns({**self._turn_engines.engines, member.name: EngineClient(member.actor)})
 
     def _withdraw(self, engine: str) -> None:
         """Says that an engine takes no turns."""
