@@ -482,8 +482,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.LENGTH_BIAS: _run(
-        "Trained responses are shorter than those first launched by more than rounds.maxLengthBias allows; rounds don't race for a "
-        "period.",
+        "Trained responses are shorter than those first launched, or their episodes took less time, by more than rounds.maxLengthBias "
+        "allows; rounds don't race for a period.",
         "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or raise rounds.maxLengthBias.",
         _DEGRADED,
     ),
