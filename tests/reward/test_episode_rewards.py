@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_crds.job import RLJobSpec
 from longboat_crds.reward_kinds import RewardKind, RewardSignature
 from longboat_crds.rewards import RewardSpec
 from longboat_graders.adapters import load_scorer
@@ -15,6 +17,7 @@ from longboat_graders.messages import FunctionOutcome, OutcomeKind, RewardFuncti
 from longboat_graders.result import RewardSample
 from longboat_runtime.reward.combine import batch_rewards, combine
 from longboat_runtime.reward.episodes import with_episode
+from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.worker import turns_of
 from longboat_runtime.samples import (
     Episode,
@@ -24,6 +27,9 @@ from longboat_runtime.samples import (
     FinishReason,
     Grade,
     GradeKind,
+    PromptId,
+    Row,
+    SampleId,
 )
 
 
@@ -181,3 +187,42 @@ def test_each_signature_gets_what_it_knows_of_an_episode(
     reward = spec("own", function=f"{path}:{signature.value.lower()}", signature=signature.value, **fields)
     scorer: Any = load_scorer(RewardFunction.from_spec(reward), "spec.rewards[0]")
     assert scorer(sample).score == pytest.approx(score)
+
+
+class Outcomes:
+    """A store of the outcomes of episodes."""
+
+    def __init__(self, **outcomes: EpisodeOutcome) -> None:
+        self.held = {SampleId(0, 0, 0, index): outcome for index, outcome in enumerate(outcomes.values())}
+
+    async def outcomes(self, ids: Sequence[SampleId]) -> dict[SampleId, EpisodeOutcome]:
+        return {sample: self.held[sample] for sample in ids if sample in self.held}
+
+
+def job(*rewards: dict[str, Any]) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "runtimeRef": {"name": "local"},
+            "model": {"path": "/models/tiny"},
+            "dataset": {"files": {"paths": ["/data/train.jsonl"]}},
+            "algorithm": {"groupSize": 2},
+            "rounds": {"steps": 5, "promptsPerRound": 2},
+            "rollout": {"sampling": {"maxTokens": 8}},
+            "rewards": list(rewards),
+            "environments": [{"name": "maze", "function": "games:play"}],
+            "environmentPools": [{"name": "games"}],
+        }
+    )
+
+
+async def test_the_scheduler_takes_rewards_of_episodes_from_the_store() -> None:
+    store: Any = Outcomes(first=ended(0.5), second=ended(end=EpisodeEnd.TIMEOUT))
+    scheduler = RayRewardScheduler(job({"name": "game", "kind": "Episode", "weight": 2.0}), store)
+    row = Row(PromptId(0, 0), "Walk.", (1, 2))
+    first, second = store.held
+    grade = await scheduler.grade(first, row)
+    assert (grade.kind, grade.score, grade.parts) == (GradeKind.SCORED, 1.0, {"game": 0.5})
+    assert (await scheduler.grade(second, row)).kind is GradeKind.TIMEOUT
+    with pytest.raises(KeyError) as missing:
+        await scheduler.grade(SampleId(0, 0, 0, 7), row)
+    assert missing.value.args == (SampleId(0, 0, 0, 7),)
