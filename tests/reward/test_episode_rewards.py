@@ -203,7 +203,7 @@ def job(*rewards: dict[str, Any]) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
             "runtimeRef": {"name": "local"},
-            "model": {"path": "/models/tiny"},
+            "model": {"path": "/models/tiny", "maxLength": 512},
             "dataset": {"files": {"paths": ["/data/train.jsonl"]}},
             "algorithm": {"groupSize": 2},
             "rounds": {"steps": 5, "promptsPerRound": 2},

@@ -61,35 +61,36 @@ class EpisodeRounds:
             case events.Relaunched(sample=sample):
                 self._launched[sample] = entry.time
             case events.EpisodeStarted(sample=sample, waited_seconds=seconds):
-                if round_ := self._of(sample.prompt):
+                if round_ := self._round(sample.prompt):
                     round_.waited_seconds += seconds
             case events.Lost(sample=sample, cause=cause):
                 self._ended(sample, entry.time)
-                if cause is LossCause.ENVIRONMENT and (round_ := self._of(sample.prompt)):
+                if cause is LossCause.ENVIRONMENT and (round_ := self._round(sample.prompt)):
                     round_.losses += 1
             case events.Generated(sample=sample) | events.Stopped(sample=sample):
                 self._ended(sample, entry.time)
             case events.GroupDropped(prompt=prompt, reason=reason):
-                if (round_ := self._of(prompt)) and prompt in round_.fates:
+                if (round_ := self._round(prompt)) and prompt in round_.fates:
                     round_.fates[prompt] = reason
             case events.StepCommitted(round=number, dropped=dropped):
                 if dropped is not None and (round_ := self._rounds.get(number)):
-                    kept = {sample.prompt for sample in body.samples}
-                    round_.fates |= dict.fromkeys(kept & round_.fates.keys(), dropped)
+                    batch = {sample.prompt for sample in body.samples}
+                    round_.fates |= dict.fromkeys(batch & round_.fates.keys(), dropped)
 
     def trained(self, number: int) -> EpisodeRound:
         """Returns what became of a round that has been trained, and forgets it; an empty one if it was opened before the driver resumed."""
         round_ = self._rounds.pop(number, None) or EpisodeRound()
-        gone = {prompt for prompt, of_prompt in self._round_of.items() if of_prompt <= number}
-        self._round_of = {prompt: of for prompt, of in self._round_of.items() if of > number}
-        self._launched = {sample: time for sample, time in self._launched.items() if sample.prompt not in gone}
+        ended = {prompt for prompt, its_round in self._round_of.items() if its_round <= number}
+        for prompt in ended:
+            del self._round_of[prompt]
+        self._launched = {sample: time for sample, time in self._launched.items() if sample.prompt not in ended}
         return round_
 
-    def _of(self, prompt: PromptId) -> EpisodeRound | None:
+    def _round(self, prompt: PromptId) -> EpisodeRound | None:
         return self._rounds.get(self._round_of.get(prompt, -1))
 
     def _ended(self, sample: SampleId, time: float) -> None:
-        launched, round_ = self._launched.pop(sample, None), self._of(sample.prompt)
+        launched, round_ = self._launched.pop(sample, None), self._round(sample.prompt)
         if launched is not None and round_ is not None:
             round_.seconds += max(0.0, time - launched)
 
