@@ -331,3 +331,13 @@ def test_metrics_of_trained_episodes() -> None:
     assert metrics["environment/cpu_seconds/mean"] == 0.25
     assert metrics["environment/computed_to_trained"] == 80 / 24
     assert trained_episodes([]) == {}
+
+
+def test_an_episode_one_of_whose_turns_kills_engines_is_given_up_at_once() -> None:
+    """So many have died by then; before it is played its engines count as those of a response."""
+    world = started(Synchronous(PROMPTS, GROUP))
+    playing, waiting = group_of(world, 0)[0], group_of(world, 1)[0]
+    world.begin_episode(playing)
+    for sample in (playing, waiting):
+        world.lose(sample, engine_died=True)
+    assert bodies(world, events.GroupDropped) == [events.GroupDropped(playing.prompt, 0, DropReason.ENGINE_DEATHS)]

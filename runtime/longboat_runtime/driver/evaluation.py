@@ -218,7 +218,8 @@ class Evaluation(Observer):
             if isinstance(result, LostSample):
                 begun = result.begun
                 deaths += result.engine_died
-                if deaths >= MOST_ENGINE_DEATHS:
+                # That of an episode is reported once so many have died with one turn.
+                if deaths >= (1 if self._components.episodes else MOST_ENGINE_DEATHS):
                     log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
                     return None
                 losses += result.cause is LossCause.ENVIRONMENT

@@ -210,7 +210,7 @@ class RewardWorker:
                     finish_reason=str(response.finish_reason),
                     tokens=response.tokens,
                     token_ids=response.token_ids.tolist() if token_ids and response.token_ids is not None else None,
-                    turns=response.episode and turns_of(response.episode),
+                    turns=None if response.episode is None else turns_of(response.episode),
                 )
                 for response in responses
             ]

@@ -221,6 +221,7 @@ class Ledger(LedgerState):
         if not record or record.state is not SampleState.LOST or self.streamed(body.sample.prompt):
             return False
         del self.lost[body.sample]
+        record.playing = False
         self._move(record, SampleState.RUNNING)
         return True
 

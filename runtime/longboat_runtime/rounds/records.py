@@ -73,8 +73,8 @@ class SampleRecord:
     keeps of an unfinished sample, which continues after them; `moved` are those that it had when it last moved to another engine, or that
     were left when it was lost. `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the
     smallest number of tokens that the store had of it when it was lost, None if it never was: those behind them are drawn again.
-    `segments` is empty if the only one is the prompt and its `tokens`. Of an episode, `playing` says that a pod has begun it, so that it
-    waits for no slot. `environment_losses` counts how often its environment or pod lost it; `held_up` says that one of these losses had
+    `segments` is empty if the only one is the prompt and its `tokens`. Of an episode, `playing` says that a pod has begun its launch, so
+    that it waits for no slot. `environment_losses` counts how often its environment or pod lost it; `held_up` says that one of these losses had
     nothing to do with the episode.
     """
 
@@ -208,11 +208,10 @@ class GroupRecord:
     @property
     def held_up(self) -> bool:
         """Whether one of its episodes waits for a slot, or is being played again for a reason that has nothing to do with it."""
-        unfinished = (SampleState.RUNNING, SampleState.LOST)
         return any(
-            sample.held_up or not sample.playing
+            sample.held_up or not sample.playing or sample.state is SampleState.LOST
             for sample in self.samples
-            if sample.state in unfinished and sample.seq is None
+            if sample.state in (SampleState.RUNNING, SampleState.LOST) and sample.seq is None
         )
 
     @property

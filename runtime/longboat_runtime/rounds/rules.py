@@ -295,11 +295,14 @@ def relaunch_lost(view: View) -> list[Decision]:
 
 
 def _failed(view: View, sample: SampleId) -> DropReason | None:
-    """Says why a lost sample isn't generated again: `MOST_ENGINE_DEATHS`, or `MOST_ENVIRONMENT_LOSSES`. None if it is."""
+    """Says why a lost sample isn't generated again: `MOST_ENGINE_DEATHS`, or `MOST_ENVIRONMENT_LOSSES`. None if it is.
+
+    Of an episode a single death counts: it is reported once that many engines have died with one turn.
+    """
     record = view.sample(sample)
     if record is None:
         return None
-    if record.engine_deaths >= MOST_ENGINE_DEATHS:
+    if record.engine_deaths >= (1 if record.playing else MOST_ENGINE_DEATHS):
         return DropReason.ENGINE_DEATHS
     return DropReason.ENVIRONMENT_ERROR if record.environment_losses >= MOST_ENVIRONMENT_LOSSES else None
 

@@ -136,7 +136,6 @@ class LedgerState:
             round_.missing += record.state is SampleState.KEPT
         if record.state is SampleState.PAUSED:
             record.finish_reason = None
-        record.playing = False
         record.begun, record.moved = (record.begun, begun) if begun else ((), ())
         kept_tokens = begun[-1].end if begun else 0
         record.kept_tokens = kept_tokens if record.kept_tokens is None else min(kept_tokens, record.kept_tokens)

@@ -54,7 +54,7 @@ class HeldSamples:
     def outcomes(self, ids: Sequence[SampleId]) -> dict[SampleId, EpisodeOutcome | None]:
         """Returns what became of the samples' episodes, None of those without; samples that aren't held are left out."""
         episodes = {sample: self._samples[sample].episode for sample in ids if sample in self._samples}
-        return {sample: episode and episode.outcome for sample, episode in episodes.items()}
+        return {sample: None if episode is None else episode.outcome for sample, episode in episodes.items()}
 
     def delete(self, ids: Iterable[SampleId]) -> None:
         for sample in ids:

@@ -80,7 +80,11 @@ def worst(audits: Mapping[str, LengthAudit], *, by_domain: bool) -> tuple[str, L
             if len(audit.domains) > 1
             for domain, bias in audit.domains.items()
         ]
-    return max(((name, bias) for name, bias in each if bias.ks), key=lambda item: item[1].ks.low, default=None)
+    return max(
+        ((name, bias) for name, bias in each if bias.ks is not None),
+        key=lambda item: 0.0 if item[1].ks is None else item[1].ks.low,
+        default=None,
+    )
 
 
 def _canonical(prompt: PromptLengths) -> tuple[object, ...]:
