@@ -442,8 +442,8 @@ class Interleavings(RuleBasedStateMachine):
                 case events.Generated(sample=sample):
                     generated.add(sample)
                 case events.GroupDeferred(prompt=prompt, attempt=attempt, reason=reason) if reason in LEFT_OUT:
-                    samples = [SampleId(*prompt, attempt, index) for index in range(GROUP)]
-                    held_up = any(waits[s] or s in lost_with_pods for s in samples if s not in generated)
+                    ids = [SampleId(*prompt, attempt, index) for index in range(GROUP)]
+                    held_up = any(waits[s] or s in lost_with_pods for s in ids if s not in generated)
                     assert (reason is events.DeferReason.HELD_UP) == (held_up and self.world.episodes)
 
     @invariant()

@@ -71,7 +71,8 @@ class EpisodeOutcomes(Observer):
         """Raises SpecProblem if nothing of the round could be played."""
         if not self._environments:
             return
-        if nothing_played(self._view.rounds[round_]):
+        record = self._view.rounds[round_]
+        if nothing_played(record):
             field, last = self._failure
             text = (
                 f"No group of round {round_} could be played: in each an episode was lost three times. Correct the environment; its last "
@@ -79,6 +80,7 @@ class EpisodeOutcomes(Observer):
             )
             raise SpecProblem(Reason.ENVIRONMENT_ERRORS, field, text)
         self._metrics |= trained_episodes([*batch.records.values()])
+        self._metrics["environment/held_up_groups"] = float(record.deferred.get(events.DeferReason.HELD_UP, 0))
 
     async def metrics(self, step: int) -> Mapping[str, float]:
         metrics, self._metrics = self._metrics, {}

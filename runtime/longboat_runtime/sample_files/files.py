@@ -200,7 +200,8 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
     size = 0
     for facts in samples:
         portion.append(facts)
-        size += _BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * (facts.prompt_tokens + facts.tokens)
+        computed = sum(segment.computed for segment in facts.segments)  # an episode's messages are about that
+        size += _BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * max(computed, facts.prompt_tokens + facts.tokens)
         if size >= _PORTION_BYTES:
             yield portion
             portion, size = [], 0
