@@ -25,6 +25,7 @@ from longboat_runtime.rounds.events import DeferReason, DropReason, Event, LogEn
 from longboat_runtime.rounds.records import GivenUp, RoundRecord, SampleRecord, SampleState
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.rules import MOST_ENVIRONMENT_LOSSES, reached
+from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import FinishReason, PromptId, SampleId, SegmentSize
@@ -341,3 +342,18 @@ def test_an_episode_one_of_whose_turns_kills_engines_is_given_up_at_once() -> No
     for sample in (playing, waiting):
         world.lose(sample, engine_died=True)
     assert bodies(world, events.GroupDropped) == [events.GroupDropped(playing.prompt, 0, DropReason.ENGINE_DEATHS)]
+
+
+def test_the_ledger_of_plain_responses_is_saved_as_before() -> None:
+    world = World(TailBatching(PROMPTS, GROUP, 2.0, 1.0), GROUP, steps=4)
+    world.start()
+    world.publish()
+    race(world, 0, 1)
+    while world.stopping:
+        world.stopped(world.stopping[0])
+    snapshot = to_snapshot(world.ledger)
+    assert snapshot["given_up"]
+    assert snapshot["groups"]
+    assert not {"seconds", "held_up"} & {key for each in snapshot["given_up"] for key in each}
+    new = {"turns", "environment_seconds", "environment_cpu_seconds", "playing", "environment_losses", "held_up"}
+    assert not new & {key for group in snapshot["groups"] for sample in group["samples"] for key in sample}
