@@ -301,6 +301,24 @@ _OF_ENVIRONMENTS = (
             "dataset.evaluation.columns",
         ),
     ),
+    Rule(
+        implies(present("dataset.evaluation.deadlineSeconds"), _ENVIRONMENTS),
+        "limits the time of held-out episodes: leave it out, or give environments",
+        "dataset.evaluation.deadlineSeconds",
+        FieldError.FORBIDDEN,
+    ),
+    only_if(
+        both(_ENVIRONMENTS, present("dataset.evaluation.deadlineSeconds")),
+        Rule(
+            every(
+                "environments",
+                "e",
+                at_most(field("dataset.evaluation.deadlineSeconds"), field("limits.wallSeconds", variable="e")),
+            ),
+            "is above limits.wallSeconds of one of environments, which includes this time: lower it, or raise wallSeconds",
+            "dataset.evaluation.deadlineSeconds",
+        ),
+    ),
     only_if(
         both(_ENVIRONMENTS, present("rounds.quotas")),
         Rule(

@@ -14,6 +14,7 @@ from longboat_crds.base import (
     ConfigMapFile,
     Opaque,
     Path,
+    Seconds,
     Seed,
 )
 from longboat_crds.expressions import constant, either, exactly_one, field, field_or, less_than, negation, present
@@ -155,6 +156,12 @@ class EvaluationSpec(ApiModel):
         le=1.0,
         description="Draw from the tokens that are at least this times as likely as the likeliest one.",
         json_schema_extra={READER_DEFAULT: True},
+    )
+    deadline_seconds: Seconds | None = Field(
+        default=None,
+        ge=1,
+        description="With environments: seconds that a held-out episode may spend in its environment. Default: the environment's "
+        "limits.deadlineSeconds.",
     )
 
 

@@ -455,6 +455,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
         _FAILED,
     ),
+    Reason.ENVIRONMENT_ERRORS: _run(
+        "More than 5 % of the newest groups were dropped, since an episode of each was lost three times: its environment raised an error, "
+        "never called the model, used more than its limits, or its pod went. The job fails if that happened to all groups of a round.",
+        "The message has the last failure and its row: correct the environment or the rows, or raise environments[].limits.",
+        _DEGRADED,
+        _FAILED,
+    ),
     Reason.NO_LEARNING_SIGNAL: _run(
         "A step had nothing to learn from: the rewards of every group were equal, or what differs is left out of the loss. The job fails "
         "after rounds.maxIdleSteps such steps in a row if no step of it ever learned; the last step is saved before.",
@@ -475,8 +482,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.LENGTH_BIAS: _run(
-        "Trained responses are shorter than those first launched by more than rounds.maxLengthBias allows; rounds don't race for a "
-        "period.",
+        "Trained responses are shorter than those first launched, or their episodes took less time, by more than rounds.maxLengthBias "
+        "allows; rounds don't race for a period.",
         "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or raise rounds.maxLengthBias.",
         _DEGRADED,
     ),

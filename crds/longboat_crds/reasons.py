@@ -103,6 +103,7 @@ class Reason(StrEnum):
     STAGE_STUCK = "StageStuck"
     ENGINE_REFUSED = "EngineRefused"
     GRADER_ERRORS = "GraderErrors"
+    ENVIRONMENT_ERRORS = "EnvironmentErrors"
     NO_LEARNING_SIGNAL = "NoLearningSignal"
     NOTHING_LEFT_TO_LEARN = "NothingLeftToLearn"
     REWARD_SUSPECT = "RewardSuspect"

@@ -100,7 +100,7 @@ class RoundsSpec(ApiModel):
         le=1.0,
         description="With TailBatching: the largest Kolmogorov-Smirnov distance between trained response lengths and those of first "
         "launches. Once the lower 95 % bound of status.training.lengthBias exceeds it, the job stops racing for a period and "
-        "reports it. Default: no limit.",
+        "reports it. With environments it limits the worse of tokens and seconds in the environment, in each domain too. Default: no limit.",
     )
     audit_every: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
         default=None,

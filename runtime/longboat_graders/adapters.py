@@ -124,9 +124,10 @@ def _check_signature(
 
 
 def _verl(sample: RewardSample) -> Arguments:
-    """Returns the arguments that verl's naive reward manager passes, for an answer of one turn."""
+    """Returns the arguments that verl's naive reward manager passes. `num_turns` are the messages of an episode, None of other samples."""
     columns = sample.columns
-    extra = {**(columns.get("extra_info") or {}), "num_turns": None, "rollout_reward_scores": {}}
+    turns = None if sample.turns is None else sum(map(len, sample.conversation))
+    extra = {**(columns.get("extra_info") or {}), "num_turns": turns, "rollout_reward_scores": {}}
     return (), {
         "data_source": columns.get("data_source", sample.domain),
         "solution_str": sample.text,
@@ -229,12 +230,19 @@ class _Logged:
 
 
 def _trl(samples: Sequence[RewardSample], logged: _Logged) -> dict[str, Any]:
-    """Returns the arguments. Prompts and completions of conversational rows are messages. All responses are to one row."""
+    """Returns the arguments. All responses are to one row.
+
+    Prompts and completions of conversational rows are messages. So are those of episodes: a completion is the last conversation from the
+    model's first reply on, with what the environment said to it.
+    """
     first = samples[0]
     named: dict[str, Any] = {
         name: [value] * len(samples) for name, value in first.columns.items() if name not in _OWN_COLUMNS
     }
-    if first.messages is None:
+    if first.turns is not None:
+        before, replies = zip(*(sample.conversation for sample in samples), strict=True)
+        named |= {"prompts": list(before), "completions": list(replies)}
+    elif first.messages is None:
         named |= {"prompts": [sample.prompt for sample in samples], "completions": [sample.text for sample in samples]}
     else:
         named |= {

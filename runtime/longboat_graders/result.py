@@ -21,6 +21,10 @@ class RewardSample:
     are all columns of the row, JSON values. `finish_reason` says why the response ended: `stop`, `length` (cut off by maxTokens) or
     `repetition` (ended for repeating itself). `tokens` is the length of the response, `token_ids` is None unless the reward
     takes them. `training` is the training's progress.
+
+    `turns` is there if an environment played the sample; `text` is the last reply then, and `tokens` those of all turns. A turn is an object
+    with the messages `new` before it, the model's `message`, its `text` with special tokens, its `tokens`, `finish_reason` and `seconds`,
+    the number of the `segment` that trains it, and the number of the turn that it `continues`, null if it began a conversation.
     """
 
     text: str
@@ -34,10 +38,26 @@ class RewardSample:
     prefill: str = ""
     token_ids: Sequence[int] | None = None
     training: Mapping[str, float] = field(default_factory=dict)
+    turns: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def conversation(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+        """The messages of the conversation of the last turn: those before the first reply, and the others, that reply included.
+
+        Both are empty without turns.
+        """
+        chain: list[Mapping[str, Any]] = []
+        number = len(self.turns) - 1 if self.turns else None
+        while self.turns is not None and number is not None:
+            chain.insert(0, self.turns[number])
+            number = chain[0]["continues"]
+        messages = [message for turn in chain for message in (*turn["new"], turn["message"])]
+        before = len(chain[0]["new"]) if chain else 0
+        return messages[:before], messages[before:]
 
 
 # What differs between the responses to a row.
-RESPONSE_FIELDS = ("text", "finish_reason", "tokens", "token_ids")
+RESPONSE_FIELDS = ("text", "finish_reason", "tokens", "token_ids", "turns")
 
 
 def _finite(value: Any) -> float | None:

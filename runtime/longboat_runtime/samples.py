@@ -189,19 +189,6 @@ class SpecialToken(NamedTuple):
     text: str
 
 
-class Response(NamedTuple):
-    """Holds what a grader needs of a generated sample: its last reply, and how many `tokens` the model drew in all of its turns.
-
-    `special` are the special tokens that `text` doesn't have. `token_ids` are there where they were asked for.
-    """
-
-    text: str
-    finish_reason: FinishReason
-    tokens: int
-    special: tuple[SpecialToken, ...] = ()
-    token_ids: IntArray | None = None
-
-
 class SegmentSize(NamedTuple):
     """Counts the tokens of a segment: all that a forward pass computes, and those of them that are trained."""
 
@@ -327,6 +314,10 @@ class Episode:
     ignored: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def outcome(self) -> EpisodeOutcome:
+        return EpisodeOutcome(self.environment, self.end, self.reward, self.message)
+
+    @property
     def messages(self) -> list[Mapping[str, Any]]:
         """The messages of the last turn's conversation, its reply included."""
         chain, number = [], len(self.turns) - 1 if self.turns else None
@@ -334,6 +325,30 @@ class Episode:
             chain.append(self.turns[number])
             number = chain[-1].continues
         return [message for turn in reversed(chain) for message in (*turn.new, turn.message)]
+
+
+class EpisodeOutcome(NamedTuple):
+    """The part of an `Episode` that says what it was worth; `message` is for people."""
+
+    environment: str
+    end: EpisodeEnd
+    reward: float | None
+    message: str = ""
+
+
+class Response(NamedTuple):
+    """Holds what a grader needs of a generated sample: its last reply, and how many `tokens` the model drew in all of its turns.
+
+    `special` are the special tokens that `text` doesn't have. `token_ids` are there where they were asked for, `episode` if an environment
+    played the sample.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    tokens: int
+    special: tuple[SpecialToken, ...] = ()
+    token_ids: IntArray | None = None
+    episode: Episode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +396,7 @@ class GeneratedSample:
 
     @property
     def response(self) -> Response:
-        return Response(self.text, self.finish_reason, self.size.trained, self.special)
+        return Response(self.text, self.finish_reason, self.size.trained, self.special, episode=self.episode)
 
     @property
     def size(self) -> SampleSize:

@@ -430,6 +430,12 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ),
     (environments({"limits": {"deadlineSeconds": 100, "wallSeconds": 99}}), "spec.environments[0].limits.wallSeconds"),
     (environments({"limits": {"maxTurns": 0}}), "spec.environments[0].limits.maxTurns"),
+    (environments(dataset__evaluation=HELD_OUT | {"deadlineSeconds": 14_400}), None),
+    (
+        environments(dataset__evaluation=HELD_OUT | {"deadlineSeconds": 14_401}),
+        "spec.dataset.evaluation.deadlineSeconds",
+    ),
+    ({"spec.dataset.evaluation": HELD_OUT | {"deadlineSeconds": 60}}, "spec.dataset.evaluation.deadlineSeconds"),
     (domains(["a"], ["b"]) | {"spec.environments.1.name": "e0"}, "spec.environments[1]"),
     (environments(rounds__policy="ContinueUnfinished"), "spec.rounds.policy"),
     (environments(rounds__policy="TailBatching"), None),

@@ -1,5 +1,5 @@
-"""Random interleavings under all policies, with and without chunks: finish, move, abort, pause, lose, grade, accumulate, lose chunks,
-duplicate, late, skip, restart and edits of the spec.
+"""Random interleavings under all policies, with and without chunks and episodes: finish, move, abort, pause, lose, wait for a slot, grade,
+accumulate, lose chunks, duplicate, late, skip, restart and edits of the spec.
 
     python -m tests.rounds.interleavings 10000
 
@@ -30,12 +30,12 @@ from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import Event, LogEntry
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, SampleState
-from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, phases
+from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, MOST_ENVIRONMENT_LOSSES, phases
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.streaming import Streaming
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
-from longboat_runtime.samples import GradeKind, PromptId, SampleId
+from longboat_runtime.samples import GradeKind, LossCause, PromptId, SampleId
 from tests.rounds.policies import Racing
 from tests.rounds.world import World, replay
 
@@ -57,7 +57,18 @@ POLICIES = (
     BoundedAsync(PROMPTS, GROUP, max_staleness=2, drop_zero_variance=True),
 )
 ON_POLICY = (Synchronous, Racing, TailBatching, ByDomain)
+# Policies of jobs with environments.
+OF_EPISODES = (
+    Synchronous(PROMPTS, GROUP),
+    TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0, episodes=True),
+    TailBatching(PROMPTS, GROUP, prompt_overcommit=2.0, sample_overcommit=1.0, drop_zero_variance=True, episodes=True),
+    ByDomain(
+        3, GROUP, {domain: TailBatching(1, GROUP, 1.5, 1.0, phase=phase, episodes=True) for domain, phase in PHASES}
+    ),
+    BoundedAsync(PROMPTS, GROUP, max_staleness=1),
+)
 CALLBACKS = (events.Generated, events.Graded, events.Stopped, events.Paused)
+LEFT_OUT = (events.DeferReason.TOO_LONG, events.DeferReason.HELD_UP)
 # The least tokens of a chunk: those of one group, of two.
 CHUNKS = (1, 14)
 
@@ -65,14 +76,20 @@ CHUNKS = (1, 14)
 class Interleavings(RuleBasedStateMachine):
     """Whatever happens, in whatever order, the right samples are trained."""
 
-    @initialize(policy=st.sampled_from(POLICIES), flat=st.booleans(), least_tokens=st.sampled_from([None, *CHUNKS]))
-    def begin(self, policy: Policy, flat: bool, least_tokens: int | None) -> None:
+    @initialize(
+        policy=st.sampled_from(
+            [*((policy, False) for policy in POLICIES), *((policy, True) for policy in OF_EPISODES)]
+        ),
+        flat=st.booleans(),
+        least_tokens=st.sampled_from([None, *CHUNKS]),
+    )
+    def begin(self, policy: tuple[Policy, bool], flat: bool, least_tokens: int | None) -> None:
         score = (
             (lambda sample: float(sample.row % 2 and sample.index)) if flat else (lambda sample: float(sample.index))
         )
-        self.policy = policy
-        deciding = Streaming(policy, least_tokens, frozenset({"main"})) if least_tokens else policy
-        self.world = World(deciding, GROUP, score, STEPS)
+        self.policy, episodes = policy
+        deciding = Streaming(self.policy, least_tokens, frozenset({"main"})) if least_tokens else self.policy
+        self.world = World(deciding, GROUP, score, STEPS, episodes=episodes)
         self.world.start()
         self.lowered, self.most = False, STEPS
         self.fixed: dict = {}
@@ -89,6 +106,36 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         assert self.world.finish(self._some(data, SampleState.RUNNING))
+
+    @precondition(lambda self: self.world.episodes and self._has(SampleState.RUNNING))
+    @rule(data=st.data())
+    def begin_episode(self, data: st.DataObject) -> None:
+        """A pod begins an episode: nothing follows from it, and it begins once in a launch."""
+        sample, before = self._some(data, SampleState.RUNNING), len(self.world.log)
+        waited = not self.world.ledger.sample(sample).playing
+        assert self.world.begin_episode(sample) == waited
+        assert len(self.world.log) == before + waited
+
+    @precondition(lambda self: self.world.episodes and self._has(SampleState.RUNNING))
+    @rule(data=st.data(), losses=st.integers(1, MOST_ENVIRONMENT_LOSSES), held_up=st.booleans())
+    def lose_episodes(self, data: st.DataObject, losses: int, held_up: bool) -> None:
+        """An environment fails again and again, or its pods go, as long as the episode is played again."""
+        sample = self._some(data, SampleState.RUNNING)
+        for _ in range(losses):
+            record = self.world.ledger.sample(sample)
+            if record and record.state is SampleState.RUNNING:
+                self.world.begin_episode(sample)
+                assert self.world.lose_episode(sample, held_up=held_up)
+
+    @precondition(lambda self: self.world.episodes and self._has(SampleState.GENERATED))
+    @rule(data=st.data())
+    def reach_deadline(self, data: st.DataObject) -> None:
+        """The deadline of an episode is a grade of its sample, not a loss."""
+        sample = self._some(data, SampleState.GENERATED)
+        losses = self.world.ledger.sample(sample).environment_losses
+        assert self.world.grade(sample, GradeKind.TIMEOUT)
+        record = self.world.ledger.sample(sample)
+        assert record is None or record.environment_losses == losses
 
     @precondition(lambda self: self._has(SampleState.RUNNING) and self.world.view.serving is not None)
     @rule(data=st.data())
@@ -355,8 +402,49 @@ class Interleavings(RuleBasedStateMachine):
         assert max(deaths.values(), default=0) <= MOST_ENGINE_DEATHS
         assert not any(deaths[sample] == MOST_ENGINE_DEATHS for sample in self.world.samples(SampleState.RUNNING))
         killers = {sample.prompt for sample, count in deaths.items() if count == MOST_ENGINE_DEATHS}
+        if self.world.episodes:  # one that is played kills them with one turn, and is reported once
+            killers = {sample.prompt for sample in deaths}
         dropped = [e.body for e in self.world.log if isinstance(e.body, events.GroupDropped)]
         assert {body.prompt for body in dropped if body.reason is events.DropReason.ENGINE_DEATHS} <= killers
+
+    @invariant()
+    def no_environment_fails_for_ever(self) -> None:
+        """A group is dropped once an episode of it was lost MOST_ENVIRONMENT_LOSSES times by its environment or pod, and only then."""
+        losses = Counter(
+            e.body.sample
+            for e in self.world.log
+            if isinstance(e.body, events.Lost) and e.body.cause is LossCause.ENVIRONMENT
+        )
+        assert max(losses.values(), default=0) <= MOST_ENVIRONMENT_LOSSES
+        assert not any(losses[sample] == MOST_ENVIRONMENT_LOSSES for sample in self.world.samples(SampleState.RUNNING))
+        failed = {sample.prompt for sample, count in losses.items() if count == MOST_ENVIRONMENT_LOSSES}
+        dropped = [e.body for e in self.world.log if isinstance(e.body, events.GroupDropped)]
+        assert {body.prompt for body in dropped if body.reason is events.DropReason.ENVIRONMENT_ERROR} <= failed
+
+    @invariant()
+    def what_holds_an_episode_up_is_not_its_length(self) -> None:
+        """A group left out of a race is held up if and only if an episode of it that isn't generated waits, or was lost with its pod."""
+        log = [event.body for event in self.world.log]
+        waits: dict[SampleId, bool] = {}
+        lost_with_pods: set[SampleId] = set()
+        generated: set[SampleId] = set()
+        for body in log:
+            match body:
+                case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
+                    waits |= {SampleId(*prompt, attempt, index): True for index in range(samples)}
+                case events.Started():
+                    waits |= dict.fromkeys(waits, True)
+                case events.EpisodeStarted(sample=sample):
+                    waits[sample] = False
+                case events.Lost(sample=sample, held_up=held_up):
+                    waits[sample] = True
+                    lost_with_pods |= {sample} if held_up else set()
+                case events.Generated(sample=sample):
+                    generated.add(sample)
+                case events.GroupDeferred(prompt=prompt, attempt=attempt, reason=reason) if reason in LEFT_OUT:
+                    ids = [SampleId(*prompt, attempt, index) for index in range(GROUP)]
+                    held_up = any(waits[s] or s in lost_with_pods for s in ids if s not in generated)
+                    assert (reason is events.DeferReason.HELD_UP) == (held_up and self.world.episodes)
 
     @invariant()
     def indexes_agree_with_records(self) -> None:
@@ -443,7 +531,7 @@ EVENTS: Counter[str] = Counter()
 def main(count: int) -> None:
     """Raises the error of the first interleaving that fails, in its shortest form."""
     run_state_machine_as_test(Interleavings, settings=settings(interleavings(count), database=None))
-    for policy in map(str, POLICIES):
+    for policy in dict.fromkeys(map(str, (*POLICIES, *OF_EPISODES))):
         print(f"{RAN[policy]:7} {EVENTS[policy]:9} events  {policy}")
     print(f"{RAN.total():7} {EVENTS.total():9} events  in all; invariants held in every state")
 

@@ -12,7 +12,7 @@ from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import STORED, SampleState
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GradeKind, LossCause, PromptId, SampleId, VersionSpan
 
 EPOCH_ROWS = 5
 
@@ -21,6 +21,8 @@ class World:
     """`boundary` is the state that a checkpoint of the last commit holds; `streaming`, `publishing` and `training` are the trainer's
     tasks, `stopping` and `pausing` the samples that engines have been told to stop and to pause. `accumulated` are the samples whose
     gradient the trainer has.
+
+    With `episodes` samples are played: each waits for a slot before it runs, and is `playing` from then on.
 
     `drawn` has the tokens drawn so far of running samples, `made` those of finished samples. `oldest` is how many versions behind its
     step the oldest trained token was. `steps` is the number of steps of the job, by default that of the recorded decisions; `wanted`
@@ -33,11 +35,13 @@ class World:
         group_size: int,
         score: Callable[[SampleId], float] = lambda sample: float((sample.index + sample.row) % 2),
         steps: int = 5,
+        *,
+        episodes: bool = False,
     ) -> None:
         self.policy = policy
         self.take_over(Ledger(group_size, steps), 0)
         self.wanted = steps
-        self.group_size, self.score = group_size, score
+        self.group_size, self.score, self.episodes = group_size, score, episodes
         self.log: list[Event] = []
         self.late: list[events.Body] = []
         self.training: list[int] = []
@@ -154,12 +158,24 @@ class World:
             if sample.state is state
         ]
 
+    def begin_episode(self, sample: SampleId) -> bool:
+        """A pod has a slot for an episode."""
+        return self.record(events.EpisodeStarted(sample, 0.5))
+
+    def lose_episode(self, sample: SampleId, *, held_up: bool = False) -> bool:
+        """An environment fails, or its pod goes."""
+        return self.record(events.Lost(sample, "no door", cause=LossCause.ENVIRONMENT, held_up=held_up))
+
     def finish(self, sample: SampleId, version: int | None = None) -> bool:
+        record = self.ledger.sample(sample)
+        if self.episodes and record and record.state is SampleState.RUNNING and not record.playing:
+            assert self.begin_episode(sample)
         self._draw(sample, 3 + sample.index, version)
         self.made[sample] = spans = self.drawn[sample]
         if sample in self.pausing:
             self.pausing.remove(sample)
-        return self.record(events.Generated(sample, 2, spans[-1].end, FinishReason.STOP, spans, "engine-0"))
+        played = {"turns": 2, "environment_seconds": 1.5 + sample.index} if self.episodes else {}
+        return self.record(events.Generated(sample, 2, spans[-1].end, FinishReason.STOP, spans, "engine-0", **played))
 
     def _draw(self, sample: SampleId, tokens: int, version: int | None = None) -> None:
         """An engine draws this many tokens of a sample."""
@@ -197,7 +213,8 @@ class World:
         self.stopping.remove(sample)
         if finished:
             return self.finish(sample)
-        return self.record(events.Stopped(sample, 1 + sample.index, "engine-0"))
+        seconds = 0.5 if self.episodes else 0.0
+        return self.record(events.Stopped(sample, 1 + sample.index, "engine-0", environment_seconds=seconds))
 
     def paused(self, sample: SampleId) -> bool:
         """An engine returns a sample that it was told to pause."""

@@ -57,6 +57,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "versions": [{"version": 4, "start": 0, "end": 3}],
         "engine": "engine-0",
         "special": [],
+        "segments": [],
+        "environment_seconds": None,
+        "environment_error": None,
+        "turns": [],
         "message": "",
         "prompt": "prompt 3",
         "response": "one\n\x1b[31m größe",
@@ -156,7 +160,7 @@ from tests.sample_files.made import facts, write_step
 texts = random.Random(0)
 try:
     for step in range(1, 9):
-        write_step(Path(sys.argv[1]), 1, step, (facts(), texts.randbytes(200_000).hex()), keep=int(sys.argv[2]))
+        write_step(Path(sys.argv[1]), 1, step, (facts(), texts.randbytes(190_000).hex()), keep=int(sys.argv[2]))
 except OSError as error:
     print(errno.errorcode[error.errno])
 else:

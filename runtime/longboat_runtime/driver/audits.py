@@ -1,4 +1,7 @@
-"""Compares, once per period of short and long rounds, the lengths of trained responses with those launched."""
+"""Compares, once per period of short and long rounds, the lengths of trained responses with those launched.
+
+With environments the seconds in them are compared as well.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ from longboat_runtime.metrics.lengths import audit_rounds_metrics, length_line, 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.audit_rounds import compare
 from longboat_runtime.rounds.audit.history import PromptHistory
-from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
+from longboat_runtime.rounds.audit.length_bias import LengthAudit, LengthBias, audit, worst
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.policies import races_per_period
 from longboat_runtime.rounds.view import View
 from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
+
+# What is audited.
+_TOKENS, _SECONDS = "tokens", "seconds in the environment"
 
 
 class Audits(Observer):
@@ -54,14 +60,19 @@ class Audits(Observer):
             return {}
         raced, audited = self._lengths_of(window, audited=False), self._lengths_of(window, audited=True)
         result = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
-        metrics = dict(length_metrics(result))
-        self._length_bias = length_line(result.overall)
+        audits = {_TOKENS: result}
+        metrics = length_metrics(result)
+        if self._spec.environments:
+            audits[_SECONDS] = seconds = await asyncio.to_thread(self._audit_of_seconds, window)
+            metrics |= length_metrics(seconds, "tail/seconds_bias")
+        self._length_bias = _line(worst(audits, by_domain=False) or (_TOKENS, result.overall))
         self._domain_bias = {name: length_line(bias) for name, bias in result.domains.items()}
         if audited:
             comparison = await asyncio.to_thread(compare, audited, raced, self._longest)
             metrics |= audit_rounds_metrics(comparison)
             self._audit_rounds = length_line(comparison)
-        self._limit(result.overall)
+        by_domain = bool(self._spec.environments)
+        self._limit(worst(audits, by_domain=by_domain) or (_TOKENS, result.overall))
         return metrics
 
     def status(self) -> StatusFragment:
@@ -85,14 +96,30 @@ class Audits(Observer):
             history.lengths(self._source.domain(history.prompt.row)) for history in window if history.audited == audited
         ]
 
-    def _limit(self, bias: LengthBias) -> None:
-        """Suspends racing for a period if the bias certainly exceeds the limit: the low end of its interval does."""
+    def _audit_of_seconds(self, window: Sequence[PromptHistory]) -> LengthAudit:
+        """Audits the seconds of episodes in their environments, in milliseconds."""
+        lengths = [history.milliseconds(self._source.domain(history.prompt.row)) for history in window]
+        deadlines = [1000 * environment.limits.deadline_seconds for environment in self._spec.environments or ()]
+        return audit(lengths, max(*deadlines, *(each.longest for each in lengths)))
+
+    def _limit(self, judged: tuple[str, LengthBias]) -> None:
+        """Suspends racing for a period if the bias certainly exceeds the limit: the low end of its interval does.
+
+        With environments that is the worst of tokens and seconds, over all prompts and in each domain.
+        """
+        _, bias = judged
         limit = self._spec.rounds.max_length_bias
         exceeded = limit is not None and bias.ks is not None and bias.ks.low > limit
         message = (
-            f"Trained responses differ from those first launched: {length_line(bias)}; rounds don't race for a period."
+            f"Trained responses differ from those first launched: {_line(judged)}; rounds don't race for a period."
         )
         self._problems.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
         if exceeded:
-            log.warning("races are suspended", bias=length_line(bias), limit=limit)
+            log.warning("races are suspended", bias=_line(judged), limit=limit)
             self._inbox.put_nowait(events.RacesSuspended(races_per_period(self._spec)))
+
+
+def _line(judged: tuple[str, LengthBias]) -> str:
+    """Returns the line of a bias, with what it is of unless that is the tokens of all prompts (pure)."""
+    name, bias = judged
+    return length_line(bias) if name == _TOKENS else f"{name}: {length_line(bias)}"

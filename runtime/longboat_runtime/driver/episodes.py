@@ -58,6 +58,7 @@ def open_episodes(
             context,
             prompts.arguments,
             SOCKET if sockets is None else sockets[pool.name],
+            None if spec.dataset.evaluation is None else spec.dataset.evaluation.deadline_seconds,
         )
         for pool in spec.environment_pools or ()
     }

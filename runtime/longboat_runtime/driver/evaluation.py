@@ -20,13 +20,14 @@ from longboat_runtime.driver.stages import Stage
 from longboat_runtime.metrics.groups import pass_rates
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.reward.tasks import TaskRewards
-from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
+from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, MOST_ENVIRONMENT_LOSSES
 from longboat_runtime.samples import (
     UNSCORED,
     FinishedSample,
     FinishReason,
     Grade,
     GradeKind,
+    LossCause,
     LostSample,
     PromptId,
     Row,
@@ -81,6 +82,8 @@ class Evaluation(Observer):
         self._spec = context.job.spec.dataset.evaluation
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
         self._graded: list[SampleId] = []
+        # How many episodes of the evaluation under way are left out since their environments have lost them too often.
+        self._failed = 0
         self._metrics: dict[int, dict[str, float]] = {}
         self._accuracy: str | None = None
 
@@ -120,12 +123,14 @@ class Evaluation(Observer):
     async def _evaluate(self, spec: EvaluationSpec, step: int, steps: int) -> dict[str, float]:
         """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics.
 
-        Grader errors are counted, not scored. Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
+        Grader errors are counted, not scored, and so are episodes that fail. Lost samples are retried, until MOST_ENGINE_DEATHS engines have
+        died with one, or MOST_ENVIRONMENT_LOSSES environments have lost it.
         """
         rows = self._components.evaluation
         self._sampling = held_out_sampling(spec, self._job.sampling)
         count = spec.samples_per_prompt
         samples = {evaluation_id(step, row, index): row for row in rows for index in range(count)}
+        self._failed = 0
         await self._submit(samples)
         training = {"global_step": step, "max_steps": steps, "epoch": 0}
         results = await asyncio.gather(
@@ -137,7 +142,12 @@ class Evaluation(Observer):
         self._data.discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
-        return evaluation_metrics([*chain.from_iterable(results)], self._job.spec.rewards, self._run_state.task_rewards)
+        metrics = evaluation_metrics(
+            [*chain.from_iterable(results)], self._job.spec.rewards, self._run_state.task_rewards
+        )
+        if self._job.spec.environments is not None:
+            metrics["val/environment_errors"] = float(self._failed)
+        return metrics
 
     async def _submit(self, samples: Mapping[SampleId, Row], begun: tuple[VersionSpan, ...] = ()) -> None:
         """Submits samples in one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""
@@ -201,15 +211,21 @@ class Evaluation(Observer):
 
     async def _finished(self, sample: SampleId, row: Row) -> FinishedSample | None:
         """Waits for a sample that has been submitted; None if it is left out."""
-        deaths = 0
+        deaths = losses = 0
         while True:
             result = await self._waiting[sample]
             begun: tuple[VersionSpan, ...] = ()
             if isinstance(result, LostSample):
                 begun = result.begun
                 deaths += result.engine_died
-                if deaths >= MOST_ENGINE_DEATHS:
+                # That of an episode is reported once so many have died with one turn.
+                if deaths >= (1 if self._components.episodes else MOST_ENGINE_DEATHS):
                     log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
+                    return None
+                losses += result.cause is LossCause.ENVIRONMENT
+                if losses >= MOST_ENVIRONMENT_LOSSES:
+                    log.warning("a held-out episode fails, and is left out", sample=str(sample), reason=result.reason)
+                    self._failed += 1
                     return None
             elif result.finish_reason is not FinishReason.ABORT:
                 return result

@@ -15,8 +15,9 @@ from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import (
-    FinishedSample,
     FinishReason,
+    FleetReport,
+    LossCause,
     LostSample,
     MovedSample,
     SampleId,
@@ -26,12 +27,12 @@ from longboat_runtime.samples import (
     sample_seed,
 )
 
-# Graders' messages may be long; the event log keeps the beginning.
+# Messages of graders and environments may be long; the event log keeps the beginning.
 _MESSAGE_LIMIT = 500
 
 # A method of the fleet that takes many requests, or the ids of many.
 Order = Callable[[Sequence[Any]], Awaitable[None]]
-FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost | events.Moved
+FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost | events.Moved | events.EpisodeStarted
 
 
 class SampleFlow:
@@ -95,11 +96,9 @@ class SampleFlow:
         while True:
             received: list[FleetEvent] = []
             for item in await self._components.samples.finished():
-                if isinstance(item, StartedSample):
-                    continue
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
-                    if not isinstance(item, MovedSample):  # an evaluation waits for results only
+                    if not isinstance(item, MovedSample | StartedSample):  # an evaluation waits for results only
                         self._held_out.put_nowait(item)
                 else:
                     self._stages.move(Stage.GENERATE)
@@ -114,7 +113,7 @@ class SampleFlow:
             ]:
                 await self._components.store.delete(parts)
             for event in received:
-                if not isinstance(event, events.Moved):
+                if not isinstance(event, events.Moved | events.EpisodeStarted):
                     self._stopping.discard(event.sample)
                     self._pausing.discard(event.sample)
                 self._inbox.put_nowait(event)
@@ -180,21 +179,33 @@ class SampleFlow:
             self._stages.set(Stage.REWARD, self._grading > 0)
 
 
-def as_event(item: FinishedSample | LostSample | MovedSample, *, stopping: bool, pausing: bool) -> FleetEvent:
+def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
     """Turns the fleet's report into an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
 
     A sample that an engine gave up without being asked to is lost: no engine generates it any more.
     """
     if isinstance(item, LostSample):
-        return events.Lost(item.id, item.reason, item.engine_died, item.begun)
+        reason = item.reason[:_MESSAGE_LIMIT] if item.cause is LossCause.ENVIRONMENT else item.reason
+        return events.Lost(item.id, reason, item.engine_died, item.begun, item.cause, item.held_up)
+    if isinstance(item, StartedSample):
+        return events.EpisodeStarted(item.id, item.waited_seconds)
     if isinstance(item, MovedSample):
         return events.Moved(item.id, item.spans[-1].end if item.spans else 0, item.spans, item.source, item.target)
     if item.finish_reason is FinishReason.ABORT and stopping:
-        return events.Stopped(item.id, item.tokens, item.engine)
+        return events.Stopped(item.id, item.tokens, item.engine, environment_seconds=item.environment_seconds)
     if item.finish_reason is FinishReason.ABORT and pausing:
         return events.Paused(item.id, item.tokens, tuple(item.spans), item.engine)
     if item.finish_reason is FinishReason.ABORT:
         return events.Lost(item.id, f"given up by {item.engine}")
     return events.Generated(
-        item.id, item.prompt_tokens, item.tokens, item.finish_reason, tuple(item.spans), item.engine, item.segments
+        item.id,
+        item.prompt_tokens,
+        item.tokens,
+        item.finish_reason,
+        tuple(item.spans),
+        item.engine,
+        item.segments,
+        item.turns,
+        item.environment_seconds,
+        item.environment_cpu_seconds,
     )

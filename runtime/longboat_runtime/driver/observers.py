@@ -9,6 +9,7 @@ from longboat_runtime.driver.canaries import Canaries
 from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.environment_pods import EnvironmentPods
+from longboat_runtime.driver.episode_outcomes import EpisodeOutcomes
 from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.grading import Grading
 from longboat_runtime.driver.loads import RoundLoads
@@ -26,6 +27,7 @@ OBSERVERS: Sequence[Callable[[Context], Observer]] = (
     RewardPools,
     RolloutPods,
     EnvironmentPods,
+    EpisodeOutcomes,
     EngineWatch,
     Reshapes,
     Evaluation,

@@ -31,7 +31,7 @@ from longboat_runtime.sample_files.contents import (
     choose,
     is_due,
 )
-from longboat_runtime.samples import UNSCORED, SampleId
+from longboat_runtime.samples import UNSCORED, LossCause, SampleId
 from longboat_runtime.status_fragment import Problems, StatusFragment
 
 log = structlog.get_logger()
@@ -60,7 +60,7 @@ class SampleFiles(Observer):
     is left out while MOST_WRITING others are under way.
     """
 
-    watches = (events.Graded, events.GroupDropped, events.GroupDeferred, events.StepCommitted)
+    watches = (events.Graded, events.Lost, events.GroupDropped, events.GroupDeferred, events.StepCommitted)
 
     def __init__(self, context: Context) -> None:
         self._job, self._components, self._background = context.job, context.components, context.background
@@ -69,6 +69,8 @@ class SampleFiles(Observer):
         self._held: dict[int, list[SampleGroup]] = {}
         self._batch: Batch | None = None
         self._messages: dict[SampleId, str] = {}
+        # Why environments have lost samples.
+        self._losses: dict[SampleId, str] = {}
         self._writing: dict[int, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
@@ -84,6 +86,8 @@ class SampleFiles(Observer):
         match entry.body:
             case events.Graded(sample=sample, message=message) if message and self._spec is not None:
                 self._messages[sample] = message
+            case events.Lost(sample=sample, cause=LossCause.ENVIRONMENT, reason=reason) if self._spec is not None:
+                self._losses[sample] = reason
             case (events.GroupDropped() | events.GroupDeferred()) as body if before is not None:
                 self._given_up(body, before)
             case events.StepCommitted() as committed:
@@ -123,6 +127,7 @@ class SampleFiles(Observer):
         self._data.release(_ids(given_up) - _ids(written))
         self._batch = None
         self._messages = {sample: text for sample, text in self._messages.items() if self._view.sample(sample)}
+        self._losses = {sample: text for sample, text in self._losses.items() if self._view.sample(sample)}
 
     def _start(self, body: events.StepCommitted, given_up: Sequence[SampleGroup]) -> Sequence[SampleGroup]:
         """Starts to write the file of the step, if it has one; returns the groups that go into it, else none."""
@@ -173,9 +178,17 @@ class SampleFiles(Observer):
 
     def _group(self, records: Mapping[SampleId, SampleRecord], outcome: _Outcome) -> SampleGroup:
         domain = self._components.source.row(next(iter(records)).prompt).domain
-        return SampleGroup(tuple(self._facts(sample, record, domain, outcome) for sample, record in records.items()))
+        error = None
+        if outcome.reason == events.DropReason.ENVIRONMENT_ERROR:
+            group = {sample[:3] for sample in records}
+            error = next((text for sample, text in self._losses.items() if sample[:3] in group), None)
+        return SampleGroup(
+            tuple(self._facts(sample, record, domain, outcome, error) for sample, record in records.items())
+        )
 
-    def _facts(self, sample: SampleId, record: SampleRecord, domain: str, outcome: _Outcome) -> SampleFacts:
+    def _facts(
+        self, sample: SampleId, record: SampleRecord, domain: str, outcome: _Outcome, error: str | None
+    ) -> SampleFacts:
         assert record.finish_reason is not None, "it has finished"
         score = record.score if record.kind not in (None, *UNSCORED) else None
         advantage = None
@@ -197,6 +210,9 @@ class SampleFiles(Observer):
             self._messages.get(sample),
             record.grading_seconds if record.kind else None,
             advantage,
+            record.size.segments if self._job.spec.environments else (),
+            record.environment_seconds if self._job.spec.environments else None,
+            self._losses.get(sample, error),
         )
 
 

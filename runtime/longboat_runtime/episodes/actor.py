@@ -193,7 +193,7 @@ class EpisodeActor:
     async def _deadline(self, playing: _Playing) -> None:
         """Waits until the episode has been in its environment for its deadline."""
         await playing.begun.wait()
-        end = playing.before + playing.environment.limits.deadline_seconds
+        end = playing.before + self._config.deadline(playing.environment, playing.request.sample)
         while True:
             seconds = end - self._recorder.environment_seconds(playing.endpoint)
             if seconds <= 0:

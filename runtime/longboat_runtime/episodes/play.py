@@ -34,7 +34,8 @@ from longboat_runtime.turns import EngineDeaths
 class EpisodeConfig:
     """What an actor plays: `environments` by their places in the spec, with a `model` of that name, whose context has so many tokens.
 
-    `arguments` are those of the chat template. The environments' server listens at `socket`.
+    `arguments` are those of the chat template. The environments' server listens at `socket`. `held_out_deadline` is that of evaluations, in
+    seconds, where the environments' own doesn't hold.
     """
 
     environments: Mapping[int, EnvironmentSpec]
@@ -42,6 +43,12 @@ class EpisodeConfig:
     context: int
     arguments: Mapping[str, Any]
     socket: Path
+    held_out_deadline: float | None = None
+
+    def deadline(self, environment: EnvironmentSpec, sample: SampleRequest) -> float:
+        """Returns how many seconds the sample may spend in its environment: held-out ones may have a deadline of their own."""
+        own = self.held_out_deadline if sample.evaluation else None
+        return float(environment.limits.deadline_seconds if own is None else own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from longboat_runtime.rounds.audit.length_bias import LengthAudit, LengthBias
 from longboat_runtime.rounds.audit.paired import Estimate
 
 
-def length_metrics(audit: LengthAudit) -> dict[str, float]:
-    """Returns `tail/length_bias/*` over all prompts, also `tail/length_bias/DOMAIN/*` where there are several domains."""
-    metrics = _metrics("tail/length_bias", audit.overall)
+def length_metrics(audit: LengthAudit, prefix: str = "tail/length_bias") -> dict[str, float]:
+    """Returns `PREFIX/*` over all prompts, also `PREFIX/DOMAIN/*` where there are several domains."""
+    metrics = _metrics(prefix, audit.overall)
     if len(audit.domains) > 1:
         for domain, bias in audit.domains.items():
-            metrics |= _metrics(f"tail/length_bias/{domain}", bias)
+            metrics |= _metrics(f"{prefix}/{domain}", bias)
     return metrics
 
 

@@ -22,13 +22,16 @@ SOCKET = Path("/run/longboat/graders.sock")
 _SAMPLE_FIELDS = tuple(field.name for field in fields(RewardSample))
 
 
-def _fields(sample: RewardSample) -> dict[str, Any]:
-    return {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
+def _fields(sample: RewardSample, names: Sequence[str] = _SAMPLE_FIELDS) -> dict[str, Any]:
+    fields = {name: getattr(sample, name) for name in names}
+    if sample.turns is None:
+        fields.pop("turns", None)  # graders of an earlier release don't know it
+    return fields
 
 
 def _group_fields(samples: Sequence[RewardSample]) -> dict[str, Any]:
     """Returns the fields of the row once, and those of each response."""
-    responses = [{name: getattr(sample, name) for name in RESPONSE_FIELDS} for sample in samples]
+    responses = [_fields(sample, RESPONSE_FIELDS) for sample in samples]
     row = {name: value for name, value in _fields(samples[0]).items() if name not in RESPONSE_FIELDS}
     return {"row": row, "responses": responses}
 

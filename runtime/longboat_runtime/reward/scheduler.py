@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
+import structlog
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import RewardSpec, graded_pools, rewards_of
@@ -20,13 +21,16 @@ from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine, grade_times
 from longboat_runtime.reward.cpus import PoolLoad
+from longboat_runtime.reward.episodes import by_environment, with_episode
 from longboat_runtime.reward.pool import RewardPool
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.slots import reward_nodes
 from longboat_runtime.reward.together import GradeAll, Together
-from longboat_runtime.samples import Grade, PromptId, Row, SampleId, TimeLimit
+from longboat_runtime.samples import EpisodeOutcome, Grade, PromptId, Row, SampleId, TimeLimit
 from longboat_runtime.store.protocol import SampleStore
+
+log = structlog.get_logger()
 
 # How often Ray is asked which reward nodes there are, in seconds.
 _WATCH_INTERVAL = 1.0
@@ -48,6 +52,9 @@ class RayRewardScheduler:
             socket = SOCKET if sockets is None else sockets[named.name]
             pool = self._pools[named.name] = RewardPool(named.name, pool_rewards, store, socket, self.isolation)
             self._pool_of |= {reward.name: pool for reward in pool_rewards.values()}
+        self._store, self._played = store, spec.environments is not None
+        # Environments whose rewards no reward takes.
+        self._unused: set[str] = set()
         self._groups: dict[tuple[PromptId, int], Group] = {}
         self._together: dict[tuple[PromptId, int], Together] = {}
         self._numbers = count()
@@ -92,7 +99,7 @@ class RayRewardScheduler:
         training: Mapping[str, float] = MappingProxyType({}),
         only: str | None = None,
     ) -> Grade:
-        """Grades a stored sample by the functions for the row's domain (see `combine`). Raises KeyError if the store has lost it."""
+        """Grades a stored sample by the rewards for the row's domain (see `combine`). Raises KeyError if the store has lost it."""
         rewards = [reward for reward in applicable(self._rewards, row.domain) if only in (None, reward.name)]
         row_sample = RewardSample(
             "",
@@ -105,7 +112,7 @@ class RayRewardScheduler:
             training=dict(training),
         )
         by_group = [reward for reward in rewards if reward.grades_groups]
-        by_sample = [reward for reward in rewards if not reward.grades_groups]
+        by_sample = [reward for reward in rewards if not reward.grades_groups and not by_environment(reward)]
         with self._group_of(sample, urgency) as group:
 
             def grade_all(samples: tuple[SampleId, ...]) -> Coroutine[Any, Any, dict[str, FunctionOutcome]]:
@@ -117,9 +124,26 @@ class RayRewardScheduler:
             if by_group:
                 calls.append(self._grade_together(sample, siblings, grade_all))
             outcomes = await _run_together(calls)
+            if self._played:
+                outcomes = with_episode(rewards, outcomes, await self._episode(sample, rewards))
             group.missing = max(0, group.missing - 1)
         grade = combine(rewards, outcomes)
         return replace(grade, times=grade_times(outcomes, limits)) if limits else grade
+
+    async def _episode(self, sample: SampleId, rewards: Sequence[RewardSpec]) -> EpisodeOutcome | None:
+        """Returns what became of a sample's episode; None if it has none. Raises KeyError if the store has lost the sample."""
+        outcomes = await self._store.outcomes([sample])
+        if sample not in outcomes:
+            raise KeyError(sample)
+        episode = outcomes[sample]
+        unused = episode is not None and episode.reward is not None and not any(map(by_environment, rewards))
+        if episode is not None and unused and episode.environment not in self._unused:
+            self._unused.add(episode.environment)
+            log.warning(
+                "the rewards that an environment returns don't count, since the row has no reward of kind Episode",
+                environment=episode.environment,
+            )
+        return episode
 
     def _shares(self, rewards: Sequence[RewardSpec]) -> Iterable[tuple[RewardPool, list[RewardSpec]]]:
         """Divides rewards between their pools."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -18,7 +19,7 @@ from longboat_graders.messages import FunctionOutcome, GradersCapacity, Isolatio
 from longboat_graders.result import RewardSample
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.grader import Grader
-from longboat_runtime.samples import Response, SampleId, sample_seed
+from longboat_runtime.samples import Episode, Response, SampleId, sample_seed
 from longboat_runtime.special_tokens import with_special_tokens
 from longboat_runtime.store.protocol import SampleStore
 
@@ -71,6 +72,23 @@ class GradeAnswers:
     isolation: dict[str, IsolationInForce] | None = None
     capacity: GradersCapacity | None = None
     changed: str = ""
+
+
+def turns_of(episode: Episode) -> list[dict[str, Any]]:
+    """Returns the turns of an episode as functions get them: `RewardSample.turns`."""
+    return [
+        {
+            "new": [dict(message) for message in turn.new],
+            "message": dict(turn.message),
+            "text": turn.text,
+            "tokens": turn.tokens,
+            "finish_reason": str(turn.finish_reason),
+            "seconds": turn.seconds,
+            "segment": turn.segment,
+            "continues": turn.continues,
+        }
+        for turn in episode.turns
+    ]
 
 
 class RewardWorker:
@@ -192,6 +210,7 @@ class RewardWorker:
                     finish_reason=str(response.finish_reason),
                     tokens=response.tokens,
                     token_ids=response.token_ids.tolist() if token_ids and response.token_ids is not None else None,
+                    turns=None if response.episode is None else turns_of(response.episode),
                 )
                 for response in responses
             ]

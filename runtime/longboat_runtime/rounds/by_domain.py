@@ -10,9 +10,8 @@ from longboat_runtime.rounds.on_policy import OneQuota, OnPolicy
 from longboat_runtime.rounds.policy import Decision, Launch
 from longboat_runtime.rounds.records import RoundRecord
 from longboat_runtime.rounds.round_kind import RoundKind
-from longboat_runtime.rounds.rules import next_round
+from longboat_runtime.rounds.rules import next_round, reached
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import PromptId
 
 # Events of one sample concern its own domain alone.
 _OF_A_SAMPLE = (events.Generated, events.Graded, events.Lost, events.Stopped)
@@ -73,9 +72,6 @@ def _longest_first(view: View, decisions: Sequence[Decision]) -> list[Decision]:
     queued = [replace(launch, queued=(prompt,), fresh=0) for launch in launches for prompt in launch.queued]
     fresh = [replace(launch, queued=()) for launch in launches if launch.fresh]
     others = [decision for decision in decisions if not isinstance(decision, Launch)]
-    return [*sorted(queued, key=lambda launch: -_reached(view, launch.queued[0])), *fresh, *others]
-
-
-def _reached(view: View, prompt: PromptId) -> int:
-    given_up = view.deferred.get(prompt)
-    return given_up.longest if given_up else 0
+    prompts = [launch.queued[0] for launch in queued]
+    furthest = reached([view.deferred[prompt] for prompt in prompts if prompt in view.deferred])
+    return [*sorted(queued, key=lambda launch: -furthest.get(launch.queued[0], 0.0)), *fresh, *others]

@@ -19,6 +19,7 @@ from longboat_runtime.samples import (
     FinishReason,
     GradeKind,
     GradeTime,
+    LossCause,
     PromptId,
     SampleId,
     SegmentSize,
@@ -37,12 +38,19 @@ class DropReason(StrEnum):
     """Reward functions applied to fewer than two of its samples, so there is nothing to compare."""
     ENGINE_DEATHS = "engine_deaths"
     """A sample ran in several engines that died: retried, it would kill the next one."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """An episode was lost by its environment, or with its pod, several times."""
     NOT_FINITE = "not_finite"
     """The gradient of every minibatch of the prompt's step was not finite, so nothing was trained."""
 
 
 # A group dropped for one of these reasons is not replaced: the batch is smaller, against the same denominator.
-NOT_REPLACED = (DropReason.GRADER_ERROR, DropReason.ENGINE_DEATHS, DropReason.NOT_APPLICABLE)
+NOT_REPLACED = (
+    DropReason.GRADER_ERROR,
+    DropReason.ENGINE_DEATHS,
+    DropReason.ENVIRONMENT_ERROR,
+    DropReason.NOT_APPLICABLE,
+)
 
 
 class DeferReason(StrEnum):
@@ -54,6 +62,8 @@ class DeferReason(StrEnum):
     """A sample has tokens of weights other than its round's, which the policy doesn't allow."""
     TOO_LONG = "too_long"
     """The round had enough groups before this one was complete, or kept if groups of equal rewards are dropped."""
+    HELD_UP = "held_up"
+    """As TOO_LONG, but one of its episodes waited for a slot, or was played again since its pod or server had gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,9 @@ class Launched:
 class Generated:
     """The sample store holds this response. The number of this event decides whether the response counts.
 
-    `tokens` are those that the model drew, of which it has `spans`. `segments` is empty if the only one is the prompt and these.
+    `tokens` are those that the model drew, in so many `turns`, of which it has `spans`. `segments` is empty if the only one is the prompt
+    and these. `environment_seconds` are those of an episode in which it didn't wait for the model, `environment_cpu_seconds` those of its
+    processes.
     """
 
     sample: SampleId
@@ -138,20 +150,37 @@ class Generated:
     spans: tuple[VersionSpan, ...]
     engine: str
     segments: Annotated[tuple[SegmentSize, ...], Field(exclude_if=lambda segments: not segments)] = ()
+    turns: Annotated[int, Field(exclude_if=lambda turns: turns == 1)] = 1
+    environment_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    environment_cpu_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Records that a running sample was lost by its engine, which is gone or gave it up, or that a stored sample's data is gone.
+    """Records that a running sample was lost by what made it, which is gone or gave it up, or that a stored sample's data is gone.
 
     `engine_died` says that the sample ran in an engine that died on its own, in a pod that stayed up. `begun` are the spans of its
-    first tokens that the store still has: those that it had when it was last paused or moved.
+    first tokens that the store still has: those that it had when it was last paused or moved. `cause` is the ENVIRONMENT if the episode
+    failed, or went with its pod; `held_up` says that nothing in the episode lost it.
     """
 
     sample: SampleId
     reason: str
     engine_died: bool = False
     begun: Annotated[tuple[VersionSpan, ...], Field(exclude_if=lambda spans: not spans)] = ()
+    cause: Annotated[LossCause, Field(exclude_if=lambda cause: cause is LossCause.ENGINE)] = LossCause.ENGINE
+    held_up: Annotated[bool, Field(exclude_if=lambda held_up: not held_up)] = False
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStarted:
+    """An environment pod has begun the episode of a sample, which had waited for a slot for so many seconds.
+
+    Until then the sample waits, although its group is launched. Samples without an environment have no such event.
+    """
+
+    sample: SampleId
+    waited_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +199,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Relaunched:
-    """A lost sample is generated again, with the same seed, after the tokens that the store has; on-policy, on the same weights."""
+    """A lost sample is generated again, with the same seed, after the tokens that the store has; on-policy, on the same weights.
+
+    An episode is played again from its start, in a new environment.
+    """
 
     sample: SampleId
 
@@ -206,13 +238,14 @@ class Aborted:
 class Stopped:
     """An engine returned a sample that it was told to stop, after `tokens` response tokens, which are discarded.
 
-    `finished` says that the response had ended on its own, at that length.
+    `finished` says that the response had ended on its own, at that length. `environment_seconds` are those of an episode so far.
     """
 
     sample: SampleId
     tokens: int
     engine: str
     finished: bool = False
+    environment_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +414,7 @@ Body = (
     | Launched
     | Generated
     | Lost
+    | EpisodeStarted
     | Moved
     | Relaunched
     | Graded
@@ -404,8 +438,8 @@ Body = (
     | Published
 )
 
-# Events that policies aren't asked about: they change nothing about any sample.
-OBSERVATIONS = (Retired, Moved)
+# Events that policies aren't asked about: they change nothing about what any sample is.
+OBSERVATIONS = (Retired, Moved, EpisodeStarted)
 
 # Types of events that earlier releases wrote.
 RETIRED = ("OvercommitChosen",)

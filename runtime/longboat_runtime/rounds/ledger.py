@@ -13,7 +13,7 @@ from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.records import STORED, GroupRecord, RoundRecord, RoundState, SampleRecord, SampleState
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.state import LedgerState
-from longboat_runtime.samples import FinishReason, GradeKind
+from longboat_runtime.samples import FinishReason, GradeKind, LossCause
 
 
 def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:
@@ -148,6 +148,8 @@ class Ledger(LedgerState):
         record.prompt_tokens, record.tokens, record.finish_reason = body.prompt_tokens, body.tokens, body.finish_reason
         round_.redrawn_tokens += record.redrawn_tokens
         record.spans, record.engine, record.segments = body.spans, body.engine, body.segments
+        record.turns, record.environment_seconds = body.turns, body.environment_seconds
+        record.environment_cpu_seconds = body.environment_cpu_seconds
         if not record.counts:
             if group.completed is not None:
                 round_.surplus += 1
@@ -188,7 +190,17 @@ class Ledger(LedgerState):
         if not group or not record or record.state not in (SampleState.RUNNING, SampleState.PAUSED, *STORED):
             return False
         record.engine_deaths += body.engine_died
+        record.environment_losses += body.cause is LossCause.ENVIRONMENT
+        record.held_up = record.held_up or body.held_up
         self._lose(group, record, body.begun)
+        return True
+
+    @_fold.register
+    def _(self, body: events.EpisodeStarted, seq: int) -> bool:
+        record = self.sample(body.sample)
+        if not record or record.state is not SampleState.RUNNING or record.playing:
+            return False
+        record.playing = True
         return True
 
     @_fold.register
@@ -209,6 +221,7 @@ class Ledger(LedgerState):
         if not record or record.state is not SampleState.LOST or self.streamed(body.sample.prompt):
             return False
         del self.lost[body.sample]
+        record.playing = False
         self._move(record, SampleState.RUNNING)
         return True
 
@@ -230,10 +243,14 @@ class Ledger(LedgerState):
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
         if group and record:
             record.tokens, record.finish_reason, record.engine = body.tokens, FinishReason.ABORT, body.engine
+            record.environment_seconds = body.environment_seconds
             number = group.round
         else:
             given_up = self.deferred_prompts[body.sample.prompt]
             given_up.lengths[body.sample.index] = body.tokens
+            if body.environment_seconds:
+                given_up.seconds = given_up.seconds or [0.0] * len(given_up.lengths)
+                given_up.seconds[body.sample.index] = body.environment_seconds
             number = given_up.round
         if number in self.rounds:
             self.rounds[number].stopped_tokens += body.tokens

@@ -79,7 +79,9 @@ class RoundLoop:
             self._fold(self._edit)
             self._edit = None
         if isinstance(body, events.Generated) and self.view.awaits(body.sample):
-            body = events.Stopped(body.sample, body.tokens, body.engine, finished=True)
+            body = events.Stopped(
+                body.sample, body.tokens, body.engine, finished=True, environment_seconds=body.environment_seconds
+            )
         event = self._fold(body)
         if isinstance(body, events.OBSERVATIONS):
             return event is not None

@@ -73,4 +73,5 @@ def _tail_batching(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
         drop_zero_variance=algorithm.drop_zero_variance,
         audit_every=rounds.audit_every,
         phase=phase,
+        episodes=spec.environments is not None,
     )

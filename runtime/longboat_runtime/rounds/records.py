@@ -73,7 +73,9 @@ class SampleRecord:
     keeps of an unfinished sample, which continues after them; `moved` are those that it had when it last moved to another engine, or that
     were left when it was lost. `engine_deaths` is the number of engines that died on their own while generating it. `kept_tokens` is the
     smallest number of tokens that the store had of it when it was lost, None if it never was: those behind them are drawn again.
-    `segments` is empty if the only one is the prompt and its `tokens`.
+    `segments` is empty if the only one is the prompt and its `tokens`. Of an episode, `playing` says that a pod has begun its launch, so
+    that it waits for no slot. `environment_losses` counts how often its environment or pod lost it; `held_up` says that one of these losses had
+    nothing to do with the episode.
     """
 
     index: int
@@ -96,6 +98,12 @@ class SampleRecord:
     engine_deaths: int = 0
     kept_tokens: int | None = None
     segments: Annotated[tuple[SegmentSize, ...], Field(exclude_if=lambda segments: not segments)] = ()
+    turns: Annotated[int, Field(exclude_if=lambda turns: turns == 1)] = 1
+    environment_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    environment_cpu_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    playing: Annotated[bool, Field(exclude_if=lambda playing: not playing)] = False
+    environment_losses: Annotated[int, Field(exclude_if=lambda losses: not losses)] = 0
+    held_up: Annotated[bool, Field(exclude_if=lambda held_up: not held_up)] = False
 
     @property
     def size(self) -> SampleSize:
@@ -184,7 +192,8 @@ class GroupRecord:
     def given_up(self) -> GivenUp:
         """The record that remains once the attempt is given up."""
         lengths = [sample.tokens if sample.finish_reason is not None else None for sample in self.samples]
-        return GivenUp(self.prompt, self.attempt, self.round, lengths)
+        seconds = [sample.environment_seconds for sample in self.samples]
+        return GivenUp(self.prompt, self.attempt, self.round, lengths, seconds if any(seconds) else [])
 
     @property
     def tokens(self) -> int:
@@ -195,6 +204,15 @@ class GroupRecord:
     def timed_out(self) -> frozenset[str]:
         """The reward functions that timed out on a sample that counts."""
         return frozenset[str]().union(*(self.samples[index].timed_out for index in self.counted))
+
+    @property
+    def held_up(self) -> bool:
+        """Whether one of its episodes waits for a slot, or is being played again for a reason that has nothing to do with it."""
+        return any(
+            sample.held_up or not sample.playing or sample.state is SampleState.LOST
+            for sample in self.samples
+            if sample.state in (SampleState.RUNNING, SampleState.LOST) and sample.seq is None
+        )
 
     @property
     def whole(self) -> bool:
@@ -229,13 +247,16 @@ class GivenUp:
     """The last attempt at a deferred prompt, made in `round`.
 
     `lengths` are the response tokens of its samples, by index: the full length if finished, the length so far if stopped; None
-    until the engine has reported it.
+    until the engine has reported it. `seconds` are those of its episodes in their environments, by index, so far if stopped; it is empty
+    if none is known. Those of a prompt that was `held_up` say nothing about the next attempt.
     """
 
     prompt: PromptId
     attempt: int
     round: int
     lengths: list[int | None]
+    seconds: Annotated[list[float], Field(exclude_if=lambda seconds: not seconds)] = field(default_factory=list)
+    held_up: Annotated[bool, Field(exclude_if=lambda held_up: not held_up)] = False
 
     def awaits(self, index: int) -> bool:
         """Whether the length of this sample isn't known; its engine may still report it."""
@@ -245,6 +266,11 @@ class GivenUp:
     def longest(self) -> int:
         """The longest response seen, in tokens: an estimate of the longest of the next attempt."""
         return max((length for length in self.lengths if length is not None), default=0)
+
+    @property
+    def slowest(self) -> float:
+        """The longest time that an episode spent in its environment, in seconds: an estimate of that of the next attempt."""
+        return 0.0 if self.held_up else max(self.seconds, default=0.0)
 
 
 @dataclass(slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from fractions import Fraction
 from itertools import islice
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import NOT_REPLACED, DeferReason, DropReason
 from longboat_runtime.rounds.policy import Decision, Launch, PolicyError
-from longboat_runtime.rounds.records import GroupRecord, PartRecord, RoundState, SampleState
+from longboat_runtime.rounds.records import GivenUp, GroupRecord, PartRecord, RoundState, SampleState
 from longboat_runtime.rounds.round_kind import RoundKind
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
@@ -20,6 +20,9 @@ MAX_DRAWS_PER_ROUND = 10
 # A sample whose engine died is retried until this many engines have died with it. Retried with its seed it draws the same or similar
 # tokens, so a sample that kills one engine is likely to kill the next; three deaths are unlikely to be chance.
 MOST_ENGINE_DEATHS = 3
+# An episode that its environment or its pod loses is played again until that has happened this often. What its seed and its row decide
+# happens each time; three losses for other reasons are unlikely.
+MOST_ENVIRONMENT_LOSSES = 3
 
 
 # --- Rounds and steps ---------------------------------------------------------------------------------------------
@@ -206,6 +209,16 @@ def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: boo
 # --- Groups that one round leaves to a later one ------------------------------------------------------------------
 
 
+def reached(attempts: Collection[GivenUp]) -> dict[PromptId, float]:
+    """Returns by prompt how far the longest sample of its attempt had got, as a share (0..1) of the furthest among `attempts`.
+
+    Rule: its tokens or its seconds in its environment, whichever is further.
+    """
+    tokens = max((attempt.longest for attempt in attempts), default=0) or 1
+    seconds = max((attempt.slowest for attempt in attempts), default=0.0) or 1.0
+    return {attempt.prompt: max(attempt.longest / tokens, attempt.slowest / seconds) for attempt in attempts}
+
+
 def adopt(
     view: View, number: int, prompts: Iterable[PromptId], wanted: int, *, drop_zero_variance: bool
 ) -> list[Decision]:
@@ -242,8 +255,8 @@ def recover(view: View) -> list[Decision]:
     drew the rest of its group. On other weights it would mix versions within a group, so the prompt is queued for a new attempt.
 
     Samples stay lost while no weights serve: between a driver's start and its first publication. So do those in a batch that is being
-    trained, since the trainer may already have read them, and those of streamed groups. The group of a sample with which
-    `MOST_ENGINE_DEATHS` engines have died is dropped.
+    trained, since the trainer may already have read them, and those of streamed groups. The group of a sample that has failed too often is
+    dropped (`_failed`).
     """
     if view.serving is None:
         return []
@@ -256,9 +269,9 @@ def recover(view: View) -> list[Decision]:
         round_ = view.rounds[group.round]
         if round_.state is RoundState.TRAINING or sample.prompt in round_.streamed:
             continue
-        if _kills_engines(view, sample):
+        if reason := _failed(view, sample):
             given_up.add(sample.prompt)
-            decisions.append(dropped(group, DropReason.ENGINE_DEATHS))
+            decisions.append(dropped(group, reason))
         elif round_.version == view.serving:
             decisions.append(events.Relaunched(sample))
         else:
@@ -271,19 +284,27 @@ def relaunch_lost(view: View) -> list[Decision]:
     """Relaunches lost samples, off-policy, on whatever weights serve, with their seed and after the tokens that the store has of them.
 
     They stay lost while no weights serve, in a batch that is being trained, in streamed groups, and in a carried group until a round
-    adopts it. The group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
+    adopts it. The group of a sample that has failed too often is dropped (`_failed`).
     """
     if view.serving is None:
         return []
     needed = [sample for sample in view.lost if _is_needed(view, sample)]
-    killers = {sample.prompt: view.groups[sample.prompt] for sample in needed if _kills_engines(view, sample)}
-    relaunched = [events.Relaunched(sample) for sample in needed if sample.prompt not in killers]
-    return [*(dropped(group, DropReason.ENGINE_DEATHS) for group in killers.values()), *relaunched]
+    failed = {sample.prompt: reason for sample in needed if (reason := _failed(view, sample))}
+    relaunched = [events.Relaunched(sample) for sample in needed if sample.prompt not in failed]
+    return [*(dropped(view.groups[prompt], reason) for prompt, reason in failed.items()), *relaunched]
 
 
-def _kills_engines(view: View, sample: SampleId) -> bool:
+def _failed(view: View, sample: SampleId) -> DropReason | None:
+    """Says why a lost sample isn't generated again: `MOST_ENGINE_DEATHS`, or `MOST_ENVIRONMENT_LOSSES`. None if it is.
+
+    Of an episode a single death counts: it is reported once that many engines have died with one turn.
+    """
     record = view.sample(sample)
-    return record is not None and record.engine_deaths >= MOST_ENGINE_DEATHS
+    if record is None:
+        return None
+    if record.engine_deaths >= (1 if record.playing else MOST_ENGINE_DEATHS):
+        return DropReason.ENGINE_DEATHS
+    return DropReason.ENVIRONMENT_ERROR if record.environment_losses >= MOST_ENVIRONMENT_LOSSES else None
 
 
 def _is_needed(view: View, sample: SampleId) -> bool:

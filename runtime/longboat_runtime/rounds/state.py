@@ -101,7 +101,9 @@ class LedgerState:
     def _requeue(self, group: GroupRecord, reason: DeferReason) -> None:
         """Queues the prompt of a removed group for its next attempt."""
         self.deferred[reason] += 1
-        self.enqueue(group.prompt, group.attempt + 1, group.given_up)
+        given_up = group.given_up
+        given_up.held_up = reason is DeferReason.HELD_UP
+        self.enqueue(group.prompt, group.attempt + 1, given_up)
 
     def _dequeue(self, prompt: PromptId) -> None:
         del self.queue[prompt]

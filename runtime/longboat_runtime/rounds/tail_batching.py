@@ -19,7 +19,7 @@ from longboat_runtime.rounds.on_policy import OneQuota
 from longboat_runtime.rounds.policy import Decision, Launch
 from longboat_runtime.rounds.records import GroupRecord, PartRecord, SampleState
 from longboat_runtime.rounds.round_kind import RoundKind
-from longboat_runtime.rounds.rules import deferred, judge_racing, losers, may_draw, overcommitted, places
+from longboat_runtime.rounds.rules import deferred, judge_racing, losers, may_draw, overcommitted, places, reached
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
@@ -42,6 +42,8 @@ class TailBatching(OneQuota):
     Every `audit_every`-th short round is an audit round: it doesn't race, and so shows the lengths of responses when none is cut
     short. Short rounds don't race while races are suspended either: they are then like synchronous rounds and defer nothing.
 
+    With `episodes` a group that is left out while an episode of it is held up (`GroupRecord.held_up`) is deferred as HELD_UP.
+
     With a `prompt_overcommit` of 1, prompts are deferred only because of their weights (VERSION_GONE, OFF_VERSION).
     """
 
@@ -50,6 +52,7 @@ class TailBatching(OneQuota):
     drop_zero_variance: bool = False
     audit_every: int | None = None
     phase: Fraction = Fraction(0)
+    episodes: bool = False
 
     def due(self, view: View) -> bool:
         """Whether a whole round's prompts are deferred."""
@@ -85,13 +88,16 @@ class TailBatching(OneQuota):
         if live < wanted and may_draw(part, self.prompts_per_round):
             return [self._replacement(view, part, wanted - live)]
         if unfinished := losers(view, part, wanted, drop_zero_variance=self.drop_zero_variance):
-            return [deferred(group, DeferReason.TOO_LONG) for group in unfinished]
+            return [deferred(group, self._why(group)) for group in unfinished]
         return [] if part.undecided else [events.RoundClosed(part.number)]
+
+    def _why(self, group: GroupRecord) -> DeferReason:
+        return DeferReason.HELD_UP if self.episodes and group.held_up else DeferReason.TOO_LONG
 
     def _first_launch(self, view: View, part: PartRecord) -> Launch:
         if part.kind is RoundKind.LONG:
-            oldest = islice(view.deferred.items(), self.prompts_per_round)
-            queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
+            furthest = reached([*islice(view.deferred.values(), self.prompts_per_round)])
+            queued = tuple(sorted(furthest, key=lambda prompt: -furthest[prompt]))
             fresh = self._fresh_prompts(view, self.prompts_per_round - len(queued))
             return self._launch(part, (*queued, *fresh), self.prompts_per_round)
         room = self._later_capacity(view) - len(view.deferred)

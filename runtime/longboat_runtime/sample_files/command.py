@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -33,6 +35,8 @@ _LIMIT = 10
 _LISTED = 10
 # The terminal shows this many characters of the beginning and of the end of longer texts.
 _BEGINNING, _END = 1200, 600
+# And so many of a message of an episode.
+_LINE = 160
 # Characters that would move the cursor, change colours or turn the direction of what follows: a model may have written them.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -143,11 +147,14 @@ def _print(console: Console, selection: Selection, *, full: bool, special: bool)
     for sample in selection.samples:
         heading, details = headings(sample)
         console.print(Text(visible(heading), "bold"), Text(visible(details), "dim"), sep="\n")
-        if sample["message"]:
-            console.print(Text(shown(sample["message"], full=full), "yellow"))
+        for text in (sample["message"], sample["environment_error"]):
+            if text:
+                console.print(Text(shown(text, full=full), "yellow"))
         prompt = sample["epoch"], sample["row"]
         text = "the same prompt" if prompt == before else shown(sample["prompt"], full=full)
         console.print(Text(text, "cyan"))
+        for line in folded(sample["turns"], full=full):
+            console.print(Text(line, "dim"))
         tokens = [SpecialToken(**token) for token in sample["special"]] if special else []
         console.print(Text(shown(with_special_tokens(sample["response"], tokens), full=full)))
         console.print()
@@ -181,7 +188,36 @@ def headings(sample: Sample) -> tuple[str, str]:
         f"weights of step {versions}",
         sample["engine"],
     ]
+    if sample["turns"]:
+        drawn = sum(turn["tokens"] is not None for turn in sample["turns"])
+        details.append(f"{_count(drawn, 'turn')} in {_count(len(sample['segments']), 'segment')}")
+        details.append(f"{sample['environment_seconds']:.1f} s in its environment")
     return "  ".join(outcome), " · ".join(details)
+
+
+def folded(turns: Sequence[Mapping[str, Any]], *, full: bool) -> list[str]:
+    """Returns the messages of an episode, one line each; unless `full`, with the beginnings of their texts (pure).
+
+    What the model wrote begins with `>`, and says which segment trains it; a turn that began one says why.
+    """
+    lines = []
+    for turn in turns:
+        text = " ".join(filter(None, (turn["text"], turn["tool_calls"])))
+        if not full:
+            text = " ".join(text.split())
+            text = text if len(text) <= _LINE else f"{text[:_LINE]}…"
+        if turn["tokens"] is None:
+            lines.append(f"  {turn['role']}: {visible(text)}")
+            continue
+        begun = turn["beginning"] and f", {turn['beginning']}"
+        begun = begun and (begun if turn["differs"] is None else f"{begun} at message {turn['differs']}")
+        about = f"segment {turn['segment']}{begun or ''}, {turn['tokens']} tokens, {turn['seconds']:.1f} s"
+        lines.append(visible(f"> {turn['role']} ({about}): ") + visible(text))
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def shown(text: str, *, full: bool) -> str:

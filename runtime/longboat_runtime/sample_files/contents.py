@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, SegmentSize, VersionSpan
 
 
 class Fate(StrEnum):
@@ -23,7 +23,9 @@ class SampleFacts:
     """What a file says of a finished sample, except for prompt and response, which only the store has.
 
     `reason` says why its group was dropped or deferred. `score` is the reward it was trained with or, if it wasn't trained, the
-    weighted sum of its `parts`; None without a grade or with a grader error. `advantage` is None unless it was trained.
+    weighted sum of its `parts`; None without a grade or with a grader error. `advantage` is None unless it was trained. `segments` and
+    `environment_seconds` are those of an episode. `environment_error` is why its environment has lost it, or another sample of its group if
+    that was dropped for it.
     """
 
     id: SampleId
@@ -41,6 +43,9 @@ class SampleFacts:
     message: str | None = None
     grading_seconds: float | None = None
     advantage: float | None = None
+    segments: tuple[SegmentSize, ...] = ()
+    environment_seconds: float | None = None
+    environment_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

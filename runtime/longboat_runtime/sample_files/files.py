@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import structlog
 from longboat_runtime.checkpoint.files import fsync_directory
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.sample_files.contents import SampleFacts, SampleFileRequest
-from longboat_runtime.samples import PromptId, Response, SampleId, SpecialToken
+from longboat_runtime.samples import Episode, PromptId, Response, SampleId, SpecialToken
 
 log = structlog.get_logger()
 
@@ -28,6 +29,23 @@ _PARTIAL = ".partial"
 
 _SPECIAL = pa.struct([("at", pa.int32()), ("text", pa.string())])
 _SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
+_SEGMENT = pa.struct([("tokens", pa.int32()), ("trained", pa.int32())])
+_TURN = pa.struct(
+    [
+        ("role", pa.string()),
+        ("text", pa.string()),
+        # A list as JSON; null without.
+        ("tool_calls", pa.string()),
+        # Of what the model wrote; null of other messages. It is trained in this segment, counted from 0.
+        ("tokens", pa.int32()),
+        ("trained", pa.bool_()),
+        ("segment", pa.int32()),
+        ("seconds", pa.float64()),
+        # Why its request began the segment, and which of its messages, counted from 0, no earlier turn has; null if it continued one.
+        ("beginning", pa.string()),
+        ("differs", pa.int32()),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -56,6 +74,13 @@ SCHEMA = pa.schema(
         ("engine", pa.string()),
         # Special tokens of the response, and before which of its characters they stand.
         ("special", pa.list_(_SPECIAL)),
+        # Of an episode: its token sequences, and the seconds in which it didn't wait for the model. Empty and null of other samples.
+        ("segments", pa.list_(_SEGMENT)),
+        ("environment_seconds", pa.float64()),
+        # Why its environment has lost it once, or ended it, or has lost another sample of its group that was dropped for it.
+        ("environment_error", pa.string()),
+        # The messages of an episode, turn after turn.
+        ("turns", pa.list_(_TURN)),
         # The grader's message; the prompt as the model got it, special tokens included; the response without special tokens.
         ("message", pa.string()),
         ("prompt", pa.string()),
@@ -63,7 +88,7 @@ SCHEMA = pa.schema(
     ]
 )
 # Columns whose values may be as long as a response.
-TEXTS = ("message", "prompt", "response")
+TEXTS = ("turns", "message", "prompt", "response")
 
 # Samples are fetched, converted and compressed in portions of about this many bytes, which bounds what a write holds in memory and
 # how long it holds the interpreter's lock.
@@ -163,6 +188,7 @@ def _batch(
             facts,
             {"prompt": texts[facts.id.prompt], "response": stored[facts.id].text},
             stored[facts.id].special,
+            stored[facts.id].episode,
         )
         for facts in samples
     ]
@@ -174,7 +200,8 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
     size = 0
     for facts in samples:
         portion.append(facts)
-        size += _BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * (facts.prompt_tokens + facts.tokens)
+        computed = sum(segment.computed for segment in facts.segments)  # an episode's messages are about that
+        size += _BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * max(computed, facts.prompt_tokens + facts.tokens)
         if size >= _PORTION_BYTES:
             yield portion
             portion, size = [], 0
@@ -182,13 +209,57 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
         yield portion
 
 
+def turns(episode: Episode) -> list[dict[str, Any]]:
+    """Returns the messages of an episode as the column `turns` has them (pure)."""
+    rows = []
+    for turn in episode.turns:
+        rows += [_message(message) for message in turn.new]
+        own = _message(turn.message)
+        rows.append(
+            own
+            | {
+                "text": own["text"] or ("" if own["tool_calls"] else _unicode(turn.text)),
+                "tokens": turn.tokens,
+                "trained": True,
+                "segment": turn.segment,
+                "seconds": turn.seconds,
+                "beginning": turn.beginning,
+                "differs": turn.differs,
+            }
+        )
+    return rows
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+    reasoning = message.get("reasoning")
+    text = f"{reasoning}\n{text}" if isinstance(reasoning, str) and reasoning else text
+    return {
+        "role": _unicode(str(message.get("role", ""))),
+        "text": _unicode(text),
+        "tool_calls": _unicode(json.dumps(calls, ensure_ascii=False, default=str)) if calls else None,
+        "trained": False,
+    }
+
+
+def _unicode(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
 def _row(
-    step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str], special: Sequence[SpecialToken]
+    step: int,
+    round_: int,
+    facts: SampleFacts,
+    texts: Mapping[str, str],
+    special: Sequence[SpecialToken],
+    episode: Episode | None,
 ) -> dict[str, Any]:
     """Makes one row; text that is not valid Unicode gets question marks."""
     epoch, row, attempt, index = facts.id
     texts = {"message": facts.message or "", **texts}
-    whole = {name: text.encode(errors="replace").decode() for name, text in texts.items()}
+    whole = {name: _unicode(text) for name, text in texts.items()}
+    error = facts.environment_error or (episode.message if episode else "")
     return {
         "step": step,
         "round": round_,
@@ -210,6 +281,10 @@ def _row(
         "versions": [span._asdict() for span in facts.spans],
         "engine": facts.engine,
         "special": [token._asdict() for token in special],
+        "segments": [{"tokens": segment.computed, "trained": segment.trained} for segment in facts.segments],
+        "environment_seconds": facts.environment_seconds,
+        "environment_error": _unicode(error) if error else None,
+        "turns": turns(episode) if episode else [],
         **whole,
     }
 

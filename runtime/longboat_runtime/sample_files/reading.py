@@ -22,6 +22,9 @@ from longboat_runtime.sample_files.files import SCHEMA, TEXTS, Written, written
 # A row of a file, by column, as JSON values: `parts` is an object, `versions` a list of objects.
 Sample = dict[str, Any]
 
+# Columns that files of earlier versions lack: lists, and others.
+_LATER_LISTS = {"special", "segments", "turns"}
+_LATER = {"environment_seconds", "environment_error"}
 _SHORT = [name for name in SCHEMA.names if name not in TEXTS]
 
 
@@ -45,7 +48,7 @@ class Order(StrEnum):
 class Query:
     """Selects the samples that somebody wants to see.
 
-    `epoch` and `row` name a prompt; a row alone names it in all epochs. `search` is looked for in prompts and responses, whatever
+    `epoch` and `row` name a prompt; a row alone names it in all epochs. `search` is looked for in prompts, responses and turns, whatever
     its case. `limit` is how many samples at most, None for all of them. Samples without a score are neither best nor worst.
     """
 
@@ -67,12 +70,13 @@ class Query:
             and (self.order in (None, Order.LONGEST) or sample["score"] is not None)
         )
 
-    def found_in(self, texts: Mapping[str, str]) -> bool:
-        """Whether the text that is looked for is in a sample's prompt or response."""
+    def found_in(self, texts: Mapping[str, Any]) -> bool:
+        """Whether the text that is looked for is in a sample's prompt, its response or a message of its turns."""
         if self.search is None:
             return True
         wanted = self.search.casefold()
-        return any(wanted in texts[name].casefold() for name in ("prompt", "response"))
+        turns = (text for turn in texts["turns"] for text in (turn["text"], turn["tool_calls"] or ""))
+        return any(wanted in text.casefold() for text in (texts["prompt"], texts["response"], *turns))
 
     def rank(self, sample: Sample) -> float:
         """Returns the key to order samples by; lower comes first. Without an order it is the same for all."""
@@ -133,7 +137,7 @@ def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sam
 def select(paths: Iterable[Path], query: Query) -> Selection:
     """Returns the samples of these files that `query` asks for. Raises FileDamaged, or FileRemoved if a file is gone."""
     rows: list[tuple[float, int, _Place, Sample]] = []
-    columns = _SHORT if query.search is None else [*_SHORT, "prompt", "response"]
+    columns = _SHORT if query.search is None else [*_SHORT, "turns", "prompt", "response"]
     for path in paths:
         for group, samples in _groups(path, columns):
             for index, sample in enumerate(samples):
@@ -159,6 +163,7 @@ def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:
             table = file.read_row_group(group, columns=list(TEXTS))
         for place in of_group:
             (texts[place],) = table.slice(place.index, 1).to_pylist()
+            texts[place].setdefault("turns", [])
     return texts
 
 
@@ -170,8 +175,10 @@ def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]
             for sample in samples:
                 if "parts" in sample:
                     sample["parts"] = dict(sample["parts"])
-                if "special" in columns:  # files of earlier versions lack it
-                    sample["special"] = sample.get("special") or []
+                for name in _LATER_LISTS & {*columns}:
+                    sample[name] = sample.get(name) or []
+                for name in _LATER & {*columns}:
+                    sample.setdefault(name, None)
             yield group, samples
 
 

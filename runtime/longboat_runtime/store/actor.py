@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, Response, SampleId
+from longboat_runtime.samples import EpisodeOutcome, FinishReason, GeneratedSample, Response, SampleId
 from longboat_runtime.stacks import thread_stacks
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class HeldSamples:
             for id_, sample in stored.items()
         }
 
+    def outcomes(self, ids: Sequence[SampleId]) -> dict[SampleId, EpisodeOutcome | None]:
+        """Returns what became of the samples' episodes, None of those without; samples that aren't held are left out."""
+        episodes = {sample: self._samples[sample].episode for sample in ids if sample in self._samples}
+        return {sample: None if episode is None else episode.outcome for sample, episode in episodes.items()}
+
     def delete(self, ids: Iterable[SampleId]) -> None:
         for sample in ids:
             self._samples.pop(sample, None)
@@ -82,6 +87,9 @@ class SampleStoreActor:
 
     def responses(self, ids: Sequence[SampleId], token_ids: bool) -> dict[SampleId, Response]:
         return self._held.responses(ids, token_ids=token_ids)
+
+    def outcomes(self, ids: Sequence[SampleId]) -> dict[SampleId, EpisodeOutcome | None]:
+        return self._held.outcomes(ids)
 
     def delete(self, ids: Sequence[SampleId]) -> None:
         self._held.delete(ids)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import ActorDiedError
 
-from longboat_runtime.samples import GeneratedSample, Response, SampleId
+from longboat_runtime.samples import EpisodeOutcome, GeneratedSample, Response, SampleId
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -40,6 +40,10 @@ class StoreClient:
     async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> Mapping[SampleId, Response]:
         responses: Mapping[SampleId, Response] = await self._call("responses", list(ids), token_ids)
         return responses
+
+    async def outcomes(self, ids: Sequence[SampleId]) -> Mapping[SampleId, EpisodeOutcome | None]:
+        outcomes: Mapping[SampleId, EpisodeOutcome | None] = await self._call("outcomes", list(ids))
+        return outcomes
 
     async def delete(self, ids: Sequence[SampleId]) -> None:
         await self._call("delete", list(ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from longboat_runtime.samples import GeneratedSample, Response, SampleId
+from longboat_runtime.samples import EpisodeOutcome, GeneratedSample, Response, SampleId
 
 
 class SampleStore(Protocol):
@@ -22,6 +22,9 @@ class SampleStore(Protocol):
 
     async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> Mapping[SampleId, Response]:
         """Returns what graders need of those samples that it holds, with or without the ids of their tokens."""
+
+    async def outcomes(self, ids: Sequence[SampleId]) -> Mapping[SampleId, EpisodeOutcome | None]:
+        """Returns what became of the episodes of those samples that it holds, None of samples without."""
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 

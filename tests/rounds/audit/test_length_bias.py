@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS, audit
+from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS, audit, worst
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.audit.paired import DRAWS
 from tests.rounds.audit.windows import LONGEST, windows
@@ -108,3 +108,22 @@ def test_an_invalid_window_is_refused() -> None:
         prompt((), finished=(0,))
     with pytest.raises(ValueError, match="did not finish"):
         prompt((300,))
+
+
+def test_the_worst_bias_is_that_of_tokens_or_seconds_and_of_domains_where_they_count() -> None:
+    """Long samples are left out in one domain, by their seconds alone."""
+
+    def each(domain: str, *, biased: bool) -> list[PromptLengths]:
+        return [prompt((100,) if biased else (100, 200), domain=domain) for _ in range(2 * MIN_PROMPTS)]
+
+    fair = [*each("a", biased=False), *each("b", biased=False)]
+    audits = {
+        "tokens": audit(fair, LONGEST),
+        "seconds": audit([*each("a", biased=True), *each("b", biased=False)], LONGEST),
+    }
+    assert worst({"tokens": audits["tokens"]}, by_domain=True)[1].ks.low == 0
+    overall = worst(audits, by_domain=False)
+    assert overall == ("seconds", audits["seconds"].overall)
+    assert worst(audits, by_domain=True) == ("seconds of a", audits["seconds"].domains["a"])
+    assert overall[1].ks.low < audits["seconds"].domains["a"].ks.low
+    assert worst({"tokens": audit(fair[:1], LONGEST)}, by_domain=True) is None

@@ -47,7 +47,7 @@ def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
 
     All launches would be the wrong distribution: a deferred prompt is launched twice, which looks like the bias that it compensates.
     `prompts` are all prompts drawn in the window, in any order. The window should hold complete periods of short and long rounds: a
-    prompt that still waits for its long round counts as never trained. `longest` is the limit on a response's tokens.
+    prompt that still waits for its long round counts as never trained. `longest` is the limit on a response's length.
 
     The result depends only on the set of prompts, since the resamples are always the same. Raises ValueError if there is no prompt,
     or if a response is longer than `longest`.
@@ -55,7 +55,7 @@ def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
     if not prompts:
         raise ValueError("no prompts to audit")
     if max(prompt.longest for prompt in prompts) > longest:
-        raise ValueError(f"a response is longer than the limit of {longest} tokens")
+        raise ValueError(f"a response is longer than the limit of {longest}")
     domains: dict[str, list[PromptLengths]] = {}
     for prompt in sorted(prompts, key=_canonical):
         domains.setdefault(prompt.domain, []).append(prompt)
@@ -65,6 +65,26 @@ def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
         return LengthAudit(next(iter(each.values())), each)
     everyone = [prompt for members in domains.values() for prompt in members]
     return LengthAudit(_compare(everyone, together([*launched.values()])), each)
+
+
+def worst(audits: Mapping[str, LengthAudit], *, by_domain: bool) -> tuple[str, LengthBias] | None:
+    """Returns the bias whose distance is certainly the largest, by the low end of its interval, and what it is of; None without any.
+
+    `audits` are by what they measure, such as `tokens`. With `by_domain` those of single domains count too, named `tokens of DOMAIN`.
+    """
+    each = [(measure, audit.overall) for measure, audit in audits.items()]
+    if by_domain:
+        each += [
+            (f"{measure} of {domain}", bias)
+            for measure, audit in audits.items()
+            if len(audit.domains) > 1
+            for domain, bias in audit.domains.items()
+        ]
+    return max(
+        ((name, bias) for name, bias in each if bias.ks is not None),
+        key=lambda item: 0.0 if item[1].ks is None else item[1].ks.low,
+        default=None,
+    )
 
 
 def _canonical(prompt: PromptLengths) -> tuple[object, ...]:

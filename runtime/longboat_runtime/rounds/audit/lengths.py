@@ -1,4 +1,4 @@
-"""The lengths of all responses to one drawn prompt. Pure."""
+"""The lengths of all responses to one drawn prompt, in tokens or in milliseconds. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PromptLengths:
-    """Response lengths of one prompt over an audited window, in tokens, in any order.
+    """Response lengths of one prompt over an audited window, in tokens or all in milliseconds, in any order.
 
     `finished` and `cut` are its first launch: responses that ended on their own (also at the length limit), and responses
-    known only up to this many tokens, where they are censored. `later` are responses that ended in later attempts. `trained` are the
+    known only up to this length, where they are censored. `later` are responses that ended in later attempts. `trained` are the
     samples that a step was made of, whatever their attempt; empty for a prompt that was dropped.
 
-    Raises ValueError if the first launch has no response, a finished response no tokens, a cut response a negative length, or if a
+    Raises ValueError if the first launch has no response, a finished response no length, a cut response a negative length, or if a
     trained sample didn't finish.
     """
 
