@@ -12,6 +12,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.export import FILE_BYTES
+from longboat_runtime.imports import uncollected
 from longboat_runtime.plan import needs
 from longboat_runtime.plan.capacity import CONTAINERS, Capacity, claim_size
 from longboat_runtime.plan.figures import Figures
@@ -278,7 +279,8 @@ def test_the_changes_that_are_named_make_drawn_jobs_fit(
 
 @pytest.mark.extended
 def test_the_changes_that_are_named_make_traced_jobs_fit(tmp_path: Path) -> None:
-    model, traces = write_config(tmp_path, "small"), Traces()
+    with uncollected():  # each trace collects garbage several times
+        model, traces = write_config(tmp_path, "small"), Traces()
 
     # Few different bins, so that one trace serves many specs: each takes seconds.
     @settings(max_examples=200)

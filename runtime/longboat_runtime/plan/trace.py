@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,19 @@ def trace(spec: RLJobSpec, *, whole: bool = False) -> Figures:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": DType.BFLOAT16})})
     path = Path(spec.model.path)
     config = read_config(path)
-    attention, fused = MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
+    attention, fused = _tried(path, (path / "config.json").read_text())
     short = shortened(config)
     if whole or short is None:
         return trace_rank(spec, attention, fused=fused)
     return _extended(spec, attention, fused, path, short)
+
+
+@cache
+def _tried(path: Path, content: str) -> tuple[str, bool]:
+    """Returns the attention of the model in `path`, whose config.json has this content, and whether its head may be fused."""
+    del content
+    config = read_config(path)
+    return MACHINE.choose_attention(config), MACHINE.head_can_be_fused(config)
 
 
 def _extended(spec: RLJobSpec, attention: str, fused: bool, path: Path, short: Shortened) -> Figures:
