@@ -6,29 +6,19 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
 from longboat_graders.result import RewardSample
+from tests.support.modules import module_at
 
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart/base"
 # How many of each are recorded: math-verify takes longest.
 RECORDED = {"quickstart": 384, "gsm8k": 352, "math_dapo": 240, "accuracy": 64}
-
-
-def _countdown() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("countdown", QUICKSTART / "countdown.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def quickstart(rng: random.Random) -> RewardSample:
@@ -118,7 +108,7 @@ def accuracy(rng: random.Random) -> RewardSample:
     return RewardSample(text, "What is it?", None, "", columns, messages, tokens=len(text) // 4)
 
 
-_COUNTDOWN = _countdown()
+_COUNTDOWN = module_at(QUICKSTART / "countdown.py")
 MAKERS: dict[str, Callable[[random.Random], RewardSample]] = {
     "quickstart": quickstart,
     "gsm8k": gsm8k,

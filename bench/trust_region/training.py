@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from collections import deque
@@ -29,6 +28,7 @@ from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.updates import Updates
+from tests.support.modules import module_at
 
 # What is recorded of the trainer's report of a step.
 RECORDED = {
@@ -77,12 +77,7 @@ class Bench:
         self._files = sharded.write(rank.snapshot(), self._beginning)
         self._tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         self.training, self.held_out = (self._questions(folder / f"{name}.jsonl") for name in ("train", "heldout"))
-        module_spec = importlib.util.spec_from_file_location("quickstart_reward", QUICKSTART / "reward.py")
-        assert module_spec is not None
-        assert module_spec.loader is not None
-        module = importlib.util.module_from_spec(module_spec)
-        module_spec.loader.exec_module(module)
-        self._reward = module.reward
+        self._reward = module_at(QUICKSTART / "reward.py").reward
 
     def spec(self, seed: int, setting: Setting, sections: Mapping[str, Mapping[str, Any]]) -> RLJobSpec:
         """Makes the spec with this seed and the rate of `setting`; keys of `sections` replace those of its sections."""

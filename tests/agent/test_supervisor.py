@@ -22,7 +22,7 @@ from longboat_runtime.agent.decide import Rules
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor, descendants
-from longboat_runtime.weights import HANDOVER_PREFIX
+from longboat_runtime.weights.handover_files import PREFIX
 from tests.support.loop_time import pass_time
 from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_SECONDS, eventually, eventually_async
@@ -296,7 +296,7 @@ def test_an_agent_ends_as_a_driver_without_an_answer_does(
 
 def test_a_child_finds_no_bucket_of_an_engine_in_a_container_before(tmp_path: Path) -> None:
     """Shared memory is the pod's, and Ray's node wants its part of it as it starts."""
-    (tmp_path / f"{HANDOVER_PREFIX}999999999-0").write_bytes(b"x")
+    (tmp_path / f"{PREFIX}999999999-0").write_bytes(b"x")
 
     async def test() -> None:
         async def itself() -> Head:

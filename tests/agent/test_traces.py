@@ -9,7 +9,7 @@ from pathlib import Path
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.agent import termination_message, write_termination_message
 from longboat_runtime.agent.shared_memory import Segment, leftovers, sweep, sweep_buckets
-from longboat_runtime.weights import HANDOVER_PREFIX
+from longboat_runtime.weights.handover_files import PREFIX
 
 
 def test_only_old_unmapped_segments_of_engines_are_leftovers() -> None:
@@ -39,8 +39,7 @@ def test_sweep_removes_what_nobody_maps(tmp_path: Path) -> None:
 
 def test_buckets_of_dead_engines_are_removed_before_a_node_starts(tmp_path: Path) -> None:
     dead, living, other = (
-        tmp_path / name
-        for name in (f"{HANDOVER_PREFIX}999999999-0", f"{HANDOVER_PREFIX}{os.getpid()}-0", "somebody-elses")
+        tmp_path / name for name in (f"{PREFIX}999999999-0", f"{PREFIX}{os.getppid()}-0", "somebody-elses")
     )
     for path in (dead, living, other):
         path.write_bytes(b"x")

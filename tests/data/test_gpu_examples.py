@@ -1,6 +1,5 @@
 """What the GPU examples bring: data in the layout that their jobs read, pods that fit a node, and what the page says of them."""
 
-import importlib.util
 import re
 import subprocess
 from collections import Counter
@@ -23,6 +22,7 @@ from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
 from longboat_runtime.plan import documents
 from tests.data.opening import open_evaluation, open_source, tokenizer_of
+from tests.support.modules import module_at
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_model import build_tiny_model
 
@@ -65,12 +65,7 @@ MATH = {
 
 @pytest.fixture(scope="module")
 def download() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("download", EXAMPLES / "math/download.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(EXAMPLES / "math/download.py")
 
 
 def test_rows_ask_for_a_box_and_have_the_answer(download: ModuleType) -> None:

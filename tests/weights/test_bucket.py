@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longboat_runtime.weights import HANDOVER_PREFIX, handover
+from longboat_runtime.weights import handover
 from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.handover_files import PREFIX, sweep
 from longboat_runtime.weights.layout import aligned
 from longboat_runtime.weights.payload import fetched
 from tests.support.publications import pack
@@ -74,14 +75,11 @@ def test_a_full_shared_memory_is_an_error_that_names_the_cure(tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_dead_processes_are_swept(tmp_path: Path) -> None:
     """Also those of one that had this process's number: in a container that restarts numbers recur."""
-    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
-    dead, before, living = (
-        tmp_path / f"{HANDOVER_PREFIX}{number}-0" for number in (999999999, os.getpid(), os.getppid())
-    )
+    dead, before, living = (tmp_path / f"{PREFIX}{number}-0" for number in (999999999, os.getpid(), os.getppid()))
     other = tmp_path / "psm_other"
     for path in (dead, before, living, other):
         path.write_bytes(b"x")
-    assert {*handover.sweep()} == {dead, before}
+    assert {*sweep(tmp_path)} == {dead, before}
     assert {*tmp_path.iterdir()} == {living, other}

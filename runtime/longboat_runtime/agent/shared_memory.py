@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from longboat_runtime.weights import HANDOVER_PREFIX
+from longboat_runtime.weights import handover_files
 
 log = structlog.get_logger()
 
@@ -66,12 +66,7 @@ def sweep_buckets(directory: Path) -> list[str]:
     Each is as large as a bucket. The next engine would remove them, but Ray's node starts first: where /dev/shm has less room than the
     store is to have, Ray puts it below /tmp, or refuses to start.
     """
-    removed = []
-    for path in directory.glob(f"{HANDOVER_PREFIX}*"):
-        process = path.name.removeprefix(HANDOVER_PREFIX).split("-")[0]
-        if not Path("/proc", process).exists():
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
+    removed = [path.name for path in handover_files.sweep(directory)]
     if removed:
         log.info("swept buckets of dead engines", files=len(removed))
     return removed

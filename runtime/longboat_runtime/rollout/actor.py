@@ -41,7 +41,7 @@ class EngineActor:
     async def start(self) -> None:
         """Starts the engine (seconds to minutes). Raises SpecProblem for what a person has to change."""
         from longboat_runtime.rollout.factory import start_engine
-        from longboat_runtime.weights.handover import sweep
+        from longboat_runtime.weights.handover_files import sweep
 
         sweep()
         self._engine = await asyncio.to_thread(start_engine, self._config, self._node)

@@ -70,7 +70,7 @@ class MeasuredEngine:
         """Starts vLLM as for the job's engines. Returns the tokens of its KV cache and of the longest sequence."""
         from longboat_runtime.imports import uncollected
         from longboat_runtime.rollout.factory import set_up
-        from longboat_runtime.weights.handover import sweep
+        from longboat_runtime.weights.handover_files import sweep
 
         sweep()
         with uncollected():

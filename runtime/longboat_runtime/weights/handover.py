@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from longboat_runtime.object_store import SHARED_MEMORY
-from longboat_runtime.weights import HANDOVER_PREFIX
 from longboat_runtime.weights.gate import FetchFailed
+from longboat_runtime.weights.handover_files import PREFIX
 
 if TYPE_CHECKING:
     from longboat_runtime.weights.bucket import Bucket
-
 
 _numbers = itertools.count()
 
@@ -25,7 +23,7 @@ class HandoverFile:
     """
 
     def __init__(self) -> None:
-        self._path = SHARED_MEMORY / f"{HANDOVER_PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._path = SHARED_MEMORY / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -50,17 +48,3 @@ class HandoverFile:
                 "volume `shm` of rollout pods in the runtime template"
             ) from error
         return str(self._path)
-
-
-def sweep() -> list[Path]:
-    """Removes the files of processes that no longer exist, and returns them. To be called before this process writes its first.
-
-    A file with this process's own id was left by an earlier one: ids recur when a container restarts, and shared memory stays.
-    """
-    own, removed = str(os.getpid()), []
-    for path in SHARED_MEMORY.glob(f"{HANDOVER_PREFIX}*"):
-        process = path.name.removeprefix(HANDOVER_PREFIX).split("-")[0]
-        if process == own or not Path("/proc", process).exists():
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
