@@ -149,7 +149,7 @@ class FakeFleet:
 
     def __post_init__(self) -> None:
         self.news = asyncio.Event()
-        self.done: asyncio.Queue[FinishedSample | LostSample] = asyncio.Queue()
+        self.done: asyncio.Queue[FinishedSample | LostSample | StartedSample] = asyncio.Queue()
         self.running: dict[SampleId, asyncio.Task] = {}
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
