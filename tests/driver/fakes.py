@@ -66,6 +66,7 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
     Segment,
+    StartedSample,
     TimeLimit,
     VersionSpan,
     joined,
