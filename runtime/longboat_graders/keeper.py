@@ -87,7 +87,7 @@ class Keeper:
             cpu_seconds = self._keep(launch, task, stopped=bool(later))
         except OSError as error:
             cpu_seconds, self._result = 0.0, EpisodeResult(EpisodeEnd.LOST, message=f"it can't be started: {error}")
-        _remove(self._directory)
+        remove_directory(self._directory)
         assert self._result is not None
         result = {
             **self._result.to_json(),
@@ -284,9 +284,13 @@ def _unanswered(status: int | None) -> str:
     return f"its process {how} before it returned"
 
 
-def _remove(directory: str) -> None:
+def remove_directory(directory: str) -> None:
+    """Removes an episode's directory if it is there; says so in the log if it can't be removed."""
     try:
-        remove_tree(directory)
+        if os.path.islink(directory):
+            os.unlink(directory)  # what it points to isn't the episode's
+        else:
+            remove_tree(directory)
     except FileNotFoundError:
         return
     except OSError as error:
