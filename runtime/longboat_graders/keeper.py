@@ -30,7 +30,7 @@ from longboat_graders.episode_messages import (
 from longboat_graders.forks import seed
 from longboat_graders.frames import FrameBuffer, FrameError, encode, from_json
 from longboat_graders.leftovers import remove_tree
-from longboat_graders.process_tree import Tree, descendants, end_group, lead_group, memory, written
+from longboat_graders.process_tree import MOST_ENTRIES, Tree, descendants, end_group, lead_group, memory, written
 from longboat_graders.sandbox import allowed_limits, data_bytes, die_first
 from longboat_graders.seccomp import Filter, let_start
 
@@ -179,7 +179,7 @@ class Keeper:
                     if written(self._directory, tree.pids, ()) > bounds.file_size:
                         size = bounds.file_size >> 20
                         self._lose(
-                            f"it had written more than {size} MiB to its directory (environments[].limits.fileSize)"
+                            f"it had written more than {size} MiB, or {MOST_ENTRIES} files, to its directory (environments[].limits.fileSize)"
                         )
                         return
         finally:

@@ -227,7 +227,7 @@ async def test_one_that_fills_memory_ends(player: Player, source: str, ends: str
             EpisodeEnd.LOST,
             "limits.fileSize",
         ),
-        ("for n in range(11_000):\n    os.mkdir(f'{n}')\nawait asyncio.sleep(1e6)", EpisodeEnd.LOST, "limits.fileSize"),
+        ("for n in range(11_000):\n    os.mkdir(f'{n}')\nawait asyncio.sleep(1e6)", EpisodeEnd.LOST, "10000 files"),
     ],
 )
 async def test_one_that_fills_the_disk_ends(player: Player, source: str, end: EpisodeEnd, said: str) -> None:
