@@ -93,6 +93,10 @@ class ScriptedActor:
             del self.playing[number]
         self._reports.put_nowait(EpisodeReport(number, outcome, over))
 
+    def lose_with_server(self, number: int) -> None:
+        lost = LostSample(self.playing.pop(number).sample.id, "gone", cause=LossCause.ENVIRONMENT, held_up=True)
+        self._reports.put_nowait(EpisodeReport(number, lost, over=True, gone=True))
+
     def lose(self, number: int, reason: str = "the board is broken") -> None:
         request = self.playing[number].sample
         self.tell(number, LostSample(request.id, reason, request.evaluation, cause=LossCause.ENVIRONMENT))

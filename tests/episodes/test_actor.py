@@ -142,6 +142,7 @@ async def test_what_plays_when_its_server_ends_is_held_up(game: Path) -> None:
     lost = await pod.outcome(1)
     assert isinstance(lost, LostSample)
     assert (lost.cause, lost.held_up) == (LossCause.ENVIRONMENT, True)
+    assert [report.gone for report in pod.reports if report.outcome is lost] == [True]
     await pod.__aexit__()
 
 

@@ -244,6 +244,25 @@ async def test_a_pod_whose_server_does_not_answer_is_tried_again() -> None:
         assert world.fleet.state.problems == {}
 
 
+async def test_a_pod_whose_server_has_ended_begins_nothing_until_it_is_back() -> None:
+    """So what it played is lost once, and not again by each try."""
+    async with opened() as world:
+        await world.joined("a")
+        await world.fleet.submit(GROUP)
+        await eventually_async(lambda: len(world.playing("a")) == 2)
+        world.problem = "no environments at its socket"
+        actor = world.actor("a")
+        actor.lose_with_server(actor.number(GROUP[0]))
+        await eventually_async(lambda: world.fleet.state.problems)
+        await world.until(LostSample)
+        assert sorted(report.id for report in world.of(LostSample)) == [GROUP[0].id, GROUP[1].id]
+        assert all(report.held_up for report in world.of(LostSample))
+        await world.fleet.submit(GROUP[:2])
+        world.problem = None
+        await eventually_async(lambda: world.playing("a") == [GROUP[0].id, GROUP[1].id])
+        assert len(world.of(LostSample)) == 2
+
+
 async def test_pools_play_their_own_samples() -> None:
     async with opened("games", "tools") as world:
         world.cluster.add("a", "games", 8)

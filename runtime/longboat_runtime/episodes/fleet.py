@@ -317,8 +317,15 @@ class EpisodeFleet:
             except RayError as error:
                 await self._lose(member, f"the actor that plays it has ended: {death_cause(error)}")
                 return
+            gone = any(report.gone for report in reports)
+            if gone:
+                # Nothing begins there until a new actor has loaded the environments: slots that are free by losses would draw all that waits.
+                self._slots.pods[member.node.name].open = False
             for report in reports:
                 self._take(member, report)
+            if gone:
+                await self._lose(member, "the environments of its pod have ended")
+                return
 
     async def _lose(self, member: _Member, reason: str) -> None:
         """Gives up a member. What it plays is lost, since its pod was."""
