@@ -6,14 +6,16 @@ import asyncio
 import dataclasses
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
+from longboat_crds.environments import MAX_EPISODES_PER_POD
 from longboat_runtime.recorder import server
 from longboat_runtime.recorder.record import Launch, Limits
 from longboat_runtime.recorder.server import Bounds, Endpoint, Recorder
@@ -21,7 +23,7 @@ from longboat_runtime.trajectories import trajectory
 from longboat_runtime.turns import EngineDeaths, TurnReply, TurnRequest
 from tests.recorder.harnesses import answers_to
 from tests.recorder.world import KINDS, MODEL, TOOLS, Engine, body_of, contexts_of, launch_of, says
-from tests.support.waiting import eventually_async
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 FIRST = [says("system", "Play."), says("user", "Begin.")]
 
@@ -368,3 +370,12 @@ async def test_episodes_at_once_are_recorded_apart() -> None:
             assert len(segment.trained) == 5
 
         await asyncio.gather(*(play(number) for number in range(20)))
+
+
+async def test_as_many_episodes_as_a_pod_may_play_connect_at_once() -> None:
+    async with serving(open_gate()) as recorder:
+        port = int(recorder.open(launch_of()).url.split(":")[2].partition("/")[0])
+        with ExitStack() as connections:
+            # Nobody accepts: the event loop waits for this.
+            for _ in range(MAX_EPISODES_PER_POD // 2):
+                connections.enter_context(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS))

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from longboat_crds.environments import MAX_EPISODES_PER_POD
 from longboat_runtime.recorder import answers
 from longboat_runtime.recorder.contexts import Contexts
 from longboat_runtime.recorder.parameters import read_request
@@ -98,7 +99,8 @@ class Recorder:
 
     async def start(self) -> None:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        # All episodes may connect at once. The kernel drops what is too many, and clients try again a second later.
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=MAX_EPISODES_PER_POD)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
