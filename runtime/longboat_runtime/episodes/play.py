@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from longboat_graders import episode_messages
 from longboat_graders.episode_messages import EnvironmentFunction, EpisodeBounds, EpisodeResult
 from longboat_graders.messages import FunctionFile
 from longboat_runtime.recorder.contexts import Contexts
-from longboat_runtime.recorder.record import Launch, Limits
+from longboat_runtime.recorder.record import Launch, Limits, Recording
 from longboat_runtime.recorder.server import Endpoint, Played
 from longboat_runtime.samples import (
     Episode,
@@ -135,21 +135,6 @@ def finished(
     segments, reply, trains = trajectory(recording.turns)
     last, drawn = recording.exchanges[-1], recording.turns[-1].token_ids.tolist()
     text, special = contexts.response(drawn, last.text, last.finish_reason, sample.sampling)
-    turns = tuple(
-        EpisodeTurn(
-            new=exchange.new,
-            message=exchange.message,
-            text=exchange.text,
-            tokens=exchange.tokens,
-            finish_reason=exchange.finish_reason,
-            seconds=exchange.seconds,
-            segment=segment,
-            continues=exchange.continues,
-            beginning=None if exchange.beginning is None else str(exchange.beginning),
-            differs=exchange.differs,
-        )
-        for exchange, segment in zip(recording.exchanges, trains, strict=True)
-    )
     episode = Episode(
         environment=request.environment,
         end=EpisodeEnd.TIMEOUT if result is None else EpisodeEnd.FINISHED,
@@ -158,7 +143,7 @@ def finished(
         rewards=None if result is None else result.rewards,
         environment_cpu_seconds=0.0 if result is None else result.cpu_seconds,
         message="" if result is not None else f"more than its deadline of seconds in environment {request.environment}",
-        turns=turns,
+        turns=turns_of(recording, trains),
         undelivered=recording.undelivered,
         repeats=recording.repeats,
         ignored=recording.ignored,
@@ -173,6 +158,25 @@ def finished(
         special=special,
         reply=reply,
         episode=episode,
+    )
+
+
+def turns_of(recording: Recording, trains: Sequence[int]) -> tuple[EpisodeTurn, ...]:
+    """Returns the turns of a recording for people and rewards; `trains` are the segments that train them."""
+    return tuple(
+        EpisodeTurn(
+            new=exchange.new,
+            message=exchange.message,
+            text=exchange.text,
+            tokens=exchange.tokens,
+            finish_reason=exchange.finish_reason,
+            seconds=exchange.seconds,
+            segment=segment,
+            continues=exchange.continues,
+            beginning=None if exchange.beginning is None else str(exchange.beginning),
+            differs=exchange.differs,
+        )
+        for exchange, segment in zip(recording.exchanges, trains, strict=True)
     )
 
 
