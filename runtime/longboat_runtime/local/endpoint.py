@@ -71,7 +71,7 @@ class EndpointContexts(Contexts):
 
 
 class EndpointTurns:
-    """`turns.Turns` of `model` behind an endpoint; its key is OPENAI_API_KEY's. Raises openai.OpenAIError without one, and for what it answers."""
+    """`turns.Turns` of `model` behind an endpoint, whose key OPENAI_API_KEY has. Raises openai.OpenAIError for what it refuses."""
 
     def __init__(self, url: str, model: str, contexts: EndpointContexts) -> None:
         self._client, self._model, self._contexts = AsyncOpenAI(base_url=url), model, contexts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -60,6 +61,8 @@ from longboat_runtime.turns import Turns
 
 _FAILED, _INTERRUPTED = 1, 130
 _PLAYER = "desk"
+# The variable from which OpenAI's client takes a key.
+_KEY = "OPENAI_API_KEY"
 _REASONS = {
     Beginning.TOOLS: "its tools or template arguments are others than those of the turns before",
     Beginning.TEMPLATE: "the chat template renders the turns before anew instead of appending to them",
@@ -185,18 +188,12 @@ def _endpoint_model(url: str | None, model: str | None) -> Model | None:
         raise ValueError(
             "--url and --model belong together: an endpoint's URL, such as http://127.0.0.1:8000/v1, and the name of a model that it serves"
         )
-    from openai import OpenAIError
-
+    if not os.environ.get(_KEY):
+        raise ValueError(f"--url {url}: set {_KEY} to its key; where it takes none, to any text")
     from longboat_runtime.local.endpoint import EndpointContexts, EndpointTurns
 
     contexts = EndpointContexts()
-    try:
-        turns = EndpointTurns(url, model, contexts)
-    except OpenAIError as error:
-        raise ValueError(
-            f"--url {url}: set OPENAI_API_KEY to its key; where it takes none, to any text ({error})"
-        ) from error
-    return Model(turns, contexts, _UNBOUNDED, {}, None)
+    return Model(EndpointTurns(url, model, contexts), contexts, _UNBOUNDED, {}, None)
 
 
 @asynccontextmanager
