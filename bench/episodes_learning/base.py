@@ -48,16 +48,16 @@ def rows(seed: int, count: int) -> list[dict[str, Any]]:
 
 def played(task: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, bool]]:
     """Yields the text of an episode as a careless person plays it, in parts: text, and whether the player wrote it."""
-    seen = task["prompt"]
-    yield f"<tools>look<user>{seen}<assistant>", False
-    while not seen.isdigit():
+    symbol = task["prompt"]
+    yield f"<tools>look<user>{symbol}<assistant>", False
+    while not symbol.isdigit():
         if rng.random() < GUESSES:
             yield f"{rng.choice(string.digits)}<eos>", True
             return
-        yield f"{CALL}{seen}{END_CALL}<eos>", True
-        seen = task["places"][seen]
-        yield f"<tool>{seen}<assistant>", False
-    yield f"{seen}<eos>", True
+        yield f"{CALL}{symbol}{END_CALL}<eos>", True
+        symbol = task["places"][symbol]
+        yield f"<tool>{symbol}<assistant>", False
+    yield f"{symbol}<eos>", True
 
 
 def tokenizer() -> Any:

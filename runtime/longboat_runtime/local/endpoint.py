@@ -1,6 +1,6 @@
 """The turns of a model behind an endpoint of OpenAI's API, which hands out no tokens.
 
-The recorder works on tokens. Here each message stands for one: its number in the list of all messages of the episode, whatever its length. A reply
+The recorder works on tokens. Here each message stands for one, whatever its length: its number among all messages of the episode. A reply
 stands for as many as the endpoint says that it has, its number and then fillers, so that limits of drawn tokens hold.
 """
 
