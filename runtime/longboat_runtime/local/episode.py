@@ -113,7 +113,7 @@ def episode_file(
         job = load_job(file.read_text())
         folders = dict(named_directory("--config-map", word) for word in config_maps)
         mounted = dict(named_directory("--volume", word) for word in volumes)
-        spec = on_this_machine(job.spec, mounted, all_used=False)
+        spec = on_this_machine(job.spec, mounted)
         _check_name(spec, environment)
         played_row, task = _task(spec, row, environment)
         endpoint = _endpoint_model(url, model)
@@ -156,9 +156,9 @@ def _task(spec: RLJobSpec, number: int, environment: str | None) -> tuple[Row, T
         raise ValueError(f"--row {number}: {error}") from error
     task = Tasks(spec).task(row)
     if environment not in (None, task.environment):
-        domain = f", whose domain is {row.domain!r}" if row.domain else ""
+        domain = f", whose domain is {row.domain!r}," if row.domain else ""
         raise ValueError(
-            f"--environment {environment}: row {number}{domain}, is played by {task.environment}. Name that, or another row."
+            f"--environment {environment}: row {number}{domain} is played by {task.environment}. Name that, or another row."
         )
     return row, task
 
