@@ -66,6 +66,7 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
     Segment,
+    StartedSample,
     TimeLimit,
     VersionSpan,
     joined,
@@ -149,7 +150,7 @@ class FakeFleet:
 
     def __post_init__(self) -> None:
         self.news = asyncio.Event()
-        self.done: asyncio.Queue[FinishedSample | LostSample] = asyncio.Queue()
+        self.done: asyncio.Queue[FinishedSample | LostSample | StartedSample] = asyncio.Queue()
         self.running: dict[SampleId, asyncio.Task] = {}
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:

@@ -21,9 +21,9 @@ from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rounds import events, measurements
 from longboat_runtime.rounds.events import Entry
 from longboat_runtime.rounds.records import GroupRecord
-from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.samples import PromptId, SampleId, SampleRequest, StartedSample
 from longboat_runtime.status_fragment import Problems, StatusFragment
-from tests.driver.fakes import Crash, Site, make_spec
+from tests.driver.fakes import Crash, FakeFleet, Site, make_spec
 from tests.driver.runs import history, trained, with_loads
 from tests.driver.test_reshapes import ADAPTIVE, TimedSite
 
@@ -135,14 +135,33 @@ def failing(
     return make
 
 
+class StartingSite(TimedSite):
+    """Its samples start when they are submitted, as episodes do that find a slot free."""
+
+    def open_fleet(self, order: int) -> FakeFleet:
+        fleet = super().open_fleet(order)
+        submit = fleet.submit
+
+        async def starting(requests: Sequence[SampleRequest]) -> None:
+            await submit(requests)
+            for request in requests:
+                fleet.done.put_nowait(StartedSample(request.id, 0.0, request.evaluation))
+
+        fleet.submit = starting  # type: ignore[method-assign]
+        return fleet
+
+
 def busy_site(root: Path, policy: str) -> Site:
     """A job with an entry of each type that an observer watches."""
     spec = make_spec(
         policy=policy, steps=5, checkpoint={"every_steps": 1}, evaluation={"every_steps": 2}, samples={"every_steps": 1}
     )
     rollout = spec.rollout.model_copy(update={"parallelism": ADAPTIVE})
-    return with_loads(TimedSite(root, spec.model_copy(update={"rollout": rollout})))
+    return with_loads(StartingSite(root, spec.model_copy(update={"rollout": rollout})))
 
+
+# Its engine dies once in each run.
+LOST = SampleId(0, 0, 0, 0)
 
 CASES = [
     *((kind, "on", watched) for kind in OBSERVERS if isinstance(kind, type) for watched in kind.watches),  # type: ignore[attr-defined]
@@ -165,12 +184,13 @@ async def test_a_job_whose_observer_fails_ends_and_repeats_the_same_steps(
     """As one whose driver is killed there: nothing is saved on the way out."""
     monkeypatch.setattr(shape_plan, "bounds_of", lambda job: Bounds((1, 2, 4), 1))
     kind, name, watched = case
-    policy = "TailBatching" if watched is events.GroupDeferred else "Synchronous"
+    policy = "TailBatching" if watched in (events.GroupDeferred, events.Stopped) else "Synchronous"
     whole, site = busy_site(tmp_path / "whole", policy), busy_site(tmp_path / "broken", policy)
 
     async def run(each: Site) -> None:
         driver = each.driver()
         each.fleet.shortest_first = True
+        each.fleet.lose[LOST] = 1
         each.rewards.errors = {PromptId(0, 1)}
         assert await driver.run() is RunOutcome.DONE
 

@@ -141,5 +141,8 @@ def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, capsys: pyte
     unmeasured = [replace(body, step_times={}) if isinstance(body, RoundMeasured) else body for body in log()]
     with pytest.raises(ValueError, match="run another job"):
         fold(map(logged, unmeasured))
+    turns = [replace(body, turns=2) if isinstance(body, events.Generated) else body for body in log()]
+    with pytest.raises(ValueError, match="episodes"):
+        fold(map(logged, turns))
     assert compare_factors(tmp_path) == 1
     assert capsys.readouterr().err.startswith(f"OUTPUT {tmp_path}: no events in ")

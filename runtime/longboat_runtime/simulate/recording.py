@@ -57,7 +57,7 @@ class Recording:
 def fold(log: Iterable[events.Entry]) -> Recording:
     """Folds a job's log into a Recording.
 
-    Raises ValueError if it has trained no step, or if no step of an engine was timed.
+    Raises ValueError if it has trained no step, if no step of an engine was timed, or if samples had several turns or were in environments.
     """
     history, domains = LengthHistory(), dict[PromptId, str]()
     quotas, group_sizes, dropped, trained = dict[str, int](), Counter[int](), 0, 0
@@ -70,6 +70,11 @@ def fold(log: Iterable[events.Entry]) -> Recording:
                 rounds.append(body)
             case events.Drawn(prompts=prompts, domain=domain) if domain:
                 domains.update(dict.fromkeys(prompts, domain))
+            case events.Generated(turns=turns, environment_seconds=seconds) if turns > 1 or seconds:
+                raise ValueError(
+                    "its samples are episodes, and lengths alone don't say how long their rounds take; simulate their turns by a program: see "
+                    "docs/simulator.md, Episodes of several turns"
+                )
             case events.Generated(prompt_tokens=tokens):
                 prompt_tokens, responses, longest = prompt_tokens + tokens, responses + 1, max(longest, body.tokens)
             case events.Stopped(tokens=tokens):
