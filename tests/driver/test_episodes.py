@@ -27,7 +27,7 @@ from tests.driver.fakes import FakeFleet, Site, make_spec
 from tests.driver.runs import crash_once_saved, history, part, trained
 from tests.episodes.clusters import AnyTask, Engines, FakeCluster
 
-CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
+CONFIG = EpisodeConfig({}, "policy", 4000, Path("socket"))
 
 
 class PlayingActor:

@@ -30,7 +30,7 @@ from tests.driver.fakes import FakeStore
 from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor, sample_request
 from tests.support.waiting import eventually_async
 
-CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
+CONFIG = EpisodeConfig({}, "policy", 4000, Path("socket"))
 
 
 @pytest.fixture(autouse=True)

@@ -202,7 +202,8 @@ class EpisodeFleet:
             member, number = self._members[name], next(self._numbers)
             member.launches[number] = request
             self._playing[sample] = member, number
-            launches.setdefault(name, []).append(EpisodeRequest(number, request, task.environment, task.columns))
+            begun = EpisodeRequest(number, request, task.environment, task.columns, task.arguments)
+            launches.setdefault(name, []).append(begun)
             self._report(StartedSample(sample, now - since, request.evaluation))
         for name, requests in launches.items():
             self._members[name].orders.put_nowait(("play", requests))
