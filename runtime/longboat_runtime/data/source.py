@@ -180,7 +180,15 @@ class TablePrompts:
                 token_ids = self._prompts.tokens(rendered, place)
                 domain, truth = self._labels(record, place)
             self._kept[prompt] = Row(
-                prompt, rendered.text, token_ids, domain, truth, record, rendered.messages, rendered.prefill
+                prompt,
+                rendered.text,
+                token_ids,
+                domain,
+                truth,
+                record,
+                rendered.messages,
+                rendered.prefill,
+                rendered.arguments,
             )
         return self._kept[prompt]
 

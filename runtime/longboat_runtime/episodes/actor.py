@@ -112,7 +112,7 @@ class EpisodeActor:
         self._heard = time.monotonic()
         for request in requests:
             environment = self._environments[request.environment]
-            endpoint = self._recorder.open(recorder_launch(self._config, environment, request.sample))
+            endpoint = self._recorder.open(recorder_launch(self._config, environment, request))
             playing = self._playing[request.number] = _Playing(request, environment, endpoint)
             self._spawn(self._play(playing))
 

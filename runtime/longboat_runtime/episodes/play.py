@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,13 @@ from longboat_runtime.turns import EngineDeaths
 class EpisodeConfig:
     """What an actor plays: `environments` by their places in the spec, with a `model` of that name, whose context has so many tokens.
 
-    `arguments` are those of the chat template. The environments' server listens at `socket`. `held_out_deadline` is that of evaluations, in
+    The environments' server listens at `socket`. `held_out_deadline` is that of evaluations, in
     seconds, where the environments' own doesn't hold.
     """
 
     environments: Mapping[int, EnvironmentSpec]
     model: str
     context: int
-    arguments: Mapping[str, Any]
     socket: Path
     held_out_deadline: float | None = None
 
@@ -53,12 +52,16 @@ class EpisodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One launch of a sample: `environment` plays it, and gets `task`. No other launch of the job has its `number`."""
+    """One launch of a sample: `environment` plays it, and gets `task`. No other launch of the job has its `number`.
+
+    `arguments` are those of the chat template, where a request has none of its own.
+    """
 
     number: int
     sample: SampleRequest
     environment: str
     task: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,9 @@ def function_of(environment: EnvironmentSpec) -> EnvironmentFunction:
     return EnvironmentFunction(environment.name, environment.function, named)
 
 
-def recorder_launch(config: EpisodeConfig, environment: EnvironmentSpec, sample: SampleRequest) -> Launch:
+def recorder_launch(config: EpisodeConfig, environment: EnvironmentSpec, request: EpisodeRequest) -> Launch:
     """Returns what the recorder is told of a launch. Without `maxComputedTokens` a sample may compute COMPUTED_CONTEXTS contexts."""
-    limits = environment.limits
+    sample, limits = request.sample, environment.limits
     return Launch(
         sample.id,
         sample.seed,
@@ -93,7 +96,7 @@ def recorder_launch(config: EpisodeConfig, environment: EnvironmentSpec, sample:
             limits.max_segments,
             limits.max_computed_tokens or COMPUTED_CONTEXTS * config.context,
         ),
-        config.arguments,
+        request.arguments,
         append=environment.history is EnvironmentHistory.APPEND,
         evaluation=sample.evaluation,
     )
