@@ -68,7 +68,10 @@ class Client:
         return self._channel is not None and self._channel.open
 
     async def connect(self) -> None:
-        """Connects unless that is done. Raises ServerGone if it can't be within CONNECT_SECONDS."""
+        """Connects unless that is done, and waits until what was loaded before is loaded again.
+
+        Raises ServerGone if that can't be done within CONNECT_SECONDS.
+        """
         async with self._connecting:
             if self.connected:
                 return

@@ -67,8 +67,9 @@ class Model:
         """Makes a client of the endpoint. It waits as long as a turn takes: the episode itself is limited."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        # Reading the certificates takes longer than all else at an episode's launch, and loopback needs none.
-        http_client = DefaultAsyncHttpxClient(verify=self.base_url.startswith("https:"))
+        # Reading the certificates takes longer than all else at an episode's launch. Loopback needs none, and no proxy that a pod may have.
+        remote = self.base_url.startswith("https:")
+        http_client = DefaultAsyncHttpxClient(verify=remote, trust_env=remote)
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, timeout=None, http_client=http_client)
 
 

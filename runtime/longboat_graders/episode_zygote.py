@@ -20,8 +20,8 @@ from longboat_graders import prctl
 from longboat_graders.environment import load_environment
 from longboat_graders.episode_messages import EnvironmentFunction
 from longboat_graders.forks import Child, Forks, footprint
-from longboat_graders.keeper import keep
-from longboat_graders.leftovers import remove_tree, sweep
+from longboat_graders.keeper import keep, remove_directory
+from longboat_graders.leftovers import sweep
 from longboat_graders.process_tree import children, end_orphan
 from longboat_graders.seccomp import Filter, can_ask, starts_program
 
@@ -65,8 +65,7 @@ class EpisodeZygote(Forks):
         # What is left if the keeper itself was killed.
         if not self._end_strangers():
             return False
-        if os.path.isdir(child.directory):
-            remove_tree(child.directory)
+        remove_directory(child.directory)
         return True
 
     def _end_all(self) -> None:

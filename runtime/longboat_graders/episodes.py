@@ -25,7 +25,7 @@ from longboat_graders.episode_messages import EpisodeEnd, EpisodeResult
 from longboat_graders.leftovers import remove_tree
 from longboat_graders.seccomp import can_ask
 from longboat_graders.socket_server import SocketServer
-from longboat_graders.zygote_process import ZygoteHost
+from longboat_graders.zygote_process import MOST_AT_ONCE, ZygoteHost
 
 log = structlog.get_logger()
 
@@ -55,9 +55,10 @@ class LoadedEnvironment:
             name, "longboat_graders.episode_zygote", request, field, Reason.ENVIRONMENT_INVALID, self
         )
         self.footprint: Mapping[str, Any] = {}
-        # Episodes that are played, and those of them that aren't forked yet, by number.
         self._playing: WeakSet[Playing] = WeakSet()
-        self._unforked: dict[int, Playing] = {}
+        # What the zygote is asked to fork, by number: each becomes None, or why it can't be. It is asked for no more at once than it can take.
+        self._forking: dict[int, asyncio.Future[str | None]] = {}
+        self._may_fork = asyncio.Semaphore(MOST_AT_ONCE)
 
     @property
     def zygotes(self) -> Set[int]:
@@ -77,27 +78,41 @@ class LoadedEnvironment:
     async def play(self, playing: Playing, launch: Mapping[str, Any], task: bytes) -> None:
         """Has an episode played, which `playing` follows."""
         self._playing.add(playing)
-        try:
-            await self._zygote.load()
-        except SpecProblem as problem:
-            playing.lose(str(problem))
-            return
+        async with self._may_fork:
+            try:
+                await self._zygote.load()
+            except SpecProblem as problem:
+                playing.lose(str(problem))
+                return
+            error = await self._fork(playing, launch, task)
+        if error is not None:
+            playing.lose(f"its process can't be started: {error}")
+
+    async def _fork(self, playing: Playing, launch: Mapping[str, Any], task: bytes) -> str | None:
+        """Has the zygote fork a keeper, which gets the request. Returns why it can't; a zygote that doesn't answer is ended."""
         loop = asyncio.get_running_loop()
         own, keepers = socket.socketpair()
         self._numbers += 1
         number = self._numbers
-        self._unforked[number] = playing
+        forked = self._forking[number] = loop.create_future()
         with keepers:
             self._zygote.tell({"fork": [number]}, [keepers])
-        loop.call_later(STUCK_SECONDS, self._check, number)
         channel: Channel
-        _, channel = await loop.create_unix_connection(lambda: Channel(playing), sock=own)
-        playing.connected(channel, launch, task)
-
-    def _check(self, number: int) -> None:
-        if number in self._unforked:
+        try:
+            _, channel = await loop.create_unix_connection(lambda: Channel(playing), sock=own)
+            playing.connected(channel, launch, task)
+            return await asyncio.wait_for(forked, STUCK_SECONDS)
+        except TimeoutError:
             log.warning("a zygote is stuck", environment=self._name)
             self._zygote.kill()
+            return None
+        finally:
+            self._forking.pop(number, None)
+
+    def _forked(self, number: int, error: str | None = None) -> None:
+        forked = self._forking.pop(number, None)
+        if forked is not None and not forked.done():
+            forked.set_result(error)
 
     # --- What its zygote says: see `ZygoteOwner` ---
 
@@ -112,13 +127,14 @@ class LoadedEnvironment:
         """Follows what the zygote says about a keeper. What becomes of the episode, the keeper itself tells."""
         match message:
             case {"forked": number}:
-                self._unforked.pop(number, None)
+                self._forked(number)
             case {"failed": number, "error": error}:
-                self._unforked.pop(number).lose(f"its process can't be started: {error}")
+                self._forked(number, error)
 
     def lost(self) -> None:
         """Forgets what isn't forked. Keepers end with their zygote, and their connections with them."""
-        self._unforked.clear()
+        for number in [*self._forking]:
+            self._forked(number)
 
 
 class Playing:

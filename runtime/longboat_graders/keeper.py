@@ -30,7 +30,7 @@ from longboat_graders.episode_messages import (
 from longboat_graders.forks import seed
 from longboat_graders.frames import FrameBuffer, FrameError, encode, from_json
 from longboat_graders.leftovers import remove_tree
-from longboat_graders.process_tree import Tree, descendants, end_group, lead_group, memory, written
+from longboat_graders.process_tree import MOST_ENTRIES, Tree, descendants, end_group, lead_group, memory, written
 from longboat_graders.sandbox import allowed_limits, data_bytes, die_first
 from longboat_graders.seccomp import Filter, let_start
 
@@ -87,7 +87,7 @@ class Keeper:
             cpu_seconds = self._keep(launch, task, stopped=bool(later))
         except OSError as error:
             cpu_seconds, self._result = 0.0, EpisodeResult(EpisodeEnd.LOST, message=f"it can't be started: {error}")
-        _remove(self._directory)
+        remove_directory(self._directory)
         assert self._result is not None
         result = {
             **self._result.to_json(),
@@ -179,7 +179,7 @@ class Keeper:
                     if written(self._directory, tree.pids, ()) > bounds.file_size:
                         size = bounds.file_size >> 20
                         self._lose(
-                            f"it had written more than {size} MiB to its directory (environments[].limits.fileSize)"
+                            f"it had written more than {size} MiB, or {MOST_ENTRIES} files, to its directory (environments[].limits.fileSize)"
                         )
                         return
         finally:
@@ -284,9 +284,13 @@ def _unanswered(status: int | None) -> str:
     return f"its process {how} before it returned"
 
 
-def _remove(directory: str) -> None:
+def remove_directory(directory: str) -> None:
+    """Removes an episode's directory if it is there; says so in the log if it can't be removed."""
     try:
-        remove_tree(directory)
+        if os.path.islink(directory):
+            os.unlink(directory)  # what it points to isn't the episode's
+        else:
+            remove_tree(directory)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -24,7 +24,7 @@ _MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
 # is the kernel's default, and programs can't ask for more.
 _SOCKET_BYTES = 3 * 212_992 // 2
 # More entries below a directory than this count as too much, whatever they hold.
-_MOST_ENTRIES = 10_000
+MOST_ENTRIES = 10_000
 
 
 def children(pid: int | str = "self") -> list[int]:
@@ -207,7 +207,7 @@ def written(directory: str, pids: Collection[int], initial_files: Collection[tup
     `initial_files` are those (device and inode) that they were started with, which don't count. With too many files it is 2**63.
     """
     total, entries, pending = 0, 0, [directory]
-    while pending and entries <= _MOST_ENTRIES:
+    while pending and entries <= MOST_ENTRIES:
         try:
             with os.scandir(pending.pop()) as scanned:
                 for entry in scanned:
@@ -218,7 +218,7 @@ def written(directory: str, pids: Collection[int], initial_files: Collection[tup
                             pending.append(entry.path)
         except OSError:
             continue
-    if entries > _MOST_ENTRIES:
+    if entries > MOST_ENTRIES:
         return 2**63
     removed: dict[tuple[int, int], int] = {}
     for pid in pids:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from longboat_graders.environment import messages_of, seed_of
+from longboat_graders.environment import Model, messages_of, seed_of
 from longboat_graders.episode_messages import EpisodeEnd
 from tests.episodes.conftest import Endpoint, Player
 
@@ -183,3 +183,13 @@ def test_observations_are_messages() -> None:
     for wrong in (None, 3, [], ["x"], {"content": "x"}):
         with pytest.raises(TypeError, match="an observation is a"):
             messages_of(wrong)
+
+
+async def test_the_model_is_reached_without_the_proxy_that_a_pod_may_have(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with Model(endpoint.url, "policy", "key").client() as client:
+        reply = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "?"}])
+    assert reply.choices[0].message.content == "hello"

@@ -227,7 +227,7 @@ async def test_one_that_fills_memory_ends(player: Player, source: str, ends: str
             EpisodeEnd.LOST,
             "limits.fileSize",
         ),
-        ("for n in range(11_000):\n    os.mkdir(f'{n}')\nawait asyncio.sleep(1e6)", EpisodeEnd.LOST, "limits.fileSize"),
+        ("for n in range(11_000):\n    os.mkdir(f'{n}')\nawait asyncio.sleep(1e6)", EpisodeEnd.LOST, "10000 files"),
     ],
 )
 async def test_one_that_fills_the_disk_ends(player: Player, source: str, end: EpisodeEnd, said: str) -> None:
@@ -242,6 +242,21 @@ async def test_files_that_resist_are_removed(player: Player) -> None:
         "open('f', 'w').close()\nos.chmod('.', 0)\nos.symlink('/', os.environ['HOME'] + '/link')\nos.mkfifo(os.environ['HOME'] + '/fifo')"
     )
     assert (await player.play_source(source)).end is EpisodeEnd.FINISHED
+
+
+async def test_a_link_in_place_of_its_directory_is_removed_and_nothing_else(player: Player, directory: Path) -> None:
+    """The zygote, and what else it plays, goes on."""
+    elsewhere, started = directory / "elsewhere", asyncio.Event()
+    waits = "while not os.path.exists(task):\n    await asyncio.sleep(0.01)\nreturn 1"
+    other = asyncio.create_task(
+        player.play_source(waits, task=f"{elsewhere}/end", episode="other", started=started.set)
+    )
+    await started.wait()
+    link = f"place = os.getcwd()\nos.rmdir(place)\nos.mkdir('{elsewhere}')\nopen('{elsewhere}/kept', 'x').close()\nos.symlink('{elsewhere}', place)\nreturn 2"
+    assert (await player.play_source(link)).reward == 2.0
+    kept = f"os.rename('{elsewhere}/kept', '{elsewhere}/end')\nreturn 3"
+    assert (await player.play_source(kept)).reward == 3.0
+    assert (await other).reward == 1.0
 
 
 async def test_one_that_prints_a_lot_goes_on(player: Player) -> None:

@@ -32,6 +32,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
         (says("assistant", "", tool_calls=[call()]), says("assistant", None, tool_calls=[call(arguments='{"y":2,"x":1}', id="b")])),
         (says("assistant", "", tool_calls=[call(arguments="")]), says("assistant", "", tool_calls=[call(arguments="{}")])),
         (says("assistant", "", tool_calls=[call(arguments={"x": 1})]), says("assistant", "", tool_calls=[call(arguments='{"x":1}')])),
+        (says("assistant", "", tool_calls=[call(arguments='{"x": [1.0, 2e3]}')]), says("assistant", "", tool_calls=[call(arguments='{"x":[1,2000]}')])),
         (says("tool", "r", tool_call_id="a"), says("tool", "r", tool_call_id="b")),
         (says("assistant", "a", reasoning="hm"), says("assistant", "a")),
         (says("assistant", "a", tool_calls=[], refusal=None, annotations=[], name=""), says("assistant", "a")),

@@ -1,5 +1,8 @@
 """What a request is, what bounds it, and what a launch has recorded."""
 
+import gc
+import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -306,3 +309,20 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     messages = then(FIRST, client.ask(FIRST).message, "\ud800")
     assert "isn't Unicode" in str(refusal(client, messages))
     assert "isn't Unicode" in str(refusal(client, messages[-1:]))
+
+
+def test_a_call_keeps_nothing_of_the_tools_that_every_request_has() -> None:
+    tools = json.dumps([{**tool, "function": {**tool["function"], "description": "x" * 20_000}} for tool in TOOLS])
+    client = client_of(kinds=["text"])
+    messages = then(FIRST, client.ask(FIRST, tools=json.loads(tools)).message, "?")
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(5):
+            messages = then(messages, client.ask(messages, tools=json.loads(tools)).message, "?")
+            client.engine.drawn.clear()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < len(tools)

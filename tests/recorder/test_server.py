@@ -258,6 +258,9 @@ class TestRefusals:
                         await ask(model, FIRST)
                     with pytest.raises(openai.AuthenticationError):
                         await model.models.list()
+            assert one.secret not in repr(one)
+            reader, _ = await raw(dataclasses.replace(one, secret="\xe9"), body_of(FIRST))
+            assert (await reader.readline()).split()[1] == b"401"
 
     async def test_a_large_body(self) -> None:
         async with episode(open_gate(), Bounds(body_bytes=1000)) as (_, _, model):

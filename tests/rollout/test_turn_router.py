@@ -127,10 +127,24 @@ async def test_an_engine_that_was_out_of_reach_for_a_moment_is_tried_again(monke
 
 async def test_a_turn_with_which_engine_after_engine_dies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_router, "RETRY_SECONDS", 0.001)
-    engine = Engine()
-    engine.loses, engine.dies = 100, True
+    engines = {name: Engine() for name in "abcd"}
+    for engine in engines.values():
+        engine.loses, engine.dies = 100, True
     with pytest.raises(EngineDeaths, match="3 engines have died with turn 2 of sample e0r5a0s0"):
-        await router_of(a=engine).turn(asked(5, 2))
+        await router_of(**engines).turn(asked(5, 2))
+
+
+async def test_a_dead_engine_that_is_tried_until_the_news_of_its_death_has_died_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turn_router, "RETRY_SECONDS", 0.001)
+    dead = Engine()
+    dead.loses, dead.dies = 10**6, True
+    router = router_of(a=dead)
+    turn = asyncio.create_task(router.turn(asked(5, 2)))
+    await eventually_async(lambda: len(dead.asked) > 3)
+    router.update(TurnEngines(2, {"b": Engine()}))
+    assert (await turn).token_ids.tolist() == drawn(asked(5, 2), LENGTH)
 
 
 async def test_an_older_table_changes_nothing() -> None:

@@ -52,8 +52,7 @@ class EpisodeClient(Client):
         self._started[identity] = started
         try:
             body = to_json(task)
-            if not self.connected:
-                await self.connect()
+            await self.connect()
             if episode not in self._episodes:
                 return EpisodeResult(EpisodeEnd.STOPPED)
             request = {"op": "play", "environment": environment, "launch": launch.to_json()}

@@ -98,7 +98,7 @@ def comparable(message: Message) -> str:
     rest = {key: item for key, item in message.items() if key not in _NOT_COMPARED}
     calls = rest.pop("tool_calls", [])
     content = rest.pop("content").strip()
-    called = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
+    called = [[call["function"]["name"], _whole(call["function"]["arguments"])] for call in calls]
     return canonical([content, called, _filled(rest)])
 
 
@@ -108,6 +108,15 @@ def _filled(value: Any) -> Any:
         items = {key: _filled(item) for key, item in value.items()}
         return {key: item for key, item in items.items() if item not in (None, "", [], {})}
     return [_filled(item) for item in value] if isinstance(value, list) else value
+
+
+def _whole(value: Any) -> Any:
+    """Makes integers of floats that are whole, at any depth: clients in JavaScript send 1 for 1.0."""
+    if isinstance(value, Mapping):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def reasoning_of(message: Message) -> str:

@@ -68,8 +68,8 @@ class Call:
     """One request, whose `new` messages are those that its parent doesn't have, and what became of it.
 
     It was drawn behind `context` or, if it continues a `parent`, behind all tokens of that and then `context`; these are `length` tokens in
-    all. `capped` says that the sample's bounds limit the turn, not the
-    request. `differs` is the number of the first message that no earlier call has. `connections` are those that wait for the answer.
+    all. `capped` says that the sample's bounds limit the turn, not the request. `differs` is the number of the first message that no earlier
+    call has. `connections` are those that wait for the answer.
     """
 
     number: int
@@ -319,7 +319,8 @@ class Record:
         if call.beginning is not None:
             self._beginnings[call.beginning] += 1
         self._ignored.update(call.request.ignored)
-        call.request = replace(call.request, messages=())  # `new` and the parents have them
+        # `new` and the parents have the messages, the engine has the rest: what each request brings anew isn't kept for each call.
+        call.request = replace(call.request, messages=(), tools=None, arguments={})
         self._calls.append(call)
         self._undelivered[call.body].append(call)
 

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from aiohttp import web
@@ -43,7 +43,7 @@ class Endpoint:
 
     number: int
     url: str
-    secret: str
+    secret: str = field(repr=False)
     model: str
 
 
@@ -145,7 +145,7 @@ class Recorder:
         if served is None and number < self._next:
             raise _gone()
         secret = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        if served is None or not secrets.compare_digest(secret.encode(), served.secret.encode()):
+        if served is None or not secrets.compare_digest(secret.encode(errors="replace"), served.secret.encode()):
             raise Refused(
                 "The API key isn't that of this URL. Use the URL and the key that the episode was given.",
                 code="invalid_api_key",

@@ -144,8 +144,7 @@ class GraderClient(Client):
     ) -> FunctionOutcome:
         try:
             body = to_json(_fields(sample) if isinstance(sample, RewardSample) else _group_fields(sample))
-            if not self.connected:
-                await self.connect()
+            await self.connect()
             learned = {} if own_seconds is None else {"own": own_seconds}
             answer = await self.ask(
                 {"op": "grade", "reward": reward, "timeout": seconds, "seed": seed, **learned}, body

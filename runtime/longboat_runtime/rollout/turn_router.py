@@ -37,7 +37,7 @@ class TurnEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TurnEngines:
-    """The engines that serve turns, by name. Later ones have a larger `number`."""
+    """The engines that serve turns, by name. Later ones have a larger `number`. An engine that starts again gets another name."""
 
     number: int = 0
     engines: Mapping[str, TurnEngine] = field(default_factory=dict)
@@ -67,19 +67,23 @@ class TurnRouter:
         self._homes.ended(sample)
 
     async def turn(self, request: TurnRequest) -> TurnReply:
-        """See turns.Turns. Gives up a turn with which `MOST_ENGINE_DEATHS` engines have died."""
+        """See turns.Turns. Gives up a turn with which `MOST_ENGINE_DEATHS` engines have died.
+
+        An engine that is tried again since the driver's news of its death hasn't come counts once.
+        """
         begun: TurnReply | None = None
-        deaths = 0
+        died: set[str] = set()
         while True:
             name = await self._home(request.sample)
             engine = self._table.engines[name]
             try:
                 reply = await engine.turn(request, begun)
             except TurnLost as lost:
-                deaths += lost.died
-                if deaths >= MOST_ENGINE_DEATHS:
+                if lost.died:
+                    died.add(name)
+                if len(died) >= MOST_ENGINE_DEATHS:
                     turn = f"turn {request.number} of sample {request.sample}"
-                    raise EngineDeaths(f"{deaths} engines have died with {turn}, the last one: {lost}") from lost
+                    raise EngineDeaths(f"{len(died)} engines have died with {turn}, the last one: {lost}") from lost
                 log.warning("turn %d of sample %s is drawn again: %s", request.number, request.sample, lost)
             else:
                 if reply.finish_reason is not FinishReason.ABORT:
