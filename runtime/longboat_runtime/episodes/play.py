@@ -68,13 +68,12 @@ class EpisodeRequest:
 class EpisodeReport:
     """Tells what became of the sample of a launch, once, and that the launch is `over`: nothing is left of it, and its slot is free.
 
-    The store holds a finished sample by then. `gone` says that it was lost with the server that played it, and so is all that this played.
+    The store holds a finished sample by then.
     """
 
     number: int
     outcome: FinishedSample | LostSample | None
     over: bool
-    gone: bool = False
 
 
 def function_of(environment: EnvironmentSpec) -> EnvironmentFunction:
