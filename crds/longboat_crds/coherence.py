@@ -244,6 +244,16 @@ _WITH_ENVIRONMENTS: tuple[tuple[str, Expression, str], ...] = (
         negation(one_of(_NAME, _GSPO)),
         "GSPO weighs whole samples, and the segments of an episode lie in several bins: choose another name",
     ),
+    (
+        "dataset.systemPrompt",
+        negation(present("dataset.systemPrompt")),
+        "an environment makes all messages of its episodes: leave it out, and have the environment begin with such a message",
+    ),
+    (
+        "dataset.evaluation.chatTemplate",
+        negation(present("dataset.evaluation.chatTemplate")),
+        "held-out episodes are played with dataset.chatTemplate: leave it out",
+    ),
 )
 
 _OF_ENVIRONMENTS = (

@@ -21,7 +21,7 @@ from longboat_crds.rules import Changeable, Removed, Rule
 MAX_DEVICES_PER_POD = 64
 
 
-# Which names there are is known to the vLLM of the job's image; the driver compares them before anything starts.
+# Which names there are is known to the vLLM of the job's image: an engine that starts compares them.
 ParserName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 

@@ -345,8 +345,11 @@ def _remove_shared_memory(than: float) -> None:
 
 
 def main(path: Path, config_maps: Path = Path(CONFIG_MAPS), temporary: Sequence[Path] = TEMPORARY) -> None:
-    """Runs the environments of a pod: `longboat environments --socket PATH`."""
-    socket_server.main(path, lambda scratch: EpisodeServer(scratch, config_maps, temporary))
+    """Runs the environments of a pod: `longboat environments --socket PATH`.
+
+    All containers of a pod are told to end at once. This one waits for the other, whose agent stays as long as episodes are played there.
+    """
+    socket_server.main(path, lambda scratch: EpisodeServer(scratch, config_maps, temporary), drains=True)
 
 
 def serve_locally(path: Path, config_maps: Path, parent: int) -> int:

@@ -61,8 +61,10 @@ class SocketServer(Generic[L]):
         self._loaded: dict[str, L] = {}
         self._directories: dict[str, Path] = {}
         self._requests: dict[str, Mapping[str, Any]] = {}
-        # Functions that connected clients wait for.
+        # Functions that connected clients wait for, and an event that is set while no client is connected.
         self._loads: dict[Channel, set[asyncio.Task[None]]] = {}
+        self._alone = asyncio.Event()
+        self._alone.set()
         # Functions are replaced one at a time.
         self._replacing = asyncio.Lock()
 
@@ -97,13 +99,15 @@ class SocketServer(Generic[L]):
 
     # --- What they share ---
 
-    async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
-        """Listens until `stop` is set."""
+    async def serve(self, listener: socket.socket, stop: asyncio.Event, *, drains: bool = False) -> None:
+        """Listens until `stop` is set and, if it `drains`, no client is connected."""
         server = await asyncio.get_running_loop().create_unix_server(self._connected, sock=listener)
         self.listening(listener.getsockname())
         reaping = asyncio.create_task(self._reap_orphans())
         try:
             await stop.wait()
+            if drains:
+                await self._alone.wait()
         finally:
             server.close()
             for channel in list(self._loads):
@@ -132,6 +136,8 @@ class SocketServer(Generic[L]):
         for task in self._loads.pop(channel):
             task.cancel()
         self.forget(channel)
+        if not self._loads:
+            self._alone.set()
 
     async def replaced(self, name: str, wanted: Mapping[str, Any], request: Mapping[str, Any]) -> L:
         """Returns what is loaded by this name as `wanted` says; what was loaded otherwise before is closed."""
@@ -152,6 +158,7 @@ class SocketServer(Generic[L]):
     def _connected(self) -> Channel:
         channel = Channel(self, self._gather)
         self._loads[channel] = set()
+        self._alone.clear()
         return channel
 
     async def _load(self, request: dict[str, Any], channel: Channel) -> None:
@@ -220,29 +227,32 @@ def _remove_unowned(directory: str) -> None:
         os.close(descriptor)
 
 
-async def _run(server: SocketServer[Any], listener: socket.socket) -> None:
+async def _run(server: SocketServer[Any], listener: socket.socket, *, drains: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-    await server.serve(listener, stop)
+    await server.serve(listener, stop, drains=drains)
 
 
-def run(make: Callable[[], SocketServer[Any]], listener: socket.socket) -> None:
-    """Runs a server in this process until SIGTERM or SIGINT, which may be blocked until they are listened to."""
+def run(make: Callable[[], SocketServer[Any]], listener: socket.socket, *, drains: bool = False) -> None:
+    """Runs a server in this process until SIGTERM or SIGINT, which may be blocked until they are listened to.
+
+    If it `drains`, its clients may end first.
+    """
     prctl.hide_memory()
     prctl.adopt_orphans()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, allowed_limits(resource.RLIMIT_NOFILE, _OPEN_FILES, hard))
-    asyncio.run(_run(make(), listener))
+    asyncio.run(_run(make(), listener, drains=drains))
 
 
-def main(path: Path, make: Callable[[Path], SocketServer[Any]]) -> None:
-    """Runs a server of a pod's container at `path`; `make` makes it, given its directory."""
+def main(path: Path, make: Callable[[Path], SocketServer[Any]], *, drains: bool = False) -> None:
+    """Runs a server of a pod's container at `path`; `make` makes it, given its directory. If it `drains`, its clients may end first."""
     scratch, owned = scratch_directory(tempfile.gettempdir())
     try:
-        run(lambda: make(scratch), listen(path))
+        run(lambda: make(scratch), listen(path), drains=drains)
     finally:
         remove_tree(str(scratch))
         os.close(owned)

@@ -107,6 +107,48 @@ def run(
     )
 
 
+@app.command("episode")
+def episode(
+    file: Annotated[
+        Path, typer.Argument(help="YAML file with one RLJob that has environments.", exists=True, dir_okay=False)
+    ],
+    row: Annotated[int, typer.Option(metavar="N", min=0, help="Row of the dataset, from 0 on.")] = 0,
+    environment: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Environment of the job.", show_default="the one that plays the row"),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Endpoint of OpenAI's API to play against, such as http://127.0.0.1:8000/v1; its key is OPENAI_API_KEY.",
+            show_default="the job's own model, untrained",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask for there.")] = None,
+    config_map: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIRECTORY", help="Directory that stands for a ConfigMap of environments."),
+    ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH=DIRECTORY", help="Directory that stands for what pods see at PATH, such as /data."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False,
+) -> None:
+    """Plays one episode of one row on this machine: shows its turns, what would be trained of them, its reward and its time.
+
+    Ends with 1 if the episode would be lost, with the reason.
+    """
+    from longboat_runtime.local.episode import episode_file
+    from longboat_runtime.logs import configure
+    from longboat_runtime.model_config import import_transformers_without_torch
+
+    import_transformers_without_torch()
+    configure(quiet=not verbose)
+    raise typer.Exit(episode_file(file, environment, row, url, model, config_map or [], volume or [], full=full))
+
+
 @app.command("plan")
 def plan(
     file: Annotated[

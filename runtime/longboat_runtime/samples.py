@@ -105,7 +105,7 @@ class Row:
     """A dataset row ready to be launched.
 
     `messages` are those of a conversational row as its prompt was made of them; `prefill` is the part of `text` with which the
-    response begins.
+    response begins. `template_arguments` are those of the chat template, the job's included.
     """
 
     prompt: PromptId
@@ -116,6 +116,7 @@ class Row:
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] | None = None
     prefill: str = ""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,6 +444,11 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (environments(rounds__policy="TailBatching", rounds__sampleOvercommit=1.0), None),
     (environments(algorithm__sequenceMask=BOUNDS), "spec.algorithm.sequenceMask"),
     (environments(algorithm__name="GSPO", trainer__minibatches=2), "spec.algorithm.name"),
+    (environments(dataset__systemPrompt="Be brief."), "spec.dataset.systemPrompt"),
+    (
+        environments(dataset__evaluation=HELD_OUT | {"chatTemplate": {"text": "{{ messages }}"}}),
+        "spec.dataset.evaluation.chatTemplate",
+    ),
     (environments(model__maxLength=None), "spec.model.maxLength"),
     (environments(trainer__maxTokensPerBin=511), "spec.trainer.maxTokensPerBin"),
     (environments(environmentPools=None), "spec.environmentPools"),

@@ -76,6 +76,19 @@ def test_arguments_of_the_spec_are_for_all_rows_and_those_of_a_row_go_before() -
     assert caught.value.field == "spec.dataset.chatTemplateArguments"
 
 
+@pytest.mark.parametrize("prompt", [QUESTION, "hi"])
+def test_episodes_of_a_row_get_its_template_arguments(prompt: Any) -> None:
+    dataset = DatasetSpec.model_validate({"files": {"paths": ["/x"]}, "chatTemplateArguments": {"depth": 1}})
+    if isinstance(prompt, str):
+        dataset = dataset.model_copy(update={"chat_template_arguments": {}})
+    tokenizer = tokenizer_of("", begins=False)
+    tokenizer.chat_template = TEMPLATE + "{{ depth }}"
+    rendered = Prompts(dataset, tokenizer, 8192, 16, 8192, STARTED, episodes=True)
+    row = {"prompt": prompt, "chat_template_kwargs": {"enable_thinking": True}}
+    expected = {**dataset.chat_template_arguments, "enable_thinking": True}
+    assert rendered.prompt(row, "line 7").arguments == expected
+
+
 def test_a_system_prompt_begins_every_chat() -> None:
     assert text({"prompt": QUESTION}, systemPrompt="Be brief.").startswith("<system>Be brief.<eos><user>hi")
     own = [{"role": "system", "content": "Be long."}, *QUESTION]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,8 @@ from longboat_runtime.episodes.protocol import EpisodePods
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.audit.history import PromptHistory
+from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.rounds.rules import MOST_ENVIRONMENT_LOSSES
 from longboat_runtime.samples import (
@@ -150,7 +153,16 @@ def test_reports_of_episodes_are_events() -> None:
     assert as_event(StartedSample(SAMPLE, 2.0), stopping=False, pausing=False) == events.EpisodeStarted(SAMPLE, 2.0)
 
 
-async def test_seconds_in_environments_are_audited_beside_tokens(tmp_path: Path) -> None:
+async def test_seconds_in_environments_are_audited_beside_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, read = set(), PromptHistory.milliseconds
+
+    def milliseconds(prompt: PromptHistory, domain: str) -> PromptLengths:
+        threads.add(threading.current_thread())
+        return read(prompt, domain)
+
+    monkeypatch.setattr(PromptHistory, "milliseconds", milliseconds)
     site = FailingSite(tmp_path, make_spec(policy="TailBatching", prompt_overcommit=2.0, steps=6))
     driver = site.driver()
     assert await driver.run() is RunOutcome.DONE
@@ -160,3 +172,4 @@ async def test_seconds_in_environments_are_audited_beside_tokens(tmp_path: Path)
     assert audited
     for metrics in audited:
         assert metrics["tail/seconds_bias/prompts"] == metrics["tail/length_bias/prompts"]
+    assert threads == {threading.main_thread()}, "events change histories there"

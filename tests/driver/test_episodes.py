@@ -12,7 +12,7 @@ import pytest
 
 from longboat_crds.environments import EnvironmentPoolSpec
 from longboat_crds.reasons import Reason
-from longboat_runtime.driver.demand import next_environment_demand
+from longboat_runtime.driver.demand import most_episodes, next_environment_demand
 from longboat_runtime.driver.environment_pods import EnvironmentPods
 from longboat_runtime.driver.outcome import RunOutcome
 from longboat_runtime.episodes import fleet as fleet_module
@@ -27,7 +27,7 @@ from tests.driver.fakes import FakeFleet, Site, make_spec
 from tests.driver.runs import crash_once_saved, history, part, trained
 from tests.episodes.clusters import AnyTask, Engines, FakeCluster
 
-CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
+CONFIG = EpisodeConfig({}, "policy", 4000, Path("socket"))
 
 
 class PlayingActor:
@@ -170,6 +170,20 @@ async def test_a_pool_without_pods_is_reported(tmp_path: Path) -> None:
     pods._report(EpisodeState())
     assert pods.status().problems
     await site.episodes.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "held_out", "most"),
+    [
+        ({}, 0, 4),
+        ({"evaluation": {"every_steps": 5, "samples_per_prompt": 2}}, 1, 4),
+        ({"evaluation": {"every_steps": 5, "samples_per_prompt": 2}}, 3, 6),
+        ({"policy": "TailBatching"}, 0, 6),
+        ({"policy": "BoundedAsync"}, 0, 8),
+    ],
+)
+def test_pods_are_asked_for_by_what_is_played_at_once(spec: dict[str, Any], held_out: int, most: int) -> None:
+    assert most_episodes(make_spec(**spec), held_out) == most
 
 
 def test_a_demand_names_as_many_pods_as_episodes_need() -> None:

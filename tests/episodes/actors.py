@@ -89,7 +89,7 @@ def environment(path: Path, function: str, **limits: Any) -> EnvironmentSpec:
 
 
 def config_of(socket: Path, *environments: EnvironmentSpec) -> EpisodeConfig:
-    return EpisodeConfig(dict(enumerate(environments)), MODEL, 4000, {}, socket)
+    return EpisodeConfig(dict(enumerate(environments)), MODEL, 4000, socket)
 
 
 class Pod:

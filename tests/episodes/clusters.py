@@ -93,13 +93,10 @@ class ScriptedActor:
             del self.playing[number]
         self._reports.put_nowait(EpisodeReport(number, outcome, over))
 
-    def lose_with_server(self, number: int) -> None:
-        lost = LostSample(self.playing.pop(number).sample.id, "gone", cause=LossCause.ENVIRONMENT, held_up=True)
-        self._reports.put_nowait(EpisodeReport(number, lost, over=True, gone=True))
-
-    def lose(self, number: int, reason: str = "the board is broken") -> None:
+    def lose(self, number: int, reason: str = "the board is broken", *, held_up: bool = False) -> None:
         request = self.playing[number].sample
-        self.tell(number, LostSample(request.id, reason, request.evaluation, cause=LossCause.ENVIRONMENT))
+        lost = LostSample(request.id, reason, request.evaluation, cause=LossCause.ENVIRONMENT, held_up=held_up)
+        self.tell(number, lost)
 
 
 class FakeCluster:

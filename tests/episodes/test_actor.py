@@ -10,7 +10,7 @@ from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.samples import EpisodeEnd, FinishedSample, FinishReason, GeneratedSample, LossCause, LostSample
 from tests.episodes.actors import Pod, StandIn, config_of, environment, write_game
 from tests.episodes.clusters import sample_request
-from tests.episodes.conftest import episode_directories, open_directory, running_environments
+from tests.episodes.conftest import episode_directories, open_directory, start_environments_in
 from tests.support.waiting import eventually_async
 
 
@@ -134,16 +134,16 @@ async def test_a_sample_with_which_engines_die_is_the_engines_loss(environments:
 
 
 async def test_what_plays_when_its_server_ends_is_held_up(game: Path) -> None:
-    with open_directory() as folder, running_environments(folder) as socket:
-        pod = Pod(config_of(socket, environment(game, "hang")))
-        await pod.__aenter__()
-        await pod.play(1, sample_request(), "hang")
-        await eventually_async(lambda: len(pod.engine.engine.drawn) == 2)
-    lost = await pod.outcome(1)
+    with open_directory() as folder:
+        server = start_environments_in(folder)
+        async with Pod(config_of(folder / "environments.sock", environment(game, "hang"))) as pod:
+            await pod.play(1, sample_request(), "hang")
+            await eventually_async(lambda: len(pod.engine.engine.drawn) == 2)
+            server.kill()
+            server.wait()
+            lost = await pod.outcome(1)
     assert isinstance(lost, LostSample)
     assert (lost.cause, lost.held_up) == (LossCause.ENVIRONMENT, True)
-    assert [report.gone for report in pod.reports if report.outcome is lost] == [True]
-    await pod.__aexit__()
 
 
 async def test_episodes_end_with_their_driver(environments: Path, game: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tests.driver.fakes import FakeStore
 from tests.episodes.clusters import AnyTask, Engines, FakeCluster, ScriptedActor, sample_request
 from tests.support.waiting import eventually_async
 
-CONFIG = EpisodeConfig({}, "policy", 4000, {}, Path("socket"))
+CONFIG = EpisodeConfig({}, "policy", 4000, Path("socket"))
 
 
 @pytest.fixture(autouse=True)
@@ -244,23 +244,23 @@ async def test_a_pod_whose_server_does_not_answer_is_tried_again() -> None:
         assert world.fleet.state.problems == {}
 
 
-async def test_a_pod_whose_server_has_ended_begins_nothing_until_it_is_back() -> None:
-    """So what it played is lost once, and not again by each try."""
+async def test_a_pod_whose_server_has_gone_plays_nothing_until_it_answers() -> None:
     async with opened() as world:
-        await world.joined("a")
+        await world.joined("a", "b")
         await world.fleet.submit(GROUP)
-        await eventually_async(lambda: len(world.playing("a")) == 2)
+        await eventually_async(lambda: len(world.playing("a")) + len(world.playing("b")) == 4)
+        broken, lost = world.actor("a"), world.playing("a")
         world.problem = "no environments at its socket"
-        actor = world.actor("a")
-        actor.lose_with_server(actor.number(GROUP[0]))
-        await eventually_async(lambda: world.fleet.state.problems)
+        for number in [*broken.playing]:
+            broken.lose(number, "the environments are gone", held_up=True)
         await world.until(LostSample)
-        assert sorted(report.id for report in world.of(LostSample)) == [GROUP[0].id, GROUP[1].id]
-        assert all(report.held_up for report in world.of(LostSample))
-        await world.fleet.submit(GROUP[:2])
+        await world.fleet.submit([request for request in GROUP if request.id in lost])
+        await eventually_async(lambda: "games" in world.fleet.state.problems)
+        assert not world.fleet.state.pods["a"].serving
+        assert not broken.playing, "what was lost waits for another pod"
+        assert sorted(report.id for report in world.of(LostSample)) == sorted(lost), "and is lost once"
         world.problem = None
-        await eventually_async(lambda: world.playing("a") == [GROUP[0].id, GROUP[1].id])
-        assert len(world.of(LostSample)) == 2
+        await eventually_async(lambda: sorted(world.playing("a")) == sorted(lost))
 
 
 async def test_pools_play_their_own_samples() -> None:

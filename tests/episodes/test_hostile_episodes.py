@@ -342,20 +342,32 @@ async def test_a_server_that_restarts_leaves_nothing_behind(endpoint: Endpoint, 
         assert entries(temporary) == set()
         assert episode_directories(own_directory) == set()
         assert len(scratch_directories(own_directory)) == 1
-    await player.client.close()
+        await player.client.close()
     assert scratch_directories(own_directory) == []
 
 
-async def test_a_server_that_ends_ends_its_episodes(endpoint: Endpoint, own_directory: Path, mark: str) -> None:
-    with running_environments(own_directory):
-        player = Player(EpisodeClient(own_directory / "environments.sock"), own_directory, endpoint)
-        started = asyncio.Event()
-        play = asyncio.create_task(
-            player.play_source(DAEMON.format(mark=mark) + "await asyncio.sleep(1e6)", started=started.set)
-        )
-        await started.wait()
-        await eventually_async(lambda: marked(mark))
-    assert (await play).end is EpisodeEnd.LOST
+async def test_a_server_that_is_told_to_end_plays_on_until_its_client_leaves(
+    endpoint: Endpoint, own_directory: Path, mark: str
+) -> None:
+    server = start_environments_in(own_directory)
+    player = Player(EpisodeClient(own_directory / "environments.sock"), own_directory, endpoint)
+    assert (await player.play_source("return 1")).reward == 1.0
+    started = asyncio.Event(), asyncio.Event()
+    may_end = own_directory / "may-end"
+    patient = f"while not os.path.exists('{may_end}'):\n    await asyncio.sleep(0.01)\nreturn 2"
+    ends = asyncio.create_task(player.play_source(patient, episode="ends", started=started[0].set))
+    hangs = asyncio.create_task(
+        player.play_source(DAEMON.format(mark=mark) + "await asyncio.sleep(1e6)", started=started[1].set)
+    )
+    for event in started:
+        await event.wait()
+    await eventually_async(lambda: marked(mark))
+    server.terminate()
+    may_end.touch()
+    assert ((await ends).end, (await ends).reward) == (EpisodeEnd.FINISHED, 2.0)
+    await player.client.close()
+    assert (await hangs).end is EpisodeEnd.LOST
+    assert await eventually_async(server.poll, right=lambda code: code is not None) == 0
     assert marked(mark) == []
     assert scratch_directories(own_directory) == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.episodes import SampleTasks
+from longboat_runtime.episodes.play import EpisodeConfig, EpisodeRequest, recorder_launch
 from longboat_runtime.episodes.tasks import Task, Tasks
 from longboat_runtime.samples import PromptId, Row, SampleId, SampleRequest, Sampling
 from tests.driver.fakes import FakeSource, make_spec
@@ -50,6 +53,15 @@ def test_rows_are_played_by_the_environment_of_their_domain_in_its_pool() -> Non
     assert (e.value.reason, e.value.field) == (Reason.DOMAINS_MISMATCH, "spec.environments")
     with pytest.raises(SpecProblem, match="have no column 'answer'"):
         tasks.check({"question": "?"}, "code", None, "line 7")
+
+
+def test_requests_of_a_row_have_its_template_arguments() -> None:
+    [spec] = job({"name": "sums"}).environments or ()
+    task = Tasks(job({"name": "sums"})).task(replace(row(question="?"), template_arguments={"enable_thinking": False}))
+    request = SampleRequest(SampleId(0, 3, 0, 0), (1,), 7, Sampling(4))
+    played = EpisodeRequest(1, request, task.environment, task.columns, task.arguments)
+    launch = recorder_launch(EpisodeConfig({0: spec}, "policy", 4000, Path("socket")), spec, played)
+    assert launch.arguments == {"enable_thinking": False}
 
 
 def test_held_out_samples_are_played_with_held_out_rows() -> None:

@@ -1,4 +1,4 @@
-"""`longboat run` with environments, everything real: a game of two turns is played with vLLM and trained."""
+"""`longboat run` and `longboat episode` with environments, everything real: games are played with vLLM, and trained."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.record import read_records
@@ -25,6 +26,15 @@ async def episode(task, model):
         replies.append(answer.choices[0].message.content or "")
     return [reply.count("a") / 6 for reply in replies]
 """
+EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
+# A chat template with tools.
+TEMPLATE = (
+    "{% for tool in tools or [] %}<tools>{{ tool | tojson }}{% endfor %}"
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 REWARD = """
 def letters(sample):
     return sum(letter < "m" for letter in sample.text) / max(len(sample.text), 1)
@@ -71,3 +81,48 @@ def test_a_game_of_two_turns_is_played_and_trained(tmp_path: Path) -> None:
     assert all(0 < event.tokens <= 12 for event in generated)
     assert {len(event.segments) for event in generated} == {1}
     assert all(event.segments[0].computed > event.prompt_tokens + event.tokens for event in generated)
+
+
+def example(name: str, folder: Path) -> tuple[Path, list[str]]:
+    """An example's job for a tiny model and two small steps, and the options that stand for its volume and ConfigMap."""
+    model = build_tiny_model(folder / "model", max_length=2048)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    job = yaml.safe_load((EXAMPLES / name / "rljob.yaml").read_text())
+    spec = job["spec"]
+    spec["model"] |= {"dtype": "Float32", "maxLength": 2048}
+    spec["algorithm"]["groupSize"] = 4
+    spec["rounds"] |= {"steps": 2, "promptsPerRound": 2}
+    spec["rollout"]["sampling"]["maxTokens"] = 24
+    spec["checkpoint"]["everySteps"] = 1
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    [environment] = spec["environments"]
+    options = ["--volume", f"/data/model={model}", "--volume", f"/data={EXAMPLES / name}"]
+    return folder / "job.yaml", [*options, "--config-map", f"{environment['configMap']['name']}={EXAMPLES / name}"]
+
+
+def longboat(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "longboat_runtime.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["game", "tools"])
+def test_an_example_is_shown_with_the_jobs_own_model(tmp_path: Path, name: str) -> None:
+    job, options = example(name, tmp_path)
+    shown = longboat("episode", job, "--row", "1", *options)
+    assert shown.returncode == 0, shown.stdout[-4000:] + shown.stderr[-8000:]
+    assert "> assistant (segment 0, first, " in shown.stdout
+    assert " of them trained, in " in shown.stdout
+    assert "  trained " in shown.stdout
+    assert "reward 0" in shown.stdout
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["game", "tools"])
+def test_an_example_trains(tmp_path: Path, name: str) -> None:
+    job, options = example(name, tmp_path)
+    run = longboat("run", job, "--output", tmp_path / "out", *options, "--verbose")
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-8000:]
+    assert [record.step for record in read_records(tmp_path / "out") if record.step] == [1, 2]
+    samples = longboat("samples", tmp_path / "out")
+    assert "> assistant (segment 0, first, " in samples.stdout

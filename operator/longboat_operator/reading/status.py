@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from longboat_crds.base import Role
 from longboat_crds.status import (
@@ -17,6 +17,8 @@ from longboat_crds.status import (
     RolloutGrant,
 )
 from longboat_crds.tolerance import read_known
+
+_Demand = TypeVar("_Demand", RolloutDemand, RewardDemand, EnvironmentDemand)
 
 # The fields that tell reshapes apart; others are measured later.
 RESHAPE_IDENTITY = ("step", "kind", "tensorParallel", "reason", "failure")
@@ -32,9 +34,7 @@ def read_status(status: Mapping[str, Any]) -> RLJobStatus:
 
 def rollout_demand(status: RLJobStatus) -> RolloutDemand | None:
     """Returns the demand for rollout pods that counts, the current incarnation's; None if it has made none."""
-    demand = status.demand.rollout if status.demand else None
-    current = status.allocation.incarnation if status.allocation else None
-    return demand if demand and current and demand.incarnation == current.number else None
+    return _of_incarnation(status, status.demand.rollout if status.demand else None)
 
 
 def rollout_grant(status: RLJobStatus) -> RolloutGrant | None:
@@ -45,9 +45,7 @@ def rollout_grant(status: RLJobStatus) -> RolloutGrant | None:
 
 def reward_demand(status: RLJobStatus) -> RewardDemand | None:
     """Returns the demand for CPUs of reward pods that counts, the current incarnation's; None if it has made none."""
-    demand = status.demand.reward if status.demand else None
-    current = status.allocation.incarnation if status.allocation else None
-    return demand if demand and current and demand.incarnation == current.number else None
+    return _of_incarnation(status, status.demand.reward if status.demand else None)
 
 
 def reward_grant(status: RLJobStatus) -> RewardGrant | None:
@@ -58,15 +56,19 @@ def reward_grant(status: RLJobStatus) -> RewardGrant | None:
 
 def environment_demand(status: RLJobStatus) -> EnvironmentDemand | None:
     """Returns the demand for environment pods that counts, the current incarnation's; None if it has made none."""
-    demand = status.demand.environment if status.demand else None
-    current = status.allocation.incarnation if status.allocation else None
-    return demand if demand and current and demand.incarnation == current.number else None
+    return _of_incarnation(status, status.demand.environment if status.demand else None)
 
 
 def environment_grant(status: RLJobStatus) -> EnvironmentGrant | None:
     """Returns the job's grant of environment pods; None if it has none."""
     grant = status.allocation.grant if status.allocation else None
     return grant.environment if grant else None
+
+
+def _of_incarnation(status: RLJobStatus, demand: _Demand | None) -> _Demand | None:
+    """Returns a demand if the current incarnation has made it, else None."""
+    current = status.allocation.incarnation if status.allocation else None
+    return demand if demand and current and demand.incarnation == current.number else None
 
 
 def pods_granted(status: RLJobStatus) -> Iterator[tuple[Role, str, PodsGrant]]:

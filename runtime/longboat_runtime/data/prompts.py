@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +28,22 @@ if TYPE_CHECKING:
 class Prompt:
     """The text of a prompt. `chat` says that a chat template made it, so it has all special tokens.
 
-    `messages` are those of a row that has messages, `prefill` is the part of the text with which the response begins.
+    `messages` are those of a row that has messages, `prefill` is the part of the text with which the response begins. `arguments` are those
+    of the chat template for this row, the job's included.
     """
 
     text: str
     chat: bool = False
     messages: Sequence[Message] | None = None
     prefill: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Prompts:
     """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
-    Templates that ask for the time get `started`. `chat` renders messages, with the job's `arguments` for its template. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
+    Templates that ask for the time get `started`. `chat` renders messages. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
     gives: errors name them there. Of rows that `episodes` are played with, the prompt alone has to fit: maxTokens is for all of their turns,
     whose contexts environments make.
     """
@@ -78,7 +80,7 @@ class Prompts:
         chat = dataset.chat_template
         self.chat = Chat(tokenizer, chat.text if chat is not None else None, started)
         try:
-            self.arguments = arguments(dataset.chat_template_arguments)
+            self._own_arguments = arguments(dataset.chat_template_arguments)
         except ValueError as error:
             raise SpecProblem(Reason.SPEC_INVALID, "spec.dataset.chatTemplateArguments", f"It {error}.") from error
 
@@ -138,13 +140,20 @@ class Prompts:
                 )
             if not dataset.as_messages:
                 self._check_not_for_chats(place)
-                return Prompt(value)
+                return Prompt(value, arguments=self._arguments(record, place) if self._episodes else {})
             value = [{"role": "user", "content": value}]
-        text, messages = self._rendered(value, record, place)
+        own = self._arguments(record, place)
+        text, messages = self._rendered(value, record, place, own)
         prefill = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
         if not text.endswith(prefill):  # the template has trimmed it
             prefill = prefill.strip()
-        return Prompt(text, True, messages if conversational else None, prefill)
+        return Prompt(text, True, messages if conversational else None, prefill, own)
+
+    def _arguments(self, record: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+        """Returns the chat template's arguments for a row: the job's, and the row's own, which take precedence. Raises SpecProblem."""
+        name = self._dataset.columns.chat_template_arguments
+        own = self._optional(arguments, record, name, "chat_template_kwargs", "chatTemplateArguments", place)
+        return {**self._own_arguments, **(own or {})}
 
     def _check_not_for_chats(self, place: str) -> None:
         """Raises SpecProblem if the spec asks for something that only prompts made of messages can have."""
@@ -163,7 +172,9 @@ class Prompts:
                 f"message, or remove {', '.join(named)}.",
             )
 
-    def _rendered(self, value: Any, record: Mapping[str, Any], place: str) -> tuple[str, Sequence[Message]]:
+    def _rendered(
+        self, value: Any, record: Mapping[str, Any], place: str, own: Mapping[str, Any]
+    ) -> tuple[str, Sequence[Message]]:
         columns = self._dataset.columns
         messages = self._checked(normalised, value, "columns.prompt", columns.prompt, place)
         if system := self._dataset.system_prompt:
@@ -181,11 +192,8 @@ class Prompts:
                 "directory, or set spec.dataset.chatTemplate or spec.dataset.promptTemplate.",
             )
         schemas = self._optional(tools, record, columns.tools, "tools", "tools", place)
-        own = self._optional(
-            arguments, record, columns.chat_template_arguments, "chat_template_kwargs", "chatTemplateArguments", place
-        )
         try:
-            return self.chat.text(messages, schemas, {**self.arguments, **(own or {})}), messages
+            return self.chat.text(messages, schemas, own), messages
         except TEMPLATE_ERRORS as error:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,

@@ -180,7 +180,15 @@ class TablePrompts:
                 token_ids = self._prompts.tokens(rendered, place)
                 domain, truth = self._labels(record, place)
             self._kept[prompt] = Row(
-                prompt, rendered.text, token_ids, domain, truth, record, rendered.messages, rendered.prefill
+                prompt,
+                rendered.text,
+                token_ids,
+                domain,
+                truth,
+                record,
+                rendered.messages,
+                rendered.prefill,
+                rendered.arguments,
             )
         return self._kept[prompt]
 
@@ -322,6 +330,19 @@ def open_evaluation(dataset: DatasetSpec, prompts: Prompts, check: RowCheck | No
         table, dataset, prompts.held_out(evaluation), order, field="spec.dataset.evaluation", check=check
     )
     return source.first(evaluation.max_prompts)
+
+
+def read_row(dataset: DatasetSpec, number: int) -> Row:
+    """Reads one training row, not rendered: its text and tokens are empty. Raises SpecProblem, and IndexError if there is no such row."""
+    table = _open_table(dataset.files, dataset.reasoning_gym, "spec.dataset")
+    if not 0 <= number < len(table):
+        raise IndexError(f"the dataset has no row {number}: its {len(table)} rows are 0 to {len(table) - 1}")
+    place, columns = table.place(number), dataset.columns
+    with _reading(place, "spec.dataset"):
+        record = table.record(number)
+        domain = column(record, columns.domain, "spec.dataset.columns.domain", place)
+        truth = column(record, columns.ground_truth, "spec.dataset.columns.groundTruth", place)
+    return Row(PromptId(0, number), "", (), str(domain) if columns.domain else "", truth, record)
 
 
 def _check_disjoint(trained: ReasoningGymSource, held_out: ReasoningGymSource) -> None:

@@ -19,7 +19,7 @@ from longboat_runtime.metrics.lengths import audit_rounds_metrics, length_line, 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.audit_rounds import compare
 from longboat_runtime.rounds.audit.history import PromptHistory
-from longboat_runtime.rounds.audit.length_bias import LengthAudit, LengthBias, audit, worst
+from longboat_runtime.rounds.audit.length_bias import LengthBias, audit, worst
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.policies import races_per_period
 from longboat_runtime.rounds.view import View
@@ -59,11 +59,12 @@ class Audits(Observer):
         if not window:
             return {}
         raced, audited = self._lengths_of(window, audited=False), self._lengths_of(window, audited=True)
+        times = self._milliseconds_of(window) if self._spec.environments else []
         result = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
         audits = {_TOKENS: result}
         metrics = length_metrics(result)
-        if self._spec.environments:
-            audits[_SECONDS] = seconds = await asyncio.to_thread(self._audit_of_seconds, window)
+        if times:
+            audits[_SECONDS] = seconds = await asyncio.to_thread(audit, times, self._longest_time(times))
             metrics |= length_metrics(seconds, "tail/seconds_bias")
         self._length_bias = _line(worst(audits, by_domain=False) or (_TOKENS, result.overall))
         self._domain_bias = {name: length_line(bias) for name, bias in result.domains.items()}
@@ -96,11 +97,14 @@ class Audits(Observer):
             history.lengths(self._source.domain(history.prompt.row)) for history in window if history.audited == audited
         ]
 
-    def _audit_of_seconds(self, window: Sequence[PromptHistory]) -> LengthAudit:
-        """Audits the seconds of episodes in their environments, in milliseconds."""
-        lengths = [history.milliseconds(self._source.domain(history.prompt.row)) for history in window]
+    def _milliseconds_of(self, window: Sequence[PromptHistory]) -> list[PromptLengths]:
+        """Returns how long the episodes of a window were in their environments."""
+        return [history.milliseconds(self._source.domain(history.prompt.row)) for history in window]
+
+    def _longest_time(self, times: Sequence[PromptLengths]) -> int:
+        """Returns how many milliseconds an episode may be in its environment, or was."""
         deadlines = [1000 * environment.limits.deadline_seconds for environment in self._spec.environments or ()]
-        return audit(lengths, max(*deadlines, *(each.longest for each in lengths)))
+        return max(*deadlines, *(each.longest for each in times))
 
     def _limit(self, judged: tuple[str, LengthBias]) -> None:
         """Suspends racing for a period if the bias certainly exceeds the limit: the low end of its interval does.

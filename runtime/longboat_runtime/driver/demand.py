@@ -61,15 +61,20 @@ def next_demand(
     )
 
 
-def most_episodes(spec: RLJobSpec) -> int:
-    """Returns the most episodes of training that the job plays at once: those of all rounds that are open, with `promptOvercommit`.
+def most_episodes(spec: RLJobSpec, held_out: int) -> int:
+    """Returns the most episodes that the job plays at once. `held_out` is the number of held-out rows.
 
-    Pure.
+    Rule: those of all rounds that are open, with the promptOvercommit of TailBatching, or those of an evaluation if they are more: it is made
+    between rounds. Pure.
     """
-    rounds = spec.rounds
-    factor = rounds.prompt_overcommit or PROMPT_OVERCOMMIT
-    ahead = rounds.max_staleness or (MAX_STALENESS if rounds.policy is RoundPolicyName.BOUNDED_ASYNC else 0)
-    return math.ceil(rounds.prompts_per_round * factor) * spec.algorithm.group_size * (1 + ahead)
+    rounds, evaluation = spec.rounds, spec.dataset.evaluation
+    prompts, ahead = rounds.prompts_per_round, 0
+    if rounds.policy is RoundPolicyName.TAIL_BATCHING:
+        prompts = math.ceil(prompts * (rounds.prompt_overcommit or PROMPT_OVERCOMMIT))
+    elif rounds.policy is RoundPolicyName.BOUNDED_ASYNC:
+        ahead = rounds.max_staleness or MAX_STALENESS
+    evaluated = held_out * evaluation.samples_per_prompt if evaluation else 0
+    return max(prompts * spec.algorithm.group_size * (1 + ahead), evaluated)
 
 
 def next_environment_demand(

@@ -6,7 +6,6 @@ import asyncio
 
 import structlog
 
-from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.status import EnvironmentDemand, EnvironmentGrant
 from longboat_runtime.driver.context import Context
@@ -25,17 +24,14 @@ class EnvironmentPods(Observer):
     """
 
     def __init__(self, context: Context) -> None:
-        self._context, self._episodes, self._spec = context, context.components.episodes, context.job.spec
+        self._context, self._episodes = context, context.components.episodes
+        self._pools = context.job.spec.environment_pools or ()
+        self._most = most_episodes(context.job.spec, len(context.components.evaluation))
         self._demand: EnvironmentDemand | None = None
         # The pods that the grant takes back, with their pools.
         self._named: dict[str, str] = {}
         self._problems = Problems(context.news)
         self._started = False
-
-    async def edit(self, spec: RLJobSpec) -> None:
-        self._spec = spec
-        if self._episodes is not None:
-            self._ask(self._episodes.state)
 
     async def run(self) -> None:
         """Asks, and follows grants, forever. Raises Superseded, or whatever the pods fail with, in an ExceptionGroup."""
@@ -66,8 +62,8 @@ class EnvironmentPods(Observer):
         for pod in state.drained:
             if pod in self._named:
                 drained.setdefault(self._named[pod], []).append(pod)
-        pools, incarnation = self._spec.environment_pools or (), self._context.job.incarnation
-        demand = next_environment_demand(self._demand, incarnation, pools, most_episodes(self._spec), state, drained)
+        incarnation = self._context.job.incarnation
+        demand = next_environment_demand(self._demand, incarnation, self._pools, self._most, state, drained)
         if demand != self._demand:
             self._demand = demand
             self._context.news.set()
@@ -75,7 +71,7 @@ class EnvironmentPods(Observer):
     def _report(self, state: EpisodeState) -> None:
         """Reports pools without a pod that plays, once all have had one or a pod says why it can't."""
         serving = {pod.pool for pod in state.pods.values() if pod.serving}
-        pools = [pool.name for pool in self._spec.environment_pools or ()]
+        pools = [pool.name for pool in self._pools]
         without = [name for name in pools if name not in serving]
         self._started = self._started or not without
         missing = without if self._started else [name for name in without if name in state.problems]

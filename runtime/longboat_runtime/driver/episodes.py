@@ -56,7 +56,6 @@ def open_episodes(
             environments_of(spec.environments, pool.name),
             Path(spec.model.path).name or "model",
             context,
-            prompts.arguments,
             SOCKET if sockets is None else sockets[pool.name],
             None if spec.dataset.evaluation is None else spec.dataset.evaluation.deadline_seconds,
         )

@@ -112,7 +112,7 @@ class EpisodeActor:
         self._heard = time.monotonic()
         for request in requests:
             environment = self._environments[request.environment]
-            endpoint = self._recorder.open(recorder_launch(self._config, environment, request.sample))
+            endpoint = self._recorder.open(recorder_launch(self._config, environment, request))
             playing = self._playing[request.number] = _Playing(request, environment, endpoint)
             self._spawn(self._play(playing))
 
@@ -193,12 +193,8 @@ class EpisodeActor:
     async def _deadline(self, playing: _Playing) -> None:
         """Waits until the episode has been in its environment for its deadline."""
         await playing.begun.wait()
-        end = playing.before + self._config.deadline(playing.environment, playing.request.sample)
-        while True:
-            seconds = end - self._recorder.environment_seconds(playing.endpoint)
-            if seconds <= 0:
-                return
-            await asyncio.sleep(max(seconds, _CLOCK_SECONDS))
+        seconds = self._config.deadline(playing.environment, playing.request.sample)
+        await deadline_reached(self._recorder, playing.endpoint, playing.before + seconds)
 
     async def _finish(self, request: EpisodeRequest, played: Played, result: EpisodeResult | None) -> None:
         """Reports what became of an episode, once the store holds it."""
@@ -239,3 +235,12 @@ class EpisodeActor:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
             self._reported.set()
+
+
+async def deadline_reached(recorder: Recorder, endpoint: Endpoint, end: float) -> None:
+    """Waits until a launch has spent `end` seconds in its environment. Raises KeyError if it has ended at the recorder."""
+    while True:
+        seconds = end - recorder.environment_seconds(endpoint)
+        if seconds <= 0:
+            return
+        await asyncio.sleep(max(seconds, _CLOCK_SECONDS))

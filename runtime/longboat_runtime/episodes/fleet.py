@@ -79,7 +79,7 @@ class EpisodeFleet:
     """Plays samples in environment pods: `rollout.protocol.SampleFleet`. Everything runs on the driver's loop.
 
     A sample is in one place: waiting here for a slot, played in a pod, or reported. What plays in a pod that goes is lost, and so is what its
-    actor or its environments lose. `configs` are those of pools, by name; `tasks` says what plays a sample, `engines` which draw turns.
+    actor or its environments lose. A pod whose environments' server has gone plays again once that answers. `configs` are those of pools, by name; `tasks` says what plays a sample, `engines` which draw turns.
     Calls that wait raise SpecProblem if an environment can't be loaded until a person changes something.
     """
 
@@ -202,7 +202,8 @@ class EpisodeFleet:
             member, number = self._members[name], next(self._numbers)
             member.launches[number] = request
             self._playing[sample] = member, number
-            launches.setdefault(name, []).append(EpisodeRequest(number, request, task.environment, task.columns))
+            begun = EpisodeRequest(number, request, task.environment, task.columns, task.arguments)
+            launches.setdefault(name, []).append(begun)
             self._report(StartedSample(sample, now - since, request.evaluation))
         for name, requests in launches.items():
             self._members[name].orders.put_nowait(("play", requests))
@@ -317,14 +318,14 @@ class EpisodeFleet:
             except RayError as error:
                 await self._lose(member, f"the actor that plays it has ended: {death_cause(error)}")
                 return
-            gone = any(report.gone for report in reports)
-            if gone:
-                # Nothing begins there until a new actor has loaded the environments: slots that are free by losses would draw all that waits.
+            gone = next((lost.reason for each in reports if (lost := _held_up(each)) is not None), None)
+            if gone is not None:
+                # It would be the pod with the most free slots, where what was lost is played, and lost, again.
                 self._slots.pods[member.node.name].open = False
             for report in reports:
                 self._take(member, report)
-            if gone:
-                await self._lose(member, "the environments of its pod have ended")
+            if gone is not None:
+                await self._lose(member, gone)
                 return
 
     async def _lose(self, member: _Member, reason: str) -> None:
@@ -347,3 +348,8 @@ class EpisodeFleet:
             if task is not asyncio.current_task():
                 task.cancel()
         self._tasks.tell()
+
+
+def _held_up(report: EpisodeReport) -> LostSample | None:
+    """Returns the loss of an episode whose server went; None if the report is no such loss (pure)."""
+    return report.outcome if isinstance(report.outcome, LostSample) and report.outcome.held_up else None

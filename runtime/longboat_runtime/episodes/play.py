@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from longboat_graders import episode_messages
 from longboat_graders.episode_messages import EnvironmentFunction, EpisodeBounds, EpisodeResult
 from longboat_graders.messages import FunctionFile
 from longboat_runtime.recorder.contexts import Contexts
-from longboat_runtime.recorder.record import Launch, Limits
+from longboat_runtime.recorder.record import Launch, Limits, Recording
 from longboat_runtime.recorder.server import Endpoint, Played
 from longboat_runtime.samples import (
     Episode,
@@ -34,14 +34,13 @@ from longboat_runtime.turns import EngineDeaths
 class EpisodeConfig:
     """What an actor plays: `environments` by their places in the spec, with a `model` of that name, whose context has so many tokens.
 
-    `arguments` are those of the chat template. The environments' server listens at `socket`. `held_out_deadline` is that of evaluations, in
+    The environments' server listens at `socket`. `held_out_deadline` is that of evaluations, in
     seconds, where the environments' own doesn't hold.
     """
 
     environments: Mapping[int, EnvironmentSpec]
     model: str
     context: int
-    arguments: Mapping[str, Any]
     socket: Path
     held_out_deadline: float | None = None
 
@@ -53,25 +52,28 @@ class EpisodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One launch of a sample: `environment` plays it, and gets `task`. No other launch of the job has its `number`."""
+    """One launch of a sample: `environment` plays it, and gets `task`. No other launch of the job has its `number`.
+
+    `arguments` are those of the chat template, where a request has none of its own.
+    """
 
     number: int
     sample: SampleRequest
     environment: str
     task: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReport:
     """Tells what became of the sample of a launch, once, and that the launch is `over`: nothing is left of it, and its slot is free.
 
-    The store holds a finished sample by then. `gone` says that it was lost with the server that played it, and so is all that this played.
+    The store holds a finished sample by then.
     """
 
     number: int
     outcome: FinishedSample | LostSample | None
     over: bool
-    gone: bool = False
 
 
 def function_of(environment: EnvironmentSpec) -> EnvironmentFunction:
@@ -81,9 +83,9 @@ def function_of(environment: EnvironmentSpec) -> EnvironmentFunction:
     return EnvironmentFunction(environment.name, environment.function, named)
 
 
-def recorder_launch(config: EpisodeConfig, environment: EnvironmentSpec, sample: SampleRequest) -> Launch:
+def recorder_launch(config: EpisodeConfig, environment: EnvironmentSpec, request: EpisodeRequest) -> Launch:
     """Returns what the recorder is told of a launch. Without `maxComputedTokens` a sample may compute COMPUTED_CONTEXTS contexts."""
-    limits = environment.limits
+    sample, limits = request.sample, environment.limits
     return Launch(
         sample.id,
         sample.seed,
@@ -94,7 +96,7 @@ def recorder_launch(config: EpisodeConfig, environment: EnvironmentSpec, sample:
             limits.max_segments,
             limits.max_computed_tokens or COMPUTED_CONTEXTS * config.context,
         ),
-        config.arguments,
+        request.arguments,
         append=environment.history is EnvironmentHistory.APPEND,
         evaluation=sample.evaluation,
     )
@@ -136,21 +138,6 @@ def finished(
     segments, reply, trains = trajectory(recording.turns)
     last, drawn = recording.exchanges[-1], recording.turns[-1].token_ids.tolist()
     text, special = contexts.response(drawn, last.text, last.finish_reason, sample.sampling)
-    turns = tuple(
-        EpisodeTurn(
-            new=exchange.new,
-            message=exchange.message,
-            text=exchange.text,
-            tokens=exchange.tokens,
-            finish_reason=exchange.finish_reason,
-            seconds=exchange.seconds,
-            segment=segment,
-            continues=exchange.continues,
-            beginning=None if exchange.beginning is None else str(exchange.beginning),
-            differs=exchange.differs,
-        )
-        for exchange, segment in zip(recording.exchanges, trains, strict=True)
-    )
     episode = Episode(
         environment=request.environment,
         end=EpisodeEnd.TIMEOUT if result is None else EpisodeEnd.FINISHED,
@@ -159,7 +146,7 @@ def finished(
         rewards=None if result is None else result.rewards,
         environment_cpu_seconds=0.0 if result is None else result.cpu_seconds,
         message="" if result is not None else f"more than its deadline of seconds in environment {request.environment}",
-        turns=turns,
+        turns=turns_of(recording, trains),
         undelivered=recording.undelivered,
         repeats=recording.repeats,
         ignored=recording.ignored,
@@ -174,6 +161,25 @@ def finished(
         special=special,
         reply=reply,
         episode=episode,
+    )
+
+
+def turns_of(recording: Recording, trains: Sequence[int]) -> tuple[EpisodeTurn, ...]:
+    """Returns the turns of a recording for people and rewards; `trains` are the segments that train them."""
+    return tuple(
+        EpisodeTurn(
+            new=exchange.new,
+            message=exchange.message,
+            text=exchange.text,
+            tokens=exchange.tokens,
+            finish_reason=exchange.finish_reason,
+            seconds=exchange.seconds,
+            segment=segment,
+            continues=exchange.continues,
+            beginning=None if exchange.beginning is None else str(exchange.beginning),
+            differs=exchange.differs,
+        )
+        for exchange, segment in zip(recording.exchanges, trains, strict=True)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longboat_crds.environments import environment_of, task_of, withheld_columns
@@ -15,11 +15,12 @@ from longboat_runtime.samples import Row
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A row as its environment gets it, and the pool that plays it."""
+    """A row as its environment gets it, and the pool that plays it. `arguments` are the chat template's for its requests."""
 
     pool: str
     environment: str
     columns: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Tasks:
@@ -35,7 +36,8 @@ class Tasks:
 
     def task(self, row: Row) -> Task:
         """Returns the task of a row. Raises SpecProblem if no environment plays it, or if it lacks a column."""
-        return self._task(row.columns, row.domain, f"row {row.prompt.row}")
+        task = self._task(row.columns, row.domain, f"row {row.prompt.row}")
+        return replace(task, arguments=row.template_arguments)
 
     def check(self, columns: Mapping[str, Any], domain: str, truth: Any, place: str) -> None:
         """Checks a row; see `data.protocol.RowCheck`."""
@@ -51,7 +53,7 @@ class Tasks:
                 "spec.environments",
                 f"No environment plays {place}, whose domain is {domain!r}; they play {named}. Add one for that domain, or remove the row.",
             )
-        field = f"spec.environments[{self._environments.index(environment)}]"
+        path = f"spec.environments[{self._environments.index(environment)}]"
         return Task(
-            environment.pool or self._only_pool, environment.name, task_of(environment, field, columns, self._withheld)
+            environment.pool or self._only_pool, environment.name, task_of(environment, path, columns, self._withheld)
         )

@@ -42,7 +42,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of vLLM's `EngineArgs`.
 
-    No file of weights is read: an engine serves nothing before its first publication, which brings all of them or is refused. Log-probs
+    No file of weights is read, unless the config says so: an engine serves nothing before its first publication, which brings all of them
+    or is refused. Log-probs
     are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
     rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is the next
@@ -56,7 +57,7 @@ def engine_arguments(
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": config.tensor_parallel,
         "enforce_eager": config.enforce_eager,
-        "load_format": "dummy",
+        "load_format": "auto" if config.reads_weights else "dummy",
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "weight_transfer_config": {"backend": weights.BACKEND},

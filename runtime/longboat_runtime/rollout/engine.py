@@ -45,7 +45,8 @@ class EngineConfig:
 
     It has `devices` of its pod, one for each rank. `max_length` None means the model's own limit. Bytes are those of one rank:
     `kv_cache_bytes` of its KV cache, or else `device_memory` of all that it may use. None for both means vLLM's default on accelerators,
-    that of `rollout.arguments` on CPUs. Only an engine with `parsers`, of a job with environments, serves turns.
+    that of `rollout.arguments` on CPUs. Only an engine with `parsers`, of a job with environments, serves turns. With `reads_weights` it has the
+    model's own weights from the start, and needs no publication.
     """
 
     name: str
@@ -58,6 +59,7 @@ class EngineConfig:
     enforce_eager: bool = False
     device_memory: int | None = None
     parsers: TurnParsers | None = None
+    reads_weights: bool = False
 
     @property
     def tensor_parallel(self) -> int:

@@ -19,7 +19,7 @@ import structlog
 from longboat_runtime.checkpoint.files import fsync_directory
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.sample_files.contents import SampleFacts, SampleFileRequest
-from longboat_runtime.samples import Episode, PromptId, Response, SampleId, SpecialToken
+from longboat_runtime.samples import Episode, EpisodeTurn, PromptId, Response, SampleId, SpecialToken
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ _PARTIAL = ".partial"
 _SPECIAL = pa.struct([("at", pa.int32()), ("text", pa.string())])
 _SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
 _SEGMENT = pa.struct([("tokens", pa.int32()), ("trained", pa.int32())])
-_TURN = pa.struct(
+TURN = pa.struct(
     [
         ("role", pa.string()),
         ("text", pa.string()),
@@ -80,7 +80,7 @@ SCHEMA = pa.schema(
         # Why its environment has lost it once, or ended it, or has lost another sample of its group that was dropped for it.
         ("environment_error", pa.string()),
         # The messages of an episode, turn after turn.
-        ("turns", pa.list_(_TURN)),
+        ("turns", pa.list_(TURN)),
         # The grader's message; the prompt as the model got it, special tokens included; the response without special tokens.
         ("message", pa.string()),
         ("prompt", pa.string()),
@@ -209,10 +209,10 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
         yield portion
 
 
-def turns(episode: Episode) -> list[dict[str, Any]]:
-    """Returns the messages of an episode as the column `turns` has them (pure)."""
+def turns(played: Iterable[EpisodeTurn]) -> list[dict[str, Any]]:
+    """Returns the messages of an episode's turns as the column `turns` has them (pure)."""
     rows = []
-    for turn in episode.turns:
+    for turn in played:
         rows += [_message(message) for message in turn.new]
         own = _message(turn.message)
         rows.append(
@@ -284,7 +284,7 @@ def _row(
         "segments": [{"tokens": segment.computed, "trained": segment.trained} for segment in facts.segments],
         "environment_seconds": facts.environment_seconds,
         "environment_error": _unicode(error) if error else None,
-        "turns": turns(episode) if episode else [],
+        "turns": turns(episode.turns) if episode else [],
         **whole,
     }
 
