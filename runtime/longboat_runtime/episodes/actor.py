@@ -212,8 +212,7 @@ class EpisodeActor:
     def _report(
         self, request: EpisodeRequest, outcome: FinishedSample | LostSample | None, *, over: bool = False
     ) -> None:
-        gone = isinstance(outcome, LostSample) and outcome.held_up and not self._client.connected
-        self._reports.append(EpisodeReport(request.number, outcome, over, gone))
+        self._reports.append(EpisodeReport(request.number, outcome, over))
         self._reported.set()
 
     # --- All of them ---
