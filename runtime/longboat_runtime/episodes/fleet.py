@@ -79,7 +79,8 @@ class EpisodeFleet:
     """Plays samples in environment pods: `rollout.protocol.SampleFleet`. Everything runs on the driver's loop.
 
     A sample is in one place: waiting here for a slot, played in a pod, or reported. What plays in a pod that goes is lost, and so is what its
-    actor or its environments lose. A pod whose environments' server has gone plays again once that answers. `configs` are those of pools, by name; `tasks` says what plays a sample, `engines` which draw turns.
+    actor or its environments lose. A pod whose environments' server has gone plays again once that answers. `configs` are those of pools, by
+    name; `tasks` says what plays a sample, `engines` which draw turns.
     Calls that wait raise SpecProblem if an environment can't be loaded until a person changes something.
     """
 
