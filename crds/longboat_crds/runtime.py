@@ -37,8 +37,8 @@ class RoleTemplate(ApiModel):
     """A pod template for one role, merged onto what the operator builds.
 
     Containers are matched by name: `driver` and, of initContainers, `ray-head` in the driver pod, `rollout`, `trainer`, `reward` and
-    `graders` in the reward pod, and `episodes` and `environment` in the environment pod. Image, resources, env, volume mounts and security settings may be given; other
-    containers are added.
+    `graders` in the reward pod, and `episodes` and `environment` in the environment pod. Image, resources, env, volume mounts and security
+    settings may be given; other containers are added.
     """
 
     template: PodTemplate = Field(default_factory=dict)
@@ -132,8 +132,8 @@ class RLRuntimeSpec(ApiModel):
     )
     user_ids: UserIds | None = Field(
         default=None,
-        description="`Fixed`: containers run as the users of the images (10001, graders and environments as 10002, Ray's head as 10003) unless a pod "
-        "template sets others. `Platform`: no user or group is set, for platforms that assign them by namespace, such as OpenShift. "
+        description="`Fixed`: containers run as the users of the images (10001, graders and environments as 10002, Ray's head as 10003) "
+        "unless a pod template sets others. `Platform`: no user or group is set, for platforms that assign them by namespace, such as OpenShift. "
         "Default: Fixed.",
     )
     common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")

@@ -47,16 +47,24 @@ from tests.episodes.clusters import AnyTask, Engines, FakeCluster
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "_WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(fleet_module, "RETRY_SECONDS", 0.0)
 
 
 class FailingActor(PlayingActor):
-    """Its environment fails with some rows, held-out ones or others."""
+    """Its environment fails with some rows, held-out ones or others; or its server goes."""
 
     rows: Sequence[tuple[int, bool]] = ()
+    server_goes = False
 
     def _report(self, report: FinishedSample | LostSample) -> EpisodeReport:
         if (report.id.row, report.evaluation) in self.rows:
-            report = LostSample(report.id, "ValueError: no door", report.evaluation, cause=LossCause.ENVIRONMENT)
+            report = LostSample(
+                report.id,
+                "ValueError: no door",
+                report.evaluation,
+                cause=LossCause.ENVIRONMENT,
+                held_up=self.server_goes,
+            )
         return super()._report(report)
 
 
@@ -64,14 +72,14 @@ class FailingSite(EpisodesSite):
     def __init__(self, root: Path, spec: RLJobSpec, *rows: tuple[int, bool]) -> None:
         maze = EnvironmentSpec(name="maze", function="games:play")
         super().__init__(root, spec.model_copy(update={"environments": [maze]}))
-        self.rows = rows
+        self.rows, self.server_goes = rows, False
 
     def open_episodes(self) -> EpisodePods:
         dice = random.Random(self.incarnation)
 
         def actor(name: str, config: Any) -> FailingActor:
             made = FailingActor(name, self, dice)
-            made.rows = self.rows
+            made.rows, made.server_goes = self.rows, self.server_goes
             return made
 
         self.cluster = FakeCluster(actor)
@@ -101,16 +109,23 @@ async def test_a_row_that_fails_is_dropped_and_told(tmp_path: Path) -> None:
     assert all(0 <= metrics["environment/waiting_share"] <= 1 for metrics in records if metrics.get("training/round"))
 
 
-async def test_a_round_in_which_everything_fails_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server_goes", "field", "why"),
+    [(False, "spec.environments[0]", "no door"), (True, "spec.environments", "Look at these pods")],
+)
+async def test_a_round_in_which_everything_fails_ends_the_job(
+    tmp_path: Path, server_goes: bool, field: str, why: str
+) -> None:
     site = FailingSite(tmp_path, make_spec(), *((row, False) for row in range(100)))
+    site.server_goes = server_goes
     driver = site.driver()
     with pytest.raises(ExceptionGroup) as caught:
         await driver.run()
     await site.episodes.close()
     problem = _first(caught.value)
-    assert (problem.reason, problem.field) == (Reason.ENVIRONMENT_ERRORS, "spec.environments[0]")
+    assert (problem.reason, problem.field) == (Reason.ENVIRONMENT_ERRORS, field)
     assert "No group of round 1 could be played" in problem.message
-    assert "no door" in problem.message
+    assert why in problem.message
 
 
 def _first(error: BaseException) -> SpecProblem:

@@ -82,7 +82,8 @@ def minimum_of(view: JobView, places: Places, lost: Collection[str]) -> Minimum:
     """Counts the minimum of a job whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more.
 
     Rule: the driver, all trainer pods, min(replicas, max(1, minReplicas)) rollout pods, whichever they are, and one pod of each reward
-    and environment pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't needed.
+    and environment pool. A pod that is lost or being deleted doesn't count. Rollout pods that the driver has asked to do without aren't
+    needed.
     """
     needed = placed = ready = 0
     for role, least, pool in _pools(view, places):

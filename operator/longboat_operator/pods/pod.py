@@ -47,9 +47,9 @@ def build_pod(
     """Builds the pod of one place of a role, from the template that `revision` stores.
 
     Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` or
-    `runtime.environmentTemplates` that the pod's pool names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that
-    mount the checkpoint claim stay together (a ReadWriteOnce claim). `graders_cpu` takes the place of what the template says of the
-    graders' CPUs.
+    `runtime.environmentTemplates` that the pod's pool names; then identity, which no template can change. `token` is the Secret with Ray's
+    token. With `one_node` the pods that mount the checkpoint claim stay together (a ReadWriteOnce claim). `graders_cpu` takes the place of
+    what the template says of the graders' CPUs.
 
     Raises:
         TemplateInvalid: the template doesn't have the form of a pod template, or removes all containers.

@@ -101,8 +101,8 @@ def _pod_with_user_code(
 ) -> dict[str, Any]:
     """Builds the part of a pod's spec that has a container for Ray and one for the user's code, started by the arguments `code`.
 
-    At most `at_once` grades or episodes run there. ConfigMaps of the `functions` are below `files_path`. Graded code is hostile: the container
-    has another user, no Ray token, and directories of its own; only the directory of the `socket` is shared. It has no probe: the agent is
+    At most `at_once` grades or episodes run there. ConfigMaps of the `functions` are below `files_path`. Graded code is hostile: the
+    container has another user, no Ray token, and directories of its own; only the directory of the `socket` is shared. It has no probe: the agent is
     ready only while the socket answers.
     """
     with_ray, with_code = containers

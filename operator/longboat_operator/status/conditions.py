@@ -125,7 +125,8 @@ def _warning_of_users(view: JobView, template: Template) -> str:
         return ""
     return (
         f" Containers {', '.join(sorted(together))} run as one user, which weakens the isolation of the driver and its token from code on "
-        "Ray's head, and of the agents of reward and environment pods from the code beside them: give each a user of its own (securityContext.runAsUser) if the platform can."
+        "Ray's head, and of the agents of reward and environment pods from the code beside them: give each a user of its own "
+        "(securityContext.runAsUser) if the platform can."
     )
 
 

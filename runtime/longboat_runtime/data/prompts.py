@@ -43,9 +43,9 @@ class Prompts:
     """Renders rows with `promptTemplate`, with a chat template, or as plain text, and checks their length.
 
     `limit` is the longest prompt in tokens: what the model's `context` and a bin of the trainer (`bin_tokens`) leave beside maxTokens.
-    Templates that ask for the time get `started`. `chat` renders messages. `own` are the fields of the dataset, and maxTokens, that the spec of the evaluation
-    gives: errors name them there. Of rows that `episodes` are played with, the prompt alone has to fit: maxTokens is for all of their turns,
-    whose contexts environments make.
+    Templates that ask for the time get `started`. `chat` renders messages. `own` are the fields of the dataset, and maxTokens, that the
+    spec of the evaluation gives: errors name them there. Of rows that `episodes` are played with, the prompt alone has to fit: maxTokens is
+    for all of their turns, whose contexts environments make.
     """
 
     def __init__(

@@ -51,6 +51,7 @@ class EpisodeOutcomes(Observer):
         self._problems = Problems(context.news)
         self._rounds = EpisodeRounds()
         self._shares: list[FailedShare] = []
+        # The field and the words of the last failure of an environment; pods that go are none.
         self._failure: tuple[str, str] = "spec.environments", ""
         self._metrics: dict[str, float] = {}
 
@@ -73,12 +74,8 @@ class EpisodeOutcomes(Observer):
             return
         record = self._view.rounds[round_]
         if nothing_played(record):
-            field, last = self._failure
-            text = (
-                f"No group of round {round_} could be played: in each an episode was lost three times. Correct the environment; its last "
-                f"failure was with {last or 'pods that went'}."
-            )
-            raise SpecProblem(Reason.ENVIRONMENT_ERRORS, field, text)
+            text = f"No group of round {round_} could be played: in each an episode was lost three times. {self._cure}"
+            raise SpecProblem(Reason.ENVIRONMENT_ERRORS, self._failure[0], text)
         self._metrics |= trained_episodes([*batch.records.values()])
         self._metrics["environment/held_up_groups"] = float(record.deferred.get(events.DeferReason.HELD_UP, 0))
 
@@ -96,12 +93,19 @@ class EpisodeOutcomes(Observer):
         self._metrics |= round_episodes(round_, domains)
         self._shares = newest([*self._shares, failed_share(round_)])
         share = together(self._shares)
-        field, last = self._failure
         text = (
             f"{share.failed} of the last {share.groups} groups were dropped, since an episode of each was lost three times, which biases the "
-            f"data. The last failure was with {last or 'pods that went'}. Correct the environment, or the rows that it fails with."
+            f"data. {self._cure}"
         )
-        self._problems.set(Reason.ENVIRONMENT_ERRORS, field, text, share.too_many)
+        self._problems.set(Reason.ENVIRONMENT_ERRORS, self._failure[0], text, share.too_many)
+
+    @property
+    def _cure(self) -> str:
+        """Says what failed last, and what to do about it."""
+        _, last = self._failure
+        if not last:
+            return "No environment has failed since the driver started: pods that played them went, or their containers. Look at these pods."
+        return f"The last failure was with {last}. Correct the environment, or the rows that it fails with."
 
     def _field(self, sample: SampleId) -> str:
         environment = environment_of(self._environments, self._source.domain(sample.row))

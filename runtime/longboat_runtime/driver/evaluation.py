@@ -20,7 +20,8 @@ from longboat_runtime.driver.stages import Stage
 from longboat_runtime.metrics.groups import pass_rates
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.reward.tasks import TaskRewards
-from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, MOST_ENVIRONMENT_LOSSES
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.rules import failure_of
 from longboat_runtime.samples import (
     UNSCORED,
     FinishedSample,
@@ -123,8 +124,8 @@ class Evaluation(Observer):
     async def _evaluate(self, spec: EvaluationSpec, step: int, steps: int) -> dict[str, float]:
         """Evaluates the weights that serve after `step` of `steps` and returns the `val/...` metrics.
 
-        Grader errors are counted, not scored, and so are episodes that fail. Lost samples are retried, until MOST_ENGINE_DEATHS engines have
-        died with one, or MOST_ENVIRONMENT_LOSSES environments have lost it.
+        Grader errors are counted, not scored, and so are episodes that fail. Lost samples are retried, as often as those of
+        training (`rules.failure_of`).
         """
         rows = self._components.evaluation
         self._sampling = held_out_sampling(spec, self._job.sampling)
@@ -218,14 +219,11 @@ class Evaluation(Observer):
             if isinstance(result, LostSample):
                 begun = result.begun
                 deaths += result.engine_died
-                # That of an episode is reported once so many have died with one turn.
-                if deaths >= (1 if self._components.episodes else MOST_ENGINE_DEATHS):
-                    log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
-                    return None
                 losses += result.cause is LossCause.ENVIRONMENT
-                if losses >= MOST_ENVIRONMENT_LOSSES:
-                    log.warning("a held-out episode fails, and is left out", sample=str(sample), reason=result.reason)
-                    self._failed += 1
+                why = failure_of(deaths, losses, episode=self._components.episodes is not None)
+                if why is not None:
+                    log.warning("a held-out sample is left out", sample=str(sample), cause=why, reason=result.reason)
+                    self._failed += why is DropReason.ENVIRONMENT_ERROR
                     return None
             elif result.finish_reason is not FinishReason.ABORT:
                 return result

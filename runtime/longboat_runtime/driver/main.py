@@ -61,8 +61,8 @@ async def drive(
 
     The status of this ending is stored before this returns, unless another driver has superseded this one.
 
-    `sockets`, `environments` and `resume` are those of `open_components`, `config_maps` those of `resolved`. `secrets` is the directory with the
-    credentials of trackers, None for those of the user who runs this.
+    `sockets`, `environments` and `resume` are those of `open_components`, `config_maps` those of `resolved`. `secrets` is the directory with
+    the credentials of trackers, None for those of the user who runs this.
 
     Returns how this start ended, and the problem if the job failed. Raises other errors, which the next start may overcome, such as a
     lost trainer, store or head.

@@ -45,8 +45,8 @@ class Canary:
 def canaries(rewards: Sequence[RewardSpec], *, implied: bool = True) -> list[Canary]:
     """Makes the canaries of a job: those in the spec and, if `implied`, those that kinds of rewards have by themselves.
 
-    Jobs with environments have no implied ones: what is graded there is an episode, not a response. ReasoningGym has the row's own answer, in its tag; Sandbox has the program in the column `sandbox.solution`. Raises SpecProblem for a
-    template that can't be compiled.
+    Jobs with environments have no implied ones: what is graded there is an episode, not a response. ReasoningGym has the row's own answer,
+    in its tag; Sandbox has the program in the column `sandbox.solution`. Raises SpecProblem for a template that can't be compiled.
     """
     made = []
     for index, reward in enumerate(rewards):

@@ -295,16 +295,21 @@ def relaunch_lost(view: View) -> list[Decision]:
 
 
 def _failed(view: View, sample: SampleId) -> DropReason | None:
-    """Says why a lost sample isn't generated again: `MOST_ENGINE_DEATHS`, or `MOST_ENVIRONMENT_LOSSES`. None if it is.
-
-    Of an episode a single death counts: it is reported once that many engines have died with one turn.
-    """
+    """Says why a lost sample isn't generated again; None if it is."""
     record = view.sample(sample)
     if record is None:
         return None
-    if record.engine_deaths >= (1 if record.playing else MOST_ENGINE_DEATHS):
+    return failure_of(record.engine_deaths, record.environment_losses, episode=record.playing)
+
+
+def failure_of(engine_deaths: int, environment_losses: int, *, episode: bool) -> DropReason | None:
+    """Says why a sample that was lost so often has failed too often: `MOST_ENGINE_DEATHS`, or `MOST_ENVIRONMENT_LOSSES`. None if not.
+
+    Of an episode a single death counts: it is reported once that many engines have died with one turn.
+    """
+    if engine_deaths >= (1 if episode else MOST_ENGINE_DEATHS):
         return DropReason.ENGINE_DEATHS
-    return DropReason.ENVIRONMENT_ERROR if record.environment_losses >= MOST_ENVIRONMENT_LOSSES else None
+    return DropReason.ENVIRONMENT_ERROR if environment_losses >= MOST_ENVIRONMENT_LOSSES else None
 
 
 def _is_needed(view: View, sample: SampleId) -> bool:
