@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_runtime.driver.watchdog import samples_line
 from longboat_runtime.metrics.episodes import round_episodes, trained_episodes
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.history import LengthHistory
@@ -28,6 +29,7 @@ from longboat_runtime.rounds.rules import MOST_ENVIRONMENT_LOSSES, reached
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
+from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import FinishReason, PromptId, SampleId, SegmentSize
 from tests.rounds.world import World
 
@@ -117,6 +119,13 @@ def test_what_waits_for_a_slot_when_a_race_ends_is_held_up() -> None:
         assert world.begin_episode(sample)
     race(world, 0, 1)
     assert left_out(world) == {playing[0].prompt: DeferReason.TOO_LONG, waiting[0].prompt: DeferReason.HELD_UP}
+
+
+def test_samples_that_wait_for_a_slot_do_not_run() -> None:
+    world = started()
+    world.begin_episode(group_of(world, 0)[0])
+    waiting = world.ledger.counts[SampleState.RUNNING] - 1
+    assert samples_line(View(world.ledger), episodes=True) == f"1 running, {waiting} waiting for a slot"
 
 
 def test_what_is_played_again_since_its_pod_went_is_held_up_and_what_failed_is_not() -> None:

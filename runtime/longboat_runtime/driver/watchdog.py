@@ -14,6 +14,7 @@ from longboat_runtime.driver.context import Context
 from longboat_runtime.driver.observer import Observer
 from longboat_runtime.driver.resume import Restored
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.view import View
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.status_fragment import Problems, StatusFragment
@@ -81,7 +82,8 @@ class Watchdog(Observer):
             names = " and ".join(f"{stage} ({seconds:.0f} s)" for stage, seconds in stuck.items())
             for process, text in stacks.items():
                 log.warning("a stage is stuck", stages=names, process=process, stacks=text)
-            text = message(names, samples_line(self._view), stacks)
+            line = samples_line(self._view, episodes=self._components.episodes is not None)
+            text = message(names, line, stacks)
             self._problems.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
         elif self._reported and not stuck:
             log.info("no stage is stuck any more")
@@ -122,9 +124,13 @@ class Watchdog(Observer):
         return stacks
 
 
-def samples_line(view: View | None) -> str:
-    """Returns the number of samples in each state that any is in, as text; `none` without samples."""
-    counts = view.counts if view else {}
+def samples_line(view: View | None, *, episodes: bool = False) -> str:
+    """Returns the number of samples in each state that any is in, as text; `none` without samples. Of `episodes` some wait for a slot."""
+    counts = {str(state): count for state, count in view.counts.items()} if view else {}
+    if view is not None and episodes:
+        running = [s for g in view.groups.values() for s in g.samples if s.state is SampleState.RUNNING]
+        waiting = sum(not sample.playing for sample in running)
+        counts |= {"running": len(running) - waiting, "waiting for a slot": waiting}
     return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count) or "none"
 
 
