@@ -84,6 +84,9 @@ class ScriptedActor:
 
     async def close(self) -> None: ...
 
+    def nothing_to_report(self) -> bool:
+        return self._reports.empty()
+
     def number(self, request: SampleRequest) -> int:
         return next(number for number, each in self.playing.items() if each.sample.id == request.id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -134,6 +135,30 @@ async def test_a_pod_that_goes_takes_its_episodes_along() -> None:
         await world.fleet.submit(GROUP[:1])
         await world.joined("b")
         await eventually_async(lambda: world.playing("b") == [GROUP[0].id])
+
+
+async def test_a_report_that_comes_while_its_pod_is_given_up_changes_nothing() -> None:
+    async with opened() as world:
+        await world.joined("a")
+        await world.fleet.submit(GROUP[:1])
+        await eventually_async(lambda: world.playing("a"))
+        refused, refuse = asyncio.Event(), world.store.refuse
+
+        async def slowly(player: str) -> None:
+            await refused.wait()
+            await refuse(player)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.store, "refuse", slowly)
+            patch.setattr(world.cluster, "kill", lambda actor: None)
+            actor = world.actor("a")
+            del world.cluster.here["a/games"]
+            await eventually_async(lambda: not world.fleet.state.pods)
+            actor.tell(actor.number(GROUP[0]), done(GROUP[0]))
+            await eventually_async(actor.nothing_to_report)
+            refused.set()
+            await world.until(LostSample)
+        assert not world.of(FinishedSample)
 
 
 async def test_aborted_samples_come_back_whether_they_wait_or_play() -> None:

@@ -319,6 +319,8 @@ class EpisodeFleet:
             except RayError as error:
                 await self._lose(member, f"the actor that plays it has ended: {death_cause(error)}")
                 return
+            if self._members.get(member.node.name) is not member:
+                return  # it has been given up meanwhile, and what it played is lost
             gone = next((lost.reason for each in reports if (lost := _held_up(each)) is not None), None)
             if gone is not None:
                 # It would be the pod with the most free slots, where what was lost is played, and lost, again.
