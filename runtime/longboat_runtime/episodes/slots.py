@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -87,16 +87,18 @@ class EpisodeSlots:
         """Returns the samples that begin now, in order; each takes a slot."""
         begun = []
         for pool, heap in self._heaps.items():
-            while heap:
-                sample = heap[0][1]
+            pods = [(-pod.free, name) for name, pod in self._pods.items() if heap and pod.pool == pool and pod.free]
+            heapify(pods)
+            while heap and pods:
+                _, sample = heappop(heap)
                 if self._waiting.get(sample) == pool:
-                    pod = self._chosen(pool)
-                    if pod is None:
-                        break
-                    self._pods[pod].taken += 1
+                    _, name = heappop(pods)
+                    pod = self._pods[name]
+                    pod.taken += 1
+                    if pod.free:
+                        heappush(pods, (-pod.free, name))
                     del self._waiting[sample]
-                    begun.append(Begun(sample, pod))
-                heappop(heap)
+                    begun.append(Begun(sample, name))
         return begun
 
     def free(self, name: str) -> None:
@@ -116,7 +118,3 @@ class EpisodeSlots:
             group.samples.discard(sample)
             if not group.samples:
                 del self._groups[sample[:3]]
-
-    def _chosen(self, pool: str) -> str | None:
-        free = [(-pod.free, name) for name, pod in self._pods.items() if pod.pool == pool and pod.free > 0]
-        return min(free)[1] if free else None
