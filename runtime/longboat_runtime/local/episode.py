@@ -78,7 +78,10 @@ _UNBOUNDED = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Draws the turns of an episode. `context` bounds each of them; `decode` says what tokens are, None if there are none."""
+    """Draws the turns of an episode. `context` bounds each of them; `decode` says what tokens are, None if there are none.
+
+    `arguments` are the chat template's for the episode's row.
+    """
 
     turns: Turns
     contexts: Contexts
@@ -176,7 +179,7 @@ async def _run(
             model = endpoint
             if model is None:
                 status.update(f"loading the model {job.spec.model.path}")
-                model = await stack.enter_async_context(_job_model(job.spec))
+                model = await stack.enter_async_context(_job_model(job.spec, row))
             return await _play(job, row, task, model, sockets[task.pool], status.update), model.decode
 
 
@@ -197,7 +200,7 @@ def _endpoint_model(url: str | None, model: str | None) -> Model | None:
 
 
 @asynccontextmanager
-async def _job_model(spec: RLJobSpec) -> AsyncIterator[Model]:
+async def _job_model(spec: RLJobSpec, row: Row) -> AsyncIterator[Model]:
     """Starts one engine with the job's own weights, on a Ray of its own. Raises SpecProblem."""
     import ray
 
@@ -229,7 +232,8 @@ async def _job_model(spec: RLJobSpec) -> AsyncIterator[Model]:
         router.update(TurnEngines(1, {config.name: EngineClient(actor)}))
         contexts = Contexts(prompts.chat, prompts.tokenizer, stop_tokens(spec, prompts))
         context = min(context_length(spec.model), spec.trainer.max_tokens_per_bin)
-        yield Model(router, contexts, context, prompts.arguments, prompts.tokenizer.decode)
+        arguments = prompts.prompt(row.columns, f"row {row.prompt.row}").arguments
+        yield Model(router, contexts, context, arguments, prompts.tokenizer.decode)
     finally:
         ray.shutdown()
 
@@ -240,15 +244,14 @@ async def _play(job: Job, row: Row, task: Task, model: Model, socket: Path, tell
     environment = environment_of(spec.environments or (), row.domain)
     assert environment is not None  # `Tasks` has found it
     place = (spec.environments or []).index(environment)
-    config = EpisodeConfig(
-        {place: environment}, Path(spec.model.path).name or "model", model.context, model.arguments, socket
-    )
+    config = EpisodeConfig({place: environment}, Path(spec.model.path).name or "model", model.context, socket)
     sample = SampleId(0, row.prompt.row, 0, 0)
     request = EpisodeRequest(
         0,
         SampleRequest(sample, (), sample_seed(job.identity, spec.rounds.seed, sample), job.sampling),
         environment.name,
         task.columns,
+        model.arguments,
     )
     recorder, client = Recorder(model.turns, model.contexts, config.model, Bounds()), EpisodeClient(socket)
     await recorder.start()
@@ -258,7 +261,7 @@ async def _play(job: Job, row: Row, task: Task, model: Model, socket: Path, tell
         if problem is not None:
             raise problem
         tell(f"playing row {row.prompt.row} in {environment.name}")
-        endpoint = recorder.open(recorder_launch(config, environment, request.sample))
+        endpoint = recorder.open(recorder_launch(config, environment, request))
         launch = environment_launch(environment, request.sample, endpoint)
         playing = asyncio.create_task(client.play(_PLAYER, environment.name, task.columns, launch))
         failure = asyncio.create_task(recorder.failure(endpoint))
