@@ -213,7 +213,8 @@ async def test_an_engine_that_does_not_pass_the_gate_serves_nothing(
     running = [request(row, tokens=LONG, attempt=3) for row in range(4)]
     await fleet.submit(running)
     good = published(reference)
-    report = await fleet.publish(replace(good, payload=replace(good.payload, checksum="0" * 32)))
+    damaged = replace(good.payload, packed=replace(good.payload.packed, checksum="0" * 32))
+    report = await fleet.publish(replace(good, payload=damaged))
     assert (report.serving, len(report.refused)) == ((), ENGINES)
     assert {type(event) for event in (await events_of(fleet, 4)).values()} <= {LostSample, FinishedSample}
     waiting = request(0, attempt=4)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
@@ -107,12 +107,13 @@ def cluster() -> Iterator[None]:
 
 def shared_memory() -> int:
     """The bytes of /dev/shm that this test's object store has touched."""
+    # Not by name: what raylet starts has its name and its files for a moment.
+    raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     total = 0
-    for process in psutil.Process().children(recursive=True):
-        if process.name() == "raylet":
-            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
-                if str(entry.readlink()).startswith("/dev/shm/"):
-                    total += entry.stat().st_blocks * 512
+    for entry in Path(f"/proc/{raylet}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if str(entry.readlink()).startswith("/dev/shm/"):
+                total += entry.stat().st_blocks * 512
     return total
 
 
