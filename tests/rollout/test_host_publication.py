@@ -106,8 +106,8 @@ def cluster() -> Iterator[None]:
 
 
 def shared_memory() -> int:
-    """The bytes of /dev/shm that this test's object store has touched."""
-    # Not by name: what raylet starts has its name and its files for a moment.
+    """Counts the bytes of /dev/shm that this test's object store has touched."""
+    # Processes named "raylet" may be more: a child has its name and its files until it runs its own program.
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     total = 0
     for entry in Path(f"/proc/{raylet}/fd").iterdir():

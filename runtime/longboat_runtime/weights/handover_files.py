@@ -10,12 +10,12 @@ from pathlib import Path
 
 from longboat_runtime.object_store import SHARED_MEMORY
 
-# A name goes on with the number of the engine's process and "-".
+# Followed by the id of the engine's process and "-".
 PREFIX = "longboat-weights-"
 
 
 def sweep(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Removes the files of processes that no longer exist, and returns them. To be called before this process writes its first.
+    """Removes the files of processes that no longer exist, and returns them. Call it before this process writes its first.
 
     A file with this process's own id was left by an earlier one: ids recur when a container restarts, and shared memory stays.
     """
