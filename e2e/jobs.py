@@ -1,11 +1,13 @@
 """RLJobs as a person handles them: apply, look, wait, and on trouble show everything that explains it."""
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Timer
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -13,6 +15,7 @@ from urllib.parse import quote
 from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
+from e2e.host_runtime import ENVIRONMENT
 from e2e.volumes import apply
 from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventually
 
@@ -114,6 +117,17 @@ class Job:
                 end.cancel()
                 following.kill()
         raise NeverHappenedError(f"{pod} has not printed {what!r}; its last line: {last!r}\n{self.describe()}")
+
+    def samples(self, folder: Path) -> list[Object]:
+        """Returns the samples of all files, as `longboat samples` shows them to a person, whose kubectl is made in `folder`."""
+        kubectl = folder / "kubectl"
+        kubectl.write_text(f'#!/bin/sh\nexec "{KUBEBOX.path}" kubectl "$@"\n')
+        kubectl.chmod(0o755)
+        environment = self.cluster.environment | {"PATH": f"{folder}:{os.environ['PATH']}"}
+        command = [str(ENVIRONMENT / "bin" / "longboat"), "samples", self.name, "-n", self.namespace]
+        command += ["--json", "--step", "all"]
+        shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        return [json.loads(line) for line in shown.splitlines()]
 
     def wait(self, what: str, look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
         """Waits until `right` accepts what `look` returns, and returns that; gives up at once if the job fails meanwhile."""

@@ -8,6 +8,7 @@ from e2e import volumes
 from e2e.jobs import Job
 from longboat_runtime.eventlog import newest, surviving
 from longboat_runtime.rounds import events
+from longboat_runtime.samples import GradeKind
 from tests.support.replay import replay
 
 
@@ -31,7 +32,8 @@ def fates(root: Path) -> dict[str, Any]:
     Every prompt drawn ended once (trained or dropped), or the ledger still has it (queued or in a round): never twice, and never
     neither. `behind` counts trained responses by how many steps their oldest token's weights were behind, `mixed` those that several
     versions drew; `uncovered` are those whose spans are not just their tokens. `lost_samples` and `moved_samples` count how often
-    one's engine or data was gone, and how often another engine continued one.
+    one's engine or data was gone, and how often another engine continued one. `failed_calls` are errors of the model's endpoint that
+    ended episodes, `timed_out` the samples that were graded as timeouts.
     """
     end = newest(root)
     if end is None:
@@ -60,6 +62,10 @@ def fates(root: Path) -> dict[str, Any]:
         ],
         "lost_samples": sum(isinstance(body, events.Lost) for body in bodies),
         "moved_samples": sum(isinstance(body, events.Moved) for body in bodies),
+        "failed_calls": [body.reason for body in bodies if isinstance(body, events.Lost) and "openai." in body.reason],
+        "timed_out": [
+            str(body.sample) for body in bodies if isinstance(body, events.Graded) and body.kind is GradeKind.TIMEOUT
+        ],
         "drawn": len(drawn),
         "ended": len(ended),
         "doubled": [str(prompt) for prompt, times in ended.items() if times > 1 or prompt in waiting],

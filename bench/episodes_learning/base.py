@@ -10,34 +10,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.episodes_learning.environment import PLACES
+from bench.episodes_learning.environment import PLACES, WAYS
 
-# Pieces of text that are one token each, so that a call of the tool has five.
-CALL, END_CALL = '<tool_call>{"name": "look", "arguments": {"place": "', '"}}</tool_call>'
+# Pieces of text that are one token each, so that a call of a tool has four.
+CALLS = {way: f'<tool_call>{{"name": "{tool}", "arguments": {{"place": "' for way, tool in WAYS.items()}
+END_CALL = '"}}</tool_call>'
 TURNS = ("<tools>", "<user>", "<tool>", "<assistant>")
 TEMPLATE = (
-    "{% for tool in tools or [] %}<tools>{{ tool['function']['name'] }}{% endfor %}"
+    "{% if tools %}<tools>{% endif %}"
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] or '' }}"
     "{% for call in message['tool_calls'] or [] %}"
-    '<tool_call>{"name": "look", "arguments": {{ call[\'function\'][\'arguments\'] | tojson }}}</tool_call>{% endfor %}<eos>'
+    "<tool_call>{\"name\": \"{{ call['function']['name'] }}\", \"arguments\": {{ call['function']['arguments'] | tojson }}}</tool_call>"
+    "{% endfor %}<eos>"
     "{% else %}<{{ message['role'] }}>{{ message['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 HOPS = (2, 3)
-# How often those who showed the game guess a digit instead of looking on.
+# How often those who showed the game guess a digit instead of travelling on.
 GUESSES = 0.6
-LENGTH = 128
+LENGTH = 1024
 STEPS, BATCH, RATE = 200, 32, 3e-3
 TRAINING, HELD_OUT = 4096, 128
 
 
 def row(rng: random.Random) -> dict[str, Any]:
-    """Returns a row: the place where it begins, what lies at each place, and the answer. Each letter but the last of a chain leads on."""
-    places, hops = rng.sample(PLACES, len(PLACES)), rng.choice(HOPS)
-    chain = places[:hops]
-    contents = {place: rng.choice(string.digits) for place in places}
-    contents |= dict(itertools.pairwise(chain))
-    return {"prompt": chain[0], "places": contents, "answer": contents[chain[-1]]}
+    """Returns a row: the first road, what lies at the end of each, and the answer. Roads off the way end at digits too."""
+    hops = rng.choice(HOPS)
+    way = list(zip(rng.choices([*WAYS], k=hops), rng.sample(PLACES, hops), strict=True))
+    roads = {tool: {place: rng.choice(string.digits) for place in PLACES} for tool in WAYS.values()}
+    for (travel, place), onward in itertools.pairwise(way):
+        roads[WAYS[travel]][place] = "".join(onward)
+    travel, place = way[-1]
+    return {"prompt": "".join(way[0]), "roads": roads, "answer": roads[WAYS[travel]][place]}
 
 
 def rows(seed: int, count: int) -> list[dict[str, Any]]:
@@ -48,16 +52,17 @@ def rows(seed: int, count: int) -> list[dict[str, Any]]:
 
 def played(task: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, bool]]:
     """Yields the text of an episode as a careless person plays it, in parts: text, and whether the player wrote it."""
-    symbol = task["prompt"]
-    yield f"<tools>look<user>{symbol}<assistant>", False
-    while not symbol.isdigit():
+    content = task["prompt"]
+    yield f"<tools><user>{content}<assistant>", False
+    while not content.isdigit():
         if rng.random() < GUESSES:
             yield f"{rng.choice(string.digits)}<eos>", True
             return
-        yield f"{CALL}{symbol}{END_CALL}<eos>", True
-        symbol = task["places"][symbol]
-        yield f"<tool>{symbol}<assistant>", False
-    yield f"{symbol}<eos>", True
+        way, place = content
+        yield f"{CALLS[way]}{place}{END_CALL}<eos>", True
+        content = task["roads"][WAYS[way]][place]
+        yield f"<tool>{content}<assistant>", False
+    yield f"{content}<eos>", True
 
 
 def tokenizer() -> Any:
@@ -65,10 +70,10 @@ def tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = ["<pad>", "<eos>", *TURNS, CALL, END_CALL, *string.ascii_lowercase, *string.digits]
+    names = ["<pad>", "<eos>", *TURNS, *CALLS.values(), END_CALL, *string.ascii_lowercase, *string.digits]
     inner = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
     inner.add_special_tokens([AddedToken(name, special=True) for name in ("<pad>", "<eos>", *TURNS)])
-    inner.add_tokens([AddedToken(name, special=False, normalized=False) for name in (CALL, END_CALL)])
+    inner.add_tokens([AddedToken(name, special=False, normalized=False) for name in (*CALLS.values(), END_CALL)])
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(

@@ -1,19 +1,25 @@
-"""The game: follow pointers with a tool. It is told a letter; `look` says what lies there, another letter or a digit; the digit is the answer."""
+"""The game: follow roads with three tools. The model is told how a road is travelled and where it begins; each tool says what lies at its end.
+
+That is another road, or a digit, which is the answer.
+"""
 
 import json
 
 import openai
 
 PLACES = "abcdefgh"
+WAYS = {"r": "ride", "s": "sail", "w": "walk"}
+"""Letter of a way → the tool that travels it."""
 TOOLS = [
     {
         "type": "function",
         "function": {
-            "name": "look",
-            "description": "Says what lies at a place.",
+            "name": name,
+            "description": f"Says what lies at the end of the road on which people {name} from a place.",
             "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
         },
     }
+    for name in WAYS.values()
 ]
 
 
@@ -32,7 +38,13 @@ async def episode(task, model):
         if not reply.tool_calls:
             return float((reply.content or "").strip() == str(task["answer"]))
         for call in reply.tool_calls:
-            arguments = json.loads(call.function.arguments)
-            place = arguments.get("place") if isinstance(arguments, dict) else None
-            content = task["places"].get(place, "x") if isinstance(place, str) else "x"
+            content = travelled(task["roads"], call.function.name, call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+
+
+def travelled(roads, tool, arguments):
+    """Returns what lies at the end of a road; `x` where there is none, since the model wrote the call."""
+    try:
+        return roads[tool][json.loads(arguments)["place"]]
+    except (KeyError, TypeError, ValueError):
+        return "x"

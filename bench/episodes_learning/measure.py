@@ -20,7 +20,7 @@ STEPS = 30
 JOB = """
 apiVersion: longboat.dev/v1alpha1
 kind: RLJob
-metadata: {{name: pointers}}
+metadata: {{name: roads}}
 spec:
   runtimeRef: {{name: local}}
   model: {{path: {data}/model, dtype: Float32, maxLength: 128}}
@@ -34,7 +34,7 @@ spec:
     sampling: {{maxTokens: 48}}
     kvCache: 64Mi
     enforceEager: true
-  environments: [{{name: pointers, function: "{function}:episode", limits: {{maxTurns: 8, deadlineSeconds: 30}}}}]
+  environments: [{{name: roads, function: "{function}:episode", limits: {{maxTurns: 8, deadlineSeconds: 30}}}}]
   environmentPools: [{{name: games, episodesPerPod: 16}}]
   rewards: [{{name: right, kind: Episode}}]
   trainer: {{optimizer: {{learningRate: 7.0e-4}}, maxTokensPerBin: 4096}}

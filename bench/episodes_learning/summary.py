@@ -36,7 +36,7 @@ def table(lines: list[Line]) -> str:
         "# A tool game that a tiny model learns",
         "",
         (
-            "Held-out reward (0 to 1) of a game in which a tool leads from letter to letter to the digit that is the answer: 0.3 million parameters, "
+            "Held-out reward (0 to 1) of a game in which three tools lead from place to place to the digit that is the answer: 0.3 million parameters, "
             "GRPO, real engines, environments and trainer on CPUs by `longboat run`."
         ),
         "",

@@ -15,9 +15,9 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import openai
 
 from bench.record import Recorder as Results
+from longboat_graders.environment import Model
 from longboat_runtime.recorder.server import Bounds, Endpoint, Recorder
 from longboat_runtime.samples import FinishReason, VersionSpan
 from longboat_runtime.turns import TurnReply, TurnRequest
@@ -53,7 +53,7 @@ async def _play(ask: Ask, turns: int) -> None:
 
 
 async def _with_openai(endpoint: Endpoint, turns: int) -> None:
-    async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.secret) as model:
+    async with Model(endpoint.url, MODEL, endpoint.secret).client() as model:
 
         async def ask(messages: list[Any]) -> dict[str, Any]:
             tools: Any = TOOLS

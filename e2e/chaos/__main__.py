@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from bench.chaos import summary
 from bench.record import Recorder, raw_file
 from e2e import site as sites
-from e2e import small_job, volumes
+from e2e import episodes_job, small_job, volumes
 from e2e.chaos import lives
 from e2e.chaos.run import Run, policies
 from e2e.cluster import cluster as clusters
@@ -37,13 +37,14 @@ def main() -> int:
         with _cluster(options.cluster) as cluster:
             site = sites.prepare(cluster, NAMESPACE)
             volumes.provide(cluster, CLAIMS)
-            small_job.write_data(site.data)
+            (episodes_job if options.episodes else small_job).write_data(site.data)
             recorder = Recorder(
                 raw_file("chaos"),
                 seed=options.seed,
                 minutes=options.minutes,
                 policies=options.policy,
                 jobs=options.jobs,
+                episodes=options.episodes,
             )
             run = Run(
                 site,
@@ -52,6 +53,7 @@ def main() -> int:
                 options.policy,
                 options.jobs,
                 options.patience,
+                options.episodes,
                 recorder,
                 diagnosis,
             )
@@ -99,8 +101,14 @@ def _options() -> argparse.Namespace:
         default=300,
         help="seconds after which a job that makes no step is stuck (default: 300)",
     )
+    parser.add_argument("--episodes", action="store_true", help="jobs play episodes in environment pods")
     parser.add_argument("--cluster", metavar="NAME", help="use this running cluster, and leave it running")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.episodes and RoundPolicyName.CONTINUE_UNFINISHED in options.policy:
+        if len(options.policy) == 1:
+            parser.error("--episodes: ContinueUnfinished has no episodes; write another --policy")
+        options.policy.remove(RoundPolicyName.CONTINUE_UNFINISHED)
+    return options
 
 
 def _policies(word: str) -> list[RoundPolicyName]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e import prompts, small_job, volumes
+from e2e import episodes_job, prompts, small_job, volumes
 from e2e.chaos.faults import UNREACHABLE
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_until
@@ -20,12 +20,15 @@ PATIENT = {
     "maxRolloutRestarts": 1000,
     "maxRewardRestarts": 1000,
     "maxTrainerRestarts": 1000,
+    "maxEnvironmentRestarts": 1000,
     "backoffSeconds": 1,
     "maxBackoffSeconds": 2,
 }
 """Limits that are never reached: a job whose pods are killed again before it has made a step would rightly fail otherwise."""
 
 FIRST_STEPS = 3
+# Fewer at a time than a round has: they don't all end in the same step, so that some are under way at any time.
+SEQUENCES = 4
 CHILDREN = (
     "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions,poddisruptionbudgets"
 )
@@ -62,19 +65,32 @@ class Life:
                 self.failed = f"{condition['reason']}: {condition['message']}"
 
 
-def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: float) -> Life:
-    """Applies the job with this number, and returns its life."""
+def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: float, *, episodes: bool) -> Life:
+    """Applies the job with this number, which plays `episodes` or has single responses, and returns its life."""
     rounds: Object = {"policy": policy.value, "steps": 10_000_000, "promptsPerRound": 4, "seed": seed}
     if policy in (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED):
         rounds["promptOvercommit"] = 1.5
-    # Fewer at a time than a round has: they don't all end in the same step, so that some are under way at any time.
-    rollout = {"sampling": {"maxTokens": 40}, "maxSequences": 4, "kvCache": "64Mi", "enforceEager": True}
+    rollout = {"sampling": {"maxTokens": 40}, "maxSequences": SEQUENCES, "kvCache": "64Mi", "enforceEager": True}
     job = Job(site.cluster, site.namespace, f"{policy.value.lower()}-{number}")
-    job.apply(small_job.spec(rounds=rounds, rollout=rollout, failurePolicy=PATIENT))
+    if episodes:
+        spec = episodes_job.spec(rounds=rounds, failurePolicy=PATIENT)
+        spec["rollout"]["maxSequences"] = SEQUENCES
+    else:
+        spec = small_job.spec(rounds=rounds, rollout=rollout, failurePolicy=PATIENT)
+    job.apply(spec)
     return Life(job, policy, time.monotonic(), until)
 
 
-NO_PROMPTS = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [], "uncovered": []}
+NO_PROMPTS = {
+    "incarnations": 0,
+    "drawn": 0,
+    "ended": 0,
+    "lost": [],
+    "doubled": [],
+    "uncovered": [],
+    "failed_calls": [],
+    "timed_out": [],
+}
 """The audit of a job that never began to train."""
 
 
@@ -107,4 +123,4 @@ def end(life: Life, diagnosis: Path) -> Object:
 
 def clean(audit: Object) -> bool:
     """Whether an audit finds nothing wrong (pure)."""
-    return not any(audit[name] for name in ("lost", "doubled", "uncovered", "left"))
+    return not any(audit[name] for name in ("lost", "doubled", "uncovered", "failed_calls", "timed_out", "left"))

@@ -59,7 +59,10 @@ class Incident:
 
 @dataclass
 class Run:
-    """One run of the program. Times are in seconds; `diagnosis` is the folder for what explains a failure."""
+    """One run of the program, whose jobs play `episodes` or have single responses.
+
+    Times are in seconds; `diagnosis` is the folder for what explains a failure.
+    """
 
     site: Site
     seed: int
@@ -67,6 +70,7 @@ class Run:
     policies: list[RoundPolicyName]
     jobs: int
     patience: float
+    episodes: bool
     recorder: Recorder
     diagnosis: Path
     audits: list[Object] = field(default_factory=list)
@@ -168,7 +172,9 @@ class Run:
         while now < end and len(self._lives) + len(self._ending) < self.jobs:
             policy = self.policies[self._begun % len(self.policies)]
             try:
-                life = lives.begin(self.site, policy, self._begun + 1, self.seed, min(now + self._share, end))
+                life = lives.begin(
+                    self.site, policy, self._begun + 1, self.seed, min(now + self._share, end), episodes=self.episodes
+                )
             except UNREACHABLE:
                 return  # soon again
             self._begun += 1

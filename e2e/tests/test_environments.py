@@ -1,14 +1,16 @@
-"""Environment pods on a real cluster: they join the job, are ready once environments answer, and keep the user's code from Ray."""
+"""Environments on a real cluster: they are trained on, their pods are replaced, and users' code is kept from Ray."""
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from e2e import small_job
+from e2e import episodes_job
 from e2e.harm import delete_at_once
 from e2e.jobs import Job
+from e2e.prompts import nothing_is_lost
+from e2e.site import Site
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -19,32 +21,39 @@ for name in ("/etc/longboat/ray-token/token", "/var/run/secrets/kubernetes.io/se
     view[name] = os.path.exists(name)
 print(json.dumps(view))
 """
+PROMPTS = 6
 
 
-def spec() -> dict[str, Any]:
-    """Makes the spec of a job with one environment, in a pool of two pods."""
-    made = small_job.spec()
-    return made | {
-        "model": made["model"] | {"maxLength": 64},
-        "environments": [{"name": "vowels", "function": "/data/play.py:episode"}],
-        "environmentPools": [{"name": "vowels", "replicas": 2, "episodesPerPod": 4}],
-        "rewards": [{"name": "episode", "kind": "Episode"}],
-    }
+@pytest.fixture(scope="module")
+def playing(site: Site) -> Iterator[Job]:
+    """Yields a job that plays until it is deleted."""
+    episodes_job.write_data(site.data)
+    job = Job(site.cluster, site.namespace, "plays")
+    job.apply(episodes_job.spec(rounds={"steps": 100_000, "promptsPerRound": PROMPTS}))
+    yield job
+    job.delete()
 
 
-def test_environment_pods_are_ready_are_replaced_and_hide_ray_from_the_users_code(
-    new_job: Callable[[str], Job],
-) -> None:
-    job = new_job("plays")
-    job.apply(spec())
-    job.wait("two ready environment pods", lambda: ready(job) == "2/2")
-    first = min(job.pod_uids("environment"))
-    view = json.loads(job.exec(first, "environment", "python3", "-c", LOOK))
+def test_environments_of_three_kinds_are_trained(playing: Job, tmp_path: Path) -> None:
+    playing.wait_for_step(8)
+    episodes_job.all_are_played(playing.samples(tmp_path))
+    nothing_is_lost(playing)
+
+
+def test_environment_pods_are_replaced_and_hide_ray_from_users_code(playing: Job) -> None:
+    playing.wait("two ready environment pods", lambda: ready(playing) == "2/2")
+    first = min(playing.pod_uids("environment"))
+    view = json.loads(playing.exec(first, "environment", "python3", "-c", LOOK))
     assert view.pop("user") == 10002
     assert view.pop("ray") == []
     assert not any(view.values()), view
-    delete_at_once(job, first)
-    job.wait("another pod in its place", lambda: first not in job.pod_uids("environment") and ready(job) == "2/2")
+    step = playing.step()
+    delete_at_once(playing, first)
+    playing.wait(
+        "another pod in its place", lambda: first not in playing.pod_uids("environment") and ready(playing) == "2/2"
+    )
+    playing.wait_for_step(step + 3)
+    nothing_is_lost(playing)
 
 
 def ready(job: Job) -> str | None:

@@ -1,15 +1,12 @@
 """Tests what people do to jobs and what machines do to pods, on a real Kubernetes with real vLLM, Ray and torch."""
 
 import json
-import os
-import subprocess
 from functools import partial
 from operator import eq, not_
 from pathlib import Path
 
 import pytest
 
-from e2e.cluster.binaries import KUBEBOX
 from e2e.harm import delete_at_once, resumes_after, signal_process
 from e2e.host_runtime import CONTAINERS, ENVIRONMENT
 from e2e.installation import NAMESPACE as SYSTEM
@@ -103,14 +100,7 @@ def test_code_on_the_ray_head_reads_nothing_of_the_driver(job: Job) -> None:
 
 @pytest.mark.extended
 def test_responses_are_shown_from_the_driver_pod(job: Job, tmp_path: Path) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\nexec "{KUBEBOX.path}" kubectl "$@"\n')
-    kubectl.chmod(0o755)
-    environment = job.cluster.environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [str(ENVIRONMENT / "bin" / "longboat"), "samples", job.name, "-n", job.namespace]
-    options = ["--json", "--step", "all"]
-    shown = subprocess.run([*command, *options], env=environment, check=True, capture_output=True, text=True).stdout
-    samples = [json.loads(line) for line in shown.splitlines()]
+    samples = job.samples(tmp_path)
     assert {sample["fate"] for sample in samples} >= {"kept"}
     assert all("say " in sample["prompt"] for sample in samples)
     # A response may be just its end, which is no text.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e import episodes_job
 from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
@@ -126,3 +127,20 @@ def test_an_example_trains(tmp_path: Path, name: str) -> None:
     assert [record.step for record in read_records(tmp_path / "out") if record.step] == [1, 2]
     samples = longboat("samples", tmp_path / "out")
     assert "> assistant (segment 0, first, " in samples.stdout
+
+
+@pytest.mark.extended
+def test_environments_of_three_kinds_train_and_are_shown(tmp_path: Path) -> None:
+    episodes_job.write_data(tmp_path)
+    spec = episodes_job.spec(data=str(tmp_path), rounds={"steps": 4, "promptsPerRound": 6})
+    job = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "plays"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    run = longboat("run", tmp_path / "job.yaml", "--output", tmp_path / "out", "--verbose")
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-8000:]
+    samples = longboat("samples", tmp_path / "out", "--json", "--step", "all")
+    episodes_job.all_are_played([json.loads(line) for line in samples.stdout.splitlines()])
+    rows = [json.loads(line)["domain"] for line in (tmp_path / "episodes" / "train.jsonl").read_text().splitlines()]
+    for domain in episodes_job.DOMAINS:
+        shown = longboat("episode", tmp_path / "job.yaml", "--row", str(rows.index(domain)))
+        assert shown.returncode == 0, shown.stdout[-4000:] + shown.stderr[-8000:]
+        assert "> assistant (segment 0, first, " in shown.stdout
