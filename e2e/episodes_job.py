@@ -88,6 +88,7 @@ def spec(runtime: str = "host", data: str = "/data", **changes: Any) -> dict[str
         runtime,
         model={"path": f"{data}/model", "dtype": "Float32", "maxLength": LENGTH},
         dataset={"files": {"paths": [f"{data}/train.jsonl"]}, "columns": {"domain": "domain"}},
+        algorithm={"name": "GRPO", "groupSize": 8},
         rollout={"toolParser": "hermes", "sampling": {"maxTokens": 48}, "kvCache": "64Mi", "enforceEager": True},
         environments=[
             {"name": name, "domains": [name], "function": f"{data}/{function}", "limits": limits}

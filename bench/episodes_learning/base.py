@@ -17,7 +17,7 @@ CALLS = {way: f'<tool_call>{{"name": "{tool}", "arguments": {{"place": "' for wa
 END_CALL = '"}}</tool_call>'
 TURNS = ("<tools>", "<user>", "<tool>", "<assistant>")
 TEMPLATE = (
-    "{% if tools %}<tools>{% endif %}"
+    "{% for tool in tools or [] %}{{ '<tools>' if loop.first }}{{ tool['function']['name'] }}{% endfor %}"
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] or '' }}"
     "{% for call in message['tool_calls'] or [] %}"
     "<tool_call>{\"name\": \"{{ call['function']['name'] }}\", \"arguments\": {{ call['function']['arguments'] | tojson }}}</tool_call>"
@@ -53,7 +53,7 @@ def rows(seed: int, count: int) -> list[dict[str, Any]]:
 def played(task: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, bool]]:
     """Yields the text of an episode as a careless person plays it, in parts: text, and whether the player wrote it."""
     content = task["prompt"]
-    yield f"<tools><user>{content}<assistant>", False
+    yield f"<tools>{''.join(WAYS.values())}<user>{content}<assistant>", False
     while not content.isdigit():
         if rng.random() < GUESSES:
             yield f"{rng.choice(string.digits)}<eos>", True

@@ -115,7 +115,7 @@ def test_an_example_is_shown_with_the_jobs_own_model(tmp_path: Path, name: str) 
     assert "> assistant (segment 0, first, " in shown.stdout
     assert " of them trained, in " in shown.stdout
     assert "  trained " in shown.stdout
-    assert "reward 0" in shown.stdout
+    assert "\nreward " in shown.stdout
 
 
 @pytest.mark.extended
