@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from bench.chaos import summary
 from bench.record import Recorder, raw_file
-from e2e import site as sites
 from e2e import episodes_job, small_job, volumes
+from e2e import site as sites
 from e2e.chaos import lives
 from e2e.chaos.run import Run, policies
 from e2e.cluster import cluster as clusters
