@@ -29,7 +29,7 @@ HOPS = (2, 3)
 # How often those who showed the game guess a digit instead of travelling on.
 GUESSES = 0.6
 LENGTH = 1024
-STEPS, BATCH, RATE = 200, 32, 3e-3
+STEPS, BATCH, RATE = 600, 32, 3e-3
 TRAINING, HELD_OUT = 4096, 128
 
 
@@ -87,8 +87,11 @@ def tokenizer() -> Any:
     return made
 
 
-def build(directory: Path) -> None:
-    """Writes model, train.jsonl and heldout.jsonl into a directory. Takes about half a minute of one CPU."""
+def build(directory: Path, steps: int = STEPS) -> None:
+    """Writes model, train.jsonl and heldout.jsonl into a directory. Takes about 40 seconds of one CPU.
+
+    After a third of the `steps` the model calls the tools as it should, but can't repeat the digit that they find yet.
+    """
     import torch
     from torch.nn.functional import cross_entropy
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -114,7 +117,7 @@ def build(directory: Path) -> None:
         )
     )
     optimizer, rng = torch.optim.AdamW(learner.parameters(), lr=RATE, weight_decay=0.0), random.Random(1)
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         batch = [_encoded(words, row(rng), rng) for _ in range(BATCH)]
         longest = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([own + [0] * (longest - len(own)) for own, _ in batch])
