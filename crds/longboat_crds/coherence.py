@@ -260,7 +260,7 @@ _OF_ENVIRONMENTS = (
     *(only_if(_ENVIRONMENTS, Rule(holds, message, path)) for path, holds, message in _WITH_ENVIRONMENTS),
     Rule(
         implies(_ENVIRONMENTS, present("model.maxLength")),
-        "with environments it is required, since it limits an episode's context: give it; trainer.maxTokensPerBin has to be as large at least",
+        "with environments it is required, since it limits an episode's context: give it, at most trainer.maxTokensPerBin",
         "model.maxLength",
         FieldError.REQUIRED,
     ),
@@ -306,8 +306,8 @@ _OF_ENVIRONMENTS = (
         both(_ENVIRONMENTS, present("dataset.evaluation.columns")),
         Rule(
             either(present("dataset.evaluation.columns.domain"), every("environments", "e", empty(_DOMAINS_OF))),
-            "an environment with domains needs to know the domain of each held-out row too: set columns.domain, or leave columns out to read "
-            "those of the dataset",
+            "an environment with domains needs to know the domain of each held-out row too: set columns.domain, or leave columns out to "
+            "read those of the dataset",
             "dataset.evaluation.columns",
         ),
     ),

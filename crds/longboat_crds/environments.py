@@ -51,15 +51,15 @@ class EpisodeLimits(ApiModel):
         default=16,
         ge=1,
         le=1024,
-        description="Most segments: token sequences that requests begin, such as after a compaction or for a sub-agent. Requests that would "
-        "begin more are refused.",
+        description="Most segments: token sequences that requests begin, such as after a compaction or for a sub-agent. Requests that "
+        "would begin more are refused.",
     )
     max_computed_tokens: int | None = Field(
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="Most tokens of all its segments together, context included: what the trainer computes for the sample. Further requests "
-        f"are refused. Default: {COMPUTED_CONTEXTS} times model.maxLength.",
+        description="Most tokens of all its segments together, context included: what the trainer computes for the sample. Further "
+        f"requests are refused. Default: {COMPUTED_CONTEXTS} times model.maxLength.",
     )
     deadline_seconds: Seconds = Field(
         default=600,
@@ -117,8 +117,8 @@ class EnvironmentSpec(ApiModel):
     domains: list[ColumnName] = Field(
         default_factory=list,
         max_length=32,
-        description="Domains whose rows it plays (column dataset.columns.domain); empty means all. Exactly one environment has to match each "
-        "row.",
+        description="Domains whose rows it plays (column dataset.columns.domain); empty means all. Exactly one environment has to match "
+        "each row.",
         json_schema_extra={LIST_TYPE: "set"},
     )
     columns: list[ColumnName] | None = Field(
@@ -155,8 +155,8 @@ class EnvironmentPoolSpec(PoolSpec):
     )
     template: ObjectName | None = Field(
         default=None,
-        description="Entry of environmentTemplates in the runtime template (runtimeRef) from which the pool's pods are made: image, memory, "
-        "network and so on. Default: none, so roles.environment alone says how they are made.",
+        description="Entry of environmentTemplates in the runtime template (runtimeRef) from which the pool's pods are made: image, "
+        "memory, network and so on. Default: none, so roles.environment alone says how they are made.",
     )
 
     @property

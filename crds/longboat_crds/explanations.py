@@ -456,8 +456,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.ENVIRONMENT_ERRORS: _run(
-        "More than 5 % of the newest groups were dropped because one of their episodes was lost three times: its environment raised an error, "
-        "never called the model or exceeded its limits, or its pod was lost. The job fails if that happened to all groups of a round.",
+        "More than 5 % of the newest groups were dropped because one of their episodes was lost three times: its environment raised an "
+        "error, never called the model or exceeded its limits, or its pod was lost. The job fails if that happened to all groups of a round.",
         "The message has the last failure and its row: correct the environment or the rows, or raise environments[].limits.",
         _DEGRADED,
         _FAILED,

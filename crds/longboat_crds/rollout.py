@@ -213,8 +213,8 @@ class RolloutSpec(ApiModel):
     )
     reasoning_parser: ParserName | None = Field(
         default=None,
-        description="With environments: vLLM's parser that separates the model's reasoning from its answer, such as `qwen3`. Default: none, "
-        "so reasoning is part of the answer.",
+        description="With environments: vLLM's parser that separates the model's reasoning from its answer, such as `qwen3`. Default: "
+        "none, so reasoning is part of the answer.",
     )
 
     @property
