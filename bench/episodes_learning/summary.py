@@ -36,8 +36,8 @@ def table(lines: list[Line]) -> str:
         "# A tool game that a tiny model learns",
         "",
         (
-            "Held-out reward (0 to 1) of a game in which three tools lead from place to place to the digit that is the answer. The model has 0.3 million "
-            "parameters; `longboat run` trains it by GRPO, with real engines, environments and trainer on CPUs."
+            "Held-out reward (0 to 1) of a game in which three tools lead from place to place to the digit that is the answer. "
+            "The model has 0.3 million parameters; `longboat run` trains it by GRPO, with real engines, environments and trainer on CPUs."
         ),
         "",
         "| seed | before | after | learned | s |",

@@ -23,10 +23,10 @@ def table(lines: list[Line]) -> str:
         "",
         (
             f"Simulated: {PROMPTS} prompts x {GROUP_SIZE} samples, {run['settings']['steps']} steps, {run['settings']['seeds']} seeds, "
-            f"commit {run['commit']}. Two engines, whose step takes 20 ms with one sequence and 50 ms with 256. The tokens of a turn and the "
-            "seconds after it are log-normal, with an effect of the prompt (sigma 0.9) and one of the turn (0.6). A single turn has "
-            "medians of 400 tokens and of 1 second away (seldom) or 60 (mostly); each of four turns has a quarter, so that episodes have the "
-            "same means. Slots are episodes that may play at once. The table has the seconds of a round in which samples ran; what "
+            f"commit {run['commit']}. Two engines, whose step takes 20 ms with one sequence and 50 ms with 256. The tokens of a turn and "
+            "the seconds after it are log-normal, with an effect of the prompt (sigma 0.9) and one of the turn (0.6). A single turn has "
+            "medians of 400 tokens and of 1 second away (seldom) or 60 (mostly); each of four turns has a quarter, so that episodes have "
+            "the same means. Slots are episodes that may play at once. The table has the seconds of a round in which samples ran; what "
             "TailBatching saves, with its standard error over seeds (both policies play the same episodes); and the tokens that it "
             "generated for each token that was trained."
         ),

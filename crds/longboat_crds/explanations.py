@@ -252,11 +252,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.ENVIRONMENT_NOT_FOUND: _configuration(
         "The module, file, ConfigMap key or function of an environment doesn't exist in the environment container.",
-        "Correct environments[].function or environments[].configMap, or add the module to the image.",
+        "Correct environments[].function or environments[].configMap, or add the module to the image (`gradersImage` of the "
+        "runtime template).",
     ),
     Reason.ENVIRONMENT_INVALID: _configuration(
         "An environment fails to import, or is neither `async def episode(task, model)` nor a class with `reset` and `step`.",
-        "Correct the function or class.",
+        "Correct the function or class, or install what it imports in the image of the environment container (`gradersImage` of the runtime "
+        "template).",
     ),
     Reason.COMMAND_NOT_FOUND: _configuration(
         "The graders' container has no command that rewards[].sandbox runs.",
