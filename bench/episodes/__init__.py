@@ -1,1 +1,1 @@
-"""What the launch of an episode costs (`make bench NAME=episodes`)."""
+"""Measures what the launch of an episode costs (`make bench NAME=episodes`)."""

@@ -1,4 +1,4 @@
-"""Launches episodes that return at once, one after the other and many at a time. A minute, alone on the machine."""
+"""Launches episodes that return at once, one by one and many at a time. Takes a minute, with nothing else on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of the newest run of launches."""
+"""Writes the table of the newest run of `make bench NAME=episodes`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BAR_MS = 50.0
 
 
 def write(raw: Path) -> None:
-    """Writes `episodes.md` beside the raw file. Ends the program with an error then if the bar is missed."""
+    """Writes `episodes.md` beside the raw file. Then ends the program with an error if the bar is missed."""
     write_page(raw, table, missed)
 
 
@@ -31,8 +31,8 @@ def table(lines: list[Line]) -> str:
         "# Launches of episodes",
         "",
         (
-            "From the request until the environment's code runs, and the CPU of all processes of an episode that returns at once. "
-            f"Bar: {BAR_MS:.0f} ms at the median, one at a time."
+            "Time from the request until the environment's code runs, and CPU of all processes of an episode that returns at once. "
+            f"The bar: a median of {BAR_MS:.0f} ms, one at a time."
         ),
         "",
         "| at once | median, ms | 95th percentile, ms | CPU, ms |",

@@ -1,1 +1,1 @@
-"""Held-out reward of a tool game that a tiny model learns (`make bench NAME=episodes_learning`)."""
+"""Measures the held-out reward of a tool game that a tiny model learns (`make bench NAME=episodes_learning`)."""

@@ -1,4 +1,4 @@
-"""Makes what is trained on: rows of the game, and a tiny Qwen3 that has seen it played by people who mostly guess."""
+"""Makes the rows of the game, and a tiny Qwen3 that has seen it played by people who mostly guess."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.episodes_learning.environment import PLACES, WAYS
 
-# Pieces of text that are one token each, so that a call of a tool has four.
+# Pieces of text that are one token each, so that a tool call has four tokens.
 CALLS = {way: f'<tool_call>{{"name": "{tool}", "arguments": {{"place": "' for way, tool in WAYS.items()}
 END_CALL = '"}}</tool_call>'
 TURNS = ("<tools>", "<user>", "<tool>", "<assistant>")
@@ -34,7 +34,7 @@ TRAINING, HELD_OUT = 4096, 128
 
 
 def row(rng: random.Random) -> dict[str, Any]:
-    """Returns a row: the first road, what lies at the end of each, and the answer. Roads off the way end at digits too."""
+    """Returns a row: the first road, what lies at the end of each road, and the answer. Roads off the way end at digits too."""
     hops = rng.choice(HOPS)
     way = list(zip(rng.choices([*WAYS], k=hops), rng.sample(PLACES, hops), strict=True))
     roads = {tool: {place: rng.choice(string.digits) for place in PLACES} for tool in WAYS.values()}
@@ -45,13 +45,13 @@ def row(rng: random.Random) -> dict[str, Any]:
 
 
 def rows(seed: int, count: int) -> list[dict[str, Any]]:
-    """Returns rows by a seed."""
+    """Returns `count` rows, which `seed` decides."""
     rng = random.Random(seed)
     return [row(rng) for _ in range(count)]
 
 
 def played(task: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, bool]]:
-    """Yields the text of an episode as a careless person plays it, in parts: text, and whether the player wrote it."""
+    """Yields the parts of an episode that a careless person plays: each part's text, and whether the player wrote it."""
     content = task["prompt"]
     yield f"<tools>{''.join(WAYS.values())}<user>{content}<assistant>", False
     while not content.isdigit():
@@ -90,7 +90,7 @@ def tokenizer() -> Any:
 def build(directory: Path, steps: int = STEPS) -> None:
     """Writes model, train.jsonl and heldout.jsonl into a directory. Takes about 40 seconds of one CPU.
 
-    After a third of the `steps` the model calls the tools as it should, but can't repeat the digit that they find yet.
+    After a third of the `steps` the model calls the tools as it should, but can't yet repeat the digit that they find.
     """
     import torch
     from torch.nn.functional import cross_entropy

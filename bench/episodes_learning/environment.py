@@ -1,6 +1,7 @@
-"""The game: follow roads with three tools. The model is told how a road is travelled and where it begins; each tool says what lies at its end.
+"""The game: follow roads with three tools.
 
-That is another road, or a digit, which is the answer.
+The model is told how a road is travelled and where it begins. Each tool says what lies at the end of a road: another road, or a digit, which is
+the answer.
 """
 
 import json

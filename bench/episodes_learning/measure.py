@@ -1,4 +1,4 @@
-"""Trains a tiny model on a tool game by `longboat run`, once for each seed. Minutes a seed on one CPU."""
+"""Trains a tiny model on a tool game with `longboat run`, once for each seed. Takes minutes of one CPU for each seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.episodes_learning.base import build
 from bench.record import Recorder
 from longboat_runtime.metrics.record import read_records
 
-# Those with which game and settings were chosen; the others are run once.
+# Game and settings were chosen with the pilots; the other seeds are run once.
 PILOTS, SEEDS = range(100, 105), range(10)
 STEPS = 30
 JOB = """
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Appends a line for each seed to `path`. A run that fails ends the benchmark with its last lines."""
+    """Appends a line for each seed to `path`. A run that fails ends the benchmark and shows its last lines."""
     recorder = Recorder(path, seeds=arguments.seeds, steps=arguments.steps)
     with tempfile.TemporaryDirectory(prefix="lb-") as name:
         data = Path(name)

@@ -1,4 +1,4 @@
-"""Table of the newest run of trainings, and its bar."""
+"""Writes the table of the newest run of trainings, and checks its bar."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from bench.episodes_learning.measure import SEEDS
 from bench.record import Line, of_kind, write_page
 
-# Rewards are 0 to 1: each training begins in the lower quarter and is to end in the upper half, in so many of ten seeds.
+# Rewards are 0 to 1. Of ten seeds, so many trainings have to begin in the lower quarter and end in the upper half.
 BEGIN, END, SUCCESSES = 0.25, 0.5, 7
 
 
 def write(raw: Path) -> None:
-    """Writes `episodes_learning.md` beside the raw file. Ends the program with an error then if the bar is missed."""
+    """Writes `episodes_learning.md` beside the raw file. Then ends the program with an error if the bar is missed."""
     write_page(raw, table, missed)
 
 
@@ -23,7 +23,7 @@ def succeeded(line: Line) -> bool:
 
 
 def missed(lines: list[Line]) -> list[str]:
-    """Lists how a run misses the bar, which is for runs of all ten seeds."""
+    """Lists how a run of all ten seeds misses the bar. Other runs have no bar."""
     trainings = of_kind(lines, "training")
     successes = sum(map(succeeded, trainings))
     whole = {line["seed"] for line in trainings} >= {*SEEDS}
@@ -36,8 +36,8 @@ def table(lines: list[Line]) -> str:
         "# A tool game that a tiny model learns",
         "",
         (
-            "Held-out reward (0 to 1) of a game in which three tools lead from place to place to the digit that is the answer: 0.3 million parameters, "
-            "GRPO, real engines, environments and trainer on CPUs by `longboat run`."
+            "Held-out reward (0 to 1) of a game in which three tools lead from place to place to the digit that is the answer. "
+            "The model has 0.3 million parameters; `longboat run` trains it by GRPO, with real engines, environments and trainer on CPUs."
         ),
         "",
         "| seed | before | after | learned | s |",

@@ -1,6 +1,6 @@
-"""CPU seconds of a turn at the recorder, on all sides but the engine: client, environment and server together, in one process.
+"""Measures the CPU seconds of a turn on all sides but the engine: client, environment and recorder together, in one process.
 
-Episodes of a tool game, at once, each in one conversation that grows. About a minute.
+Many episodes of a tool game run at once, each as one conversation that grows. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Plays all episodes with each client, template and number of turns. Appends to `path`."""
+    """Plays all episodes with each client, template and number of turns. Appends the results to `path`."""
     results = Results(path, episodes=arguments.episodes)
     for template in TEMPLATES:
         for turns in arguments.turns:

@@ -1,4 +1,4 @@
-"""Table of the newest run of episodes at the recorder."""
+"""Writes the table of the newest run of `make bench NAME=recorder`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def table(lines: list[Line]) -> str:
         "",
         (
             f"{machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, commit {run['commit']}. "
-            f"{run['settings']['episodes']} episodes at once, each one conversation with two tools that grows by a call and its result a turn. "
-            "Client, environment and server in one process; the engine's reply is made before. The bar: "
+            f"{run['settings']['episodes']} episodes at once. Each is one conversation with two tools, which grows by a call and its "
+            "result each turn. Client, environment and recorder share a process; the engine's replies are made beforehand. The bar: "
             f"{1000 * BAR_SECONDS:g} ms of CPU a turn."
         ),
         "",

@@ -1,1 +1,1 @@
-"""What short rounds save where samples are episodes that wait for their environment most of the time, by the simulator."""
+"""Simulates what short rounds save if samples are episodes that mostly wait for their environment (`make bench NAME=turns`)."""

@@ -1,4 +1,4 @@
-"""Synchronous and TailBatching rounds of the same simulated episodes, of one turn and of four, side by side. A few minutes of one CPU."""
+"""Simulates Synchronous and TailBatching rounds of the same episodes, of one turn and of four. Takes a few minutes of one CPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROMPTS, GROUP_SIZE, PROMPT_OVERCOMMIT = 16, 8, 1.25
 # Eight periods of four short rounds and a long one.
 STEPS = 40
 TURNS = (1, 4)
-# Tokens and seconds of an episode are as many in the mean, whatever its turns are. These are the medians of a single turn, whose tokens
+# The mean tokens and seconds of an episode don't depend on its number of turns. These are the medians of a single turn, whose tokens
 # take some 12 s on these engines; none has more than LIMIT times as many.
 TOKENS, SECONDS, LIMIT = 400, {"seldom": 1.0, "mostly": 60.0}, 32
-# As bench/rounds has of published rounds, and as wide for seconds.
+# As in bench/rounds, from published rounds; seconds get the same spread.
 PROMPT_SIGMA, TURN_SIGMA = 0.9, 0.6
-# At once: as many as a synchronous round has, or all.
+# Episodes that play at once: those of a synchronous round, or all.
 SLOTS = (PROMPTS * GROUP_SIZE, None)
 ENGINES, CURVE = 2, StepCurve((1, 256), (0.020, 0.050))
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Appends to `path`: a line for each policy, case and seed."""
+    """Appends a line for each policy, case and seed to `path`."""
     recorder = Recorder(path, steps=arguments.steps, seeds=arguments.seeds)
     for away, turns, slots in product(SECONDS, TURNS, SLOTS):
         for seed, policy in product(range(arguments.seeds), policies()):
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def policies() -> tuple[Policy, ...]:
-    """Returns the compared policies."""
+    """Returns the policies that are compared."""
     return (
         Synchronous(PROMPTS, GROUP_SIZE),
         TailBatching(
@@ -75,7 +75,7 @@ def policies() -> tuple[Policy, ...]:
 
 
 def episodes(turns: int, seconds: float, seed: int) -> TwoLevelTurns:
-    """Returns episodes of so many turns: of one with median TOKENS and `seconds`, or as many in the mean."""
+    """Returns episodes of so many turns. A single turn has medians TOKENS and `seconds`; of more turns, each has its part of them."""
     return TwoLevelTurns(
         turns=TwoLevel(turns, 0.0, 0.0, turns),
         tokens=TwoLevel(TOKENS / turns, PROMPT_SIGMA, TURN_SIGMA, LIMIT * TOKENS // turns, 2 * seed),

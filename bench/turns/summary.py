@@ -1,4 +1,4 @@
-"""Table of the benchmark of turns."""
+"""Writes the table of the newest run of `make bench NAME=turns`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.turns.measure import GROUP_SIZE, PROMPT_OVERCOMMIT, PROMPTS, SECONDS,
 
 
 def write(raw: Path) -> None:
-    """Writes `turns.md` beside the raw file, of its newest run."""
+    """Writes `turns.md` beside the raw file, from its newest run."""
     raw.with_suffix(".md").write_text(table(newest_run(raw)))
 
 
@@ -19,16 +19,16 @@ def table(lines: list[Line]) -> str:
     """Returns the page, as Markdown."""
     run, simulated = lines[0], of_kind(lines, "simulated")
     text = [
-        "# What short rounds save where samples are episodes",
+        "# What short rounds save if samples are episodes",
         "",
         (
             f"Simulated: {PROMPTS} prompts x {GROUP_SIZE} samples, {run['settings']['steps']} steps, {run['settings']['seeds']} seeds, "
-            f"commit {run['commit']}. Two engines whose step takes 20 ms of one sequence and 50 ms of 256. The tokens of a turn and the "
-            "seconds behind it are log-normal, with an effect of the prompt (sigma 0.9) and one of the turn (0.6). A single turn has "
-            "medians of 400 tokens and of 1 second away (seldom) or 60 (mostly); each of four has a quarter, so that episodes have the same "
-            "means. Slots are episodes that may play at once. Seconds in which samples ran, a round; what TailBatching saves, with its "
-            "standard error over seeds, in which both policies have the same episodes; and tokens that it generated for each that was "
-            "trained."
+            f"commit {run['commit']}. Two engines, whose step takes 20 ms with one sequence and 50 ms with 256. The tokens of a turn and "
+            "the seconds after it are log-normal, with an effect of the prompt (sigma 0.9) and one of the turn (0.6). A single turn has "
+            "medians of 400 tokens and of 1 second away (seldom) or 60 (mostly); each of four turns has a quarter, so that episodes have "
+            "the same means. Slots are episodes that may play at once. The table has the seconds of a round in which samples ran; what "
+            "TailBatching saves, with its standard error over seeds (both policies play the same episodes); and the tokens that it "
+            "generated for each token that was trained."
         ),
         "",
         f"| away | turns | slots | Synchronous | TailBatching {PROMPT_OVERCOMMIT} | saved | generated : kept |",

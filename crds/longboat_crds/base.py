@@ -141,7 +141,7 @@ def _distinct_lists(model: type[ApiModel]) -> tuple[tuple[str, str | None], ...]
 
 
 class Role(StrEnum):
-    """The kinds of pod a job is made of; only jobs with environments have those of the last one."""
+    """The kinds of pod a job is made of. Only jobs with environments have environment pods."""
 
     DRIVER = "driver"
     ROLLOUT = "rollout"
@@ -151,7 +151,7 @@ class Role(StrEnum):
 
     @property
     def has_pools(self) -> bool:
-        """Whether its pods belong to pools of the spec, which are a part of their places and names."""
+        """Whether its pods belong to pools of the spec, whose names are part of their places and names."""
         return self in {Role.REWARD, Role.ENVIRONMENT}
 
 

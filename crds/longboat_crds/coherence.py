@@ -180,7 +180,7 @@ def pool_rules(users: str, pools: str, word: str, without: Expression | None = N
         ),
         Rule(
             either(one_pool, every(pools, "p", some(users, "r", is_named))),
-            f"each of several pools needs one of {users} that names it: remove it, or set the pool of one of {users} to it",
+            f"with several {pools} one of {users} has to name each of them: remove the pool, or set the pool of one of {users} to it",
             pools,
             closer=idle,
         ),
@@ -208,7 +208,7 @@ def _domains_twice(spec: Mapping[str, Any]) -> str:
         else:
             continue
         break
-    return f"environments {first['name']} and {second['name']} both play {rows}: give them domains that have none in common"
+    return f"environments {first['name']} and {second['name']} both play {rows}: give them domains that don't overlap"
 
 
 def _not_rewarded(spec: Mapping[str, Any]) -> str:
@@ -232,12 +232,12 @@ _WITH_ENVIRONMENTS: tuple[tuple[str, Expression, str], ...] = (
     (
         "rounds.sampleOvercommit",
         if_present("rounds.sampleOvercommit", lambda overcommit: at_most(overcommit, constant(1.0))),
-        "more than 1 would train the episodes of a group that are quick: leave sampleOvercommit out",
+        "more than 1 would train only the quick episodes of a group: leave sampleOvercommit out",
     ),
     (
         "algorithm.sequenceMask",
         negation(present("algorithm.sequenceMask")),
-        "looks at whole samples, and the segments of an episode lie in several bins: leave it out, or use importanceMask",
+        "judges whole samples, and the segments of an episode lie in several bins: leave it out, or use importanceMask",
     ),
     (
         "algorithm.name",
@@ -247,7 +247,7 @@ _WITH_ENVIRONMENTS: tuple[tuple[str, Expression, str], ...] = (
     (
         "dataset.systemPrompt",
         negation(present("dataset.systemPrompt")),
-        "an environment makes all messages of its episodes: leave it out, and have the environment begin with such a message",
+        "an environment writes all messages of its episodes: leave it out, and have the environment send the system prompt",
     ),
     (
         "dataset.evaluation.chatTemplate",
@@ -260,7 +260,7 @@ _OF_ENVIRONMENTS = (
     *(only_if(_ENVIRONMENTS, Rule(holds, message, path)) for path, holds, message in _WITH_ENVIRONMENTS),
     Rule(
         implies(_ENVIRONMENTS, present("model.maxLength")),
-        "an episode's context may grow up to it: with environments give model.maxLength, which trainer.maxTokensPerBin has to hold",
+        "with environments it is required, since it limits an episode's context: give it, at most trainer.maxTokensPerBin",
         "model.maxLength",
         FieldError.REQUIRED,
     ),
@@ -291,14 +291,14 @@ _OF_ENVIRONMENTS = (
     ),
     Rule(
         either(_ENVIRONMENTS, every("rewards", "r", negation(_IS_EPISODE))),
-        "kind Episode is what an environment says of an episode: give environments, or another kind",
+        "kind Episode is the reward that an environment returns: give environments, or use another kind",
         "rewards",
     ),
     only_if(
         _ENVIRONMENTS,
         Rule(
             either(present("dataset.columns.domain"), every("environments", "e", empty(_DOMAINS_OF))),
-            "an environment for some domains needs to know a row's domain: set dataset.columns.domain",
+            "an environment with domains needs to know the domain of each row: set dataset.columns.domain",
             "environments",
         ),
     ),
@@ -306,8 +306,8 @@ _OF_ENVIRONMENTS = (
         both(_ENVIRONMENTS, present("dataset.evaluation.columns")),
         Rule(
             either(present("dataset.evaluation.columns.domain"), every("environments", "e", empty(_DOMAINS_OF))),
-            "an environment for some domains needs to know the domain of held-out rows too: set columns.domain, or leave columns out to read "
-            "those of the dataset",
+            "an environment with domains needs to know the domain of each held-out row too: set columns.domain, or leave columns out to "
+            "read those of the dataset",
             "dataset.evaluation.columns",
         ),
     ),
@@ -325,7 +325,7 @@ _OF_ENVIRONMENTS = (
                 "e",
                 at_most(field("dataset.evaluation.deadlineSeconds"), field("limits.wallSeconds", variable="e")),
             ),
-            "is above limits.wallSeconds of one of environments, which includes this time: lower it, or raise wallSeconds",
+            "is above limits.wallSeconds of an environment, which includes this time: lower it, or raise wallSeconds",
             "dataset.evaluation.deadlineSeconds",
         ),
     ),
@@ -341,7 +341,7 @@ _OF_ENVIRONMENTS = (
                     either(empty(_DOMAINS_OF), contains(_DOMAINS_OF, field("domain", variable="q"))),
                 ),
             ),
-            "exactly one environment plays a row: add each domain of quotas to the domains of one of environments",
+            "exactly one environment has to play each row: add each domain of quotas to the domains of an environment",
             "rounds.quotas",
         ),
     ),
@@ -366,7 +366,7 @@ _OF_ENVIRONMENTS = (
                     ),
                 ),
             ),
-            "exactly one environment plays a row: with several, give each domains of its own",
+            "exactly one environment has to play each row: with several environments, give each domains of its own",
             "environments",
             closer=_domains_twice,
         ),
@@ -500,7 +500,7 @@ COHERENCE = (
     ),
     Rule(
         either(negation(present("rewardCpu")), some("rewards", "r", negation(_IS_EPISODE))),
-        "nothing is graded in reward pods, since all rewards are of kind Episode: leave rewardCpu out",
+        "the job has no reward pods, since all rewards are of kind Episode: leave rewardCpu out",
         "rewardCpu",
         FieldError.FORBIDDEN,
     ),

@@ -160,7 +160,7 @@ class EvaluationSpec(ApiModel):
     deadline_seconds: Seconds | None = Field(
         default=None,
         ge=1,
-        description="With environments: seconds that a held-out episode may spend in its environment. Default: the environment's "
+        description="With environments: most seconds that a held-out episode spends in its environment. Default: the environment's "
         "limits.deadlineSeconds.",
     )
 

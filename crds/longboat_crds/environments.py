@@ -23,10 +23,10 @@ COMPUTED_CONTEXTS = 4
 
 
 class EnvironmentHistory(StrEnum):
-    """What a chat template that renders earlier turns anew means, so that a request doesn't continue the tokens of the one before it.
+    """What happens to requests whose earlier turns the chat template renders anew instead of appending to them.
 
-    Segments: such a request begins a segment of its own, which is counted. Append: it is an error, found at the first list of tools that a
-    template doesn't append to.
+    Segments: such a request begins a segment of its own, and is counted. Append: it is an error, at the first list of tools with which the
+    template doesn't append.
     """
 
     SEGMENTS = "Segments"
@@ -34,7 +34,7 @@ class EnvironmentHistory(StrEnum):
 
 
 class EpisodeLimits(ApiModel):
-    """Limits of one episode. How many tokens it may draw in all turns is rollout.sampling.maxTokens."""
+    """Limits of one episode. rollout.sampling.maxTokens limits the tokens that it draws in all turns."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -45,42 +45,51 @@ class EpisodeLimits(ApiModel):
     )
 
     max_turns: int = Field(
-        default=64, ge=1, le=10_000, description="Requests that the model answers; further ones are refused."
+        default=64, ge=1, le=10_000, description="Most requests that the model answers; further ones are refused."
     )
     max_segments: int = Field(
         default=16,
         ge=1,
         le=1024,
-        description="Token sequences that its requests may begin, such as after a compaction or for a sub-agent; requests that would begin "
-        "more are refused.",
+        description="Most segments: token sequences that requests begin, such as after a compaction or for a sub-agent. Requests that "
+        "would begin more are refused.",
     )
     max_computed_tokens: int | None = Field(
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="Tokens of all its segments together, context included: what the trainer computes for the sample. "
-        f"Default: {COMPUTED_CONTEXTS} times model.maxLength.",
+        description="Most tokens of all its segments together, context included: what the trainer computes for the sample. Further "
+        f"requests are refused. Default: {COMPUTED_CONTEXTS} times model.maxLength.",
     )
     deadline_seconds: Seconds = Field(
         default=600,
         ge=1,
-        description="Seconds in the environment: those in which it doesn't wait for the model. An episode that takes longer is a timeout of "
-        "its reward (timeoutScore of the reward of kind Episode).",
+        description="Most seconds in the environment: those in which no request of the episode waits for the model. An episode that takes "
+        "longer is a timeout of its reward (timeoutScore of the reward of kind Episode).",
     )
     wall_seconds: Seconds = Field(
         default=14_400,
         ge=1,
-        description="Seconds in all. An episode that takes longer is lost, and played again; after three the group is dropped.",
+        description="Most seconds in all. An episode that takes longer is lost, and played again; after three losses its group is dropped.",
     )
-    memory: Quantity = Field(default="512Mi", description="What all processes of an episode may hold.")
-    processes: int = Field(default=64, ge=1, le=4096, description="Processes and threads of an episode.")
+    memory: Quantity = Field(
+        default="512Mi",
+        description="Most memory of all processes of an episode together. An episode that uses more is lost.",
+    )
+    processes: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="Most processes and threads of an episode. An episode that starts more is lost.",
+    )
     file_size: Quantity = Field(
-        default="256Mi", description="What an episode may write, to one file and in its directory in all."
+        default="256Mi",
+        description="Largest file that an episode may write, and largest size of its directory. An episode that writes more is lost.",
     )
 
 
 class EnvironmentSpec(ApiModel):
-    """A program that plays one episode and says what it was worth. The model is an OpenAI-compatible endpoint, which records tokens.
+    """A program that plays one episode and says what it was worth. It calls the model at an OpenAI-compatible endpoint that records tokens.
 
     It is the user's own code, trusted as a reward function is.
     """
@@ -103,20 +112,20 @@ class EnvironmentSpec(ApiModel):
     config_map: ConfigMapFunction | None = None
     pool: PoolName | None = Field(
         default=None,
-        description="Pool of environmentPools that plays it. Required if there are several; with one pool, that one.",
+        description="Pool of environmentPools in which it runs. Required if there are several pools. Default: the only pool.",
     )
     domains: list[ColumnName] = Field(
         default_factory=list,
         max_length=32,
-        description="Plays only rows of these domains (column dataset.columns.domain); empty means all. Exactly one environment has to match "
-        "a row.",
+        description="Domains whose rows it plays (column dataset.columns.domain); empty means all. Exactly one environment has to match "
+        "each row.",
         json_schema_extra={LIST_TYPE: "set"},
     )
     columns: list[ColumnName] | None = Field(
         default=None,
         max_length=64,
         description="Columns of the row that it gets as its `task`. Default: all but the ground truth (dataset.columns.groundTruth), columns "
-        f"with test cases ({', '.join(sorted(TEST_COLUMNS))}), and those in rewards[].sandbox.solution.",
+        f"with test cases ({', '.join(sorted(TEST_COLUMNS))}), and those that rewards[].sandbox.solution names.",
         json_schema_extra={LIST_TYPE: "set"},
     )
     history: EnvironmentHistory = EnvironmentHistory.SEGMENTS
@@ -124,7 +133,7 @@ class EnvironmentSpec(ApiModel):
 
 
 class EnvironmentPoolSpec(PoolSpec):
-    """Pods that play episodes. A group's episodes begin in order, each as soon as a pod of the pool has room for it."""
+    """Pods that play episodes. A group's episodes begin in order, each as soon as a pod of the pool has a free slot."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         *PoolSpec.rules,
@@ -139,20 +148,20 @@ class EnvironmentPoolSpec(PoolSpec):
         default=None,
         ge=1,
         le=512,
-        description="Fewest pods that the job's driver may do with, when it needs fewer than replicas. Default: 1.",
+        description="Fewest pods of the pool when the job can't use all replicas. Default: 1.",
     )
     episodes_per_pod: int = Field(
-        default=16, ge=1, le=MAX_EPISODES_PER_POD, description="Episodes that are played at once in one pod."
+        default=16, ge=1, le=MAX_EPISODES_PER_POD, description="Most episodes that one pod plays at once."
     )
     template: ObjectName | None = Field(
         default=None,
-        description="Entry of environmentTemplates in the runtime template (runtimeRef) that the pool's pods are made with: image, memory, "
-        "network and so on. Default: none, so they are made as roles.environment says.",
+        description="Entry of environmentTemplates in the runtime template (runtimeRef) from which the pool's pods are made: image, "
+        "memory, network and so on. Default: none, so roles.environment alone says how they are made.",
     )
 
     @property
     def at_once(self) -> int:
-        """Episodes that are played at once in one pod."""
+        """Most episodes that one pod plays at once."""
         return self.episodes_per_pod
 
 
@@ -167,16 +176,16 @@ def environments_of(environments: Iterable[EnvironmentSpec] | None, pool: str) -
 
 
 def environment_of(environments: Iterable[EnvironmentSpec], domain: str | None) -> EnvironmentSpec | None:
-    """Returns the environment that plays rows of this domain; None if none does. No two have a domain in common, by the spec's rules."""
+    """Returns the environment that plays rows of this domain; None if none does. By the spec's rules no two share a domain."""
     return next((each for each in environments if not each.domains or domain in each.domains), None)
 
 
 def task_of(
     environment: EnvironmentSpec, field: str, columns: Mapping[str, Any], withheld: Collection[str]
 ) -> dict[str, Any]:
-    """Returns what an environment gets of a row with these columns; `field` is its spec path.
+    """Returns what an environment gets of a row with these columns; `field` is the environment's spec path.
 
-    Rule: the columns that it lists; else all that are neither `withheld` (`withheld_columns`) nor in TEST_COLUMNS.
+    Rule: the columns that it lists; without a list all that are neither `withheld` (`withheld_columns`) nor in TEST_COLUMNS.
 
     Raises:
         SpecProblem: the row lacks a column that it lists.
@@ -194,9 +203,9 @@ def task_of(
 
 
 def withheld_columns(ground_truth: str | None, rewards: Iterable[RewardSpec]) -> frozenset[str]:
-    """Returns the columns from which a row's answer could be read: with the ground truth, or a program that passes all tests.
+    """Returns the columns that would give a row's answer away: those with the ground truth, or with a program that passes all tests.
 
-    Rule: of a path into a column, such as `reward_model.ground_truth`, both a column of that name and the one that it leads into.
+    Rule: for a path into a column, such as `reward_model.ground_truth`, both a column of that name and the one that it leads into.
     """
     paths = [ground_truth, *(reward.sandbox.solution for reward in rewards if reward.sandbox)]
     return frozenset(name for path in paths if path for name in (path, path.partition(".")[0]))

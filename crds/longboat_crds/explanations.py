@@ -154,7 +154,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.ENVIRONMENT_MEMORY_TOO_SMALL: _configuration(
         "The container `environment` of an environment pool has a memory limit below episodesPerPod times environments[].limits.memory: the "
-        "kernel would end episodes that stay within theirs.",
+        "kernel would kill episodes that stay within their limits.",
         "Lower environmentPools[].episodesPerPod or environments[].limits.memory, name another template in environmentPools[].template, or "
         "raise the limit in the runtime template; the job starts as soon as it has room. episodesPerPod and template may be edited while the "
         "job is suspended.",
@@ -252,11 +252,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.ENVIRONMENT_NOT_FOUND: _configuration(
         "The module, file, ConfigMap key or function of an environment doesn't exist in the environment container.",
-        "Correct environments[].function or environments[].configMap, or add the module to the image.",
+        "Correct environments[].function or environments[].configMap, or add the module to the image (`gradersImage` of the "
+        "runtime template).",
     ),
     Reason.ENVIRONMENT_INVALID: _configuration(
         "An environment fails to import, or is neither `async def episode(task, model)` nor a class with `reset` and `step`.",
-        "Correct the function or class.",
+        "Correct the function or class, or install what it imports in the image of the environment container (`gradersImage` of the runtime "
+        "template).",
     ),
     Reason.COMMAND_NOT_FOUND: _configuration(
         "The graders' container has no command that rewards[].sandbox runs.",
@@ -420,7 +422,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.NO_ENVIRONMENTS: _run(
-        "An environment pool, which the message names, has no pod that plays: its samples wait, and rounds for them.",
+        "An environment pool, which the message names, has no pod that plays episodes: its samples wait, and rounds wait for them.",
         "Look at the pool's pods and their containers `episodes` and `environment`, or raise environmentPools[].replicas.",
         _DEGRADED,
     ),
@@ -456,8 +458,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.ENVIRONMENT_ERRORS: _run(
-        "More than 5 % of the newest groups were dropped, since an episode of each was lost three times: its environment raised an error, "
-        "never called the model, used more than its limits, or its pod went. The job fails if that happened to all groups of a round.",
+        "More than 5 % of the newest groups were dropped because one of their episodes was lost three times: its environment raised an "
+        "error, never called the model or exceeded its limits, or its pod was lost. The job fails if that happened to all groups of a round.",
         "The message has the last failure and its row: correct the environment or the rows, or raise environments[].limits.",
         _DEGRADED,
         _FAILED,
@@ -482,8 +484,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.LENGTH_BIAS: _run(
-        "Trained responses are shorter than those first launched, or their episodes took less time, by more than rounds.maxLengthBias "
-        "allows; rounds don't race for a period.",
+        "Trained responses are shorter, or their episodes spent less time in environments, than those first launched, by more than "
+        "rounds.maxLengthBias allows; rounds don't race for a period.",
         "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or raise rounds.maxLengthBias.",
         _DEGRADED,
     ),

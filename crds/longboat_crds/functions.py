@@ -1,4 +1,4 @@
-"""Names functions of the user's own: installed, in a file, or in a ConfigMap."""
+"""Names the user's own functions: installed, in a file, or in a ConfigMap."""
 
 from typing import Annotated
 
@@ -13,8 +13,11 @@ FunctionPath = Annotated[
 
 
 class ConfigMapFunction(ConfigMapFile):
-    """A function in a Python file kept in a ConfigMap of the job's namespace."""
+    """A function or class in a Python file kept in a ConfigMap of the job's namespace."""
 
     function: str = Field(
-        min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$", description="Name of the function in that file."
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z_]\w*$",
+        description="Name of the function or class in that file.",
     )

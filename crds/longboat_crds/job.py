@@ -94,8 +94,7 @@ class RLJobSpec(ApiModel):
         default=None,
         min_length=1,
         max_length=MAX_POOLS,
-        description="Pods in which environments run. Several pools are for environments that can't share a pod: another image, memory or "
-        "network.",
+        description="Pods in which environments run. Environments that need different images, memory or networks have pools of their own.",
         json_schema_extra=list_map("name"),
     )
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)

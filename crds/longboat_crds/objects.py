@@ -54,7 +54,7 @@ class RLJob(ApiModel):
                     ),
                 ),
             ),
-            "pods are named after the job and their pool, which may have at most "
+            "pods are named after the job and their pool, whose names may have at most "
             f"{JOB_AND_ENVIRONMENT_POOL_MAX_LENGTH} characters together: shorten the name of the pool, or metadata.name",
             "spec.environmentPools",
         ),

@@ -7,7 +7,7 @@ class RewardKind(StrEnum):
     """What scores a response.
 
     Function: the one named by `function` or `configMap`; ReasoningGym: the task's own scorer; Sandbox: the response is a program,
-    which is run against the test cases of its row; Episode: the environment that played the sample (`environments`) says it.
+    which is run against the test cases of its row; Episode: the environment that played the sample (`environments`).
     """
 
     FUNCTION = "Function"

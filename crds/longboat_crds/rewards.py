@@ -193,7 +193,7 @@ _OF_EPISODES = (
     *(
         Rule(
             implies(_EPISODE, unset),
-            "kind Episode is scored by the environment, and grades no response: leave it out",
+            "doesn't apply to kind Episode, which the environment scores: leave it out",
             name,
             FieldError.FORBIDDEN,
         )
@@ -512,5 +512,5 @@ def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec
 
 
 def graded_pools(pools: Sequence[RewardPoolSpec], rewards: Sequence[RewardSpec]) -> list[RewardPoolSpec]:
-    """Returns the reward pools that have something to grade; the default pool of a job with rewards of kind Episode alone has not."""
+    """Returns the reward pools that have something to grade. If all rewards are of kind Episode, the default pool has nothing."""
     return [pool for pool in pools if rewards_of(rewards, pool.name)]

@@ -21,7 +21,7 @@ from longboat_crds.rules import Changeable, Removed, Rule
 MAX_DEVICES_PER_POD = 64
 
 
-# Which names there are is known to the vLLM of the job's image: an engine that starts compares them.
+# Only the vLLM of the job's image knows which names exist: an engine checks them when it starts.
 ParserName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
@@ -49,7 +49,7 @@ class SamplingSpec(ApiModel):
     max_tokens: int = Field(
         ge=1,
         le=16_777_216,
-        description="Longest response, in tokens; with environments what the model may draw in all turns of an episode.",
+        description="Longest response, in tokens; with environments, most tokens that the model draws in all turns of an episode.",
     )
     temperature: float = Field(default=1.0, gt=0.0, le=2.0, description="1 draws from the model's own distribution.")
     top_p: float = Field(
@@ -213,8 +213,8 @@ class RolloutSpec(ApiModel):
     )
     reasoning_parser: ParserName | None = Field(
         default=None,
-        description="With environments: vLLM's parser that tells the model's reasoning from its answer, such as `qwen3`. Default: none, so "
-        "that reasoning is part of the answer.",
+        description="With environments: vLLM's parser that separates the model's reasoning from its answer, such as `qwen3`. Default: "
+        "none, so reasoning is part of the answer.",
     )
 
     @property

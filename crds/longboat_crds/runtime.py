@@ -107,8 +107,8 @@ class RLRuntimeSpec(ApiModel):
         default=None,
         min_length=1,
         max_length=1024,
-        description="Image of the reward pods' `graders` containers, in which rewards and programs run, and of the `environment` containers of "
-        "environment pods; `longboat` starts it. It needs the extra `graders` and what rewards and environments import. Default: image, "
+        description="Image of the `graders` containers of reward pods, in which rewards and programs run, and of the `environment` containers "
+        "of environment pods; `longboat` starts it. It needs the extra `graders` and what rewards and environments import. Default: image, "
         "started by command.",
     )
     command: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(

@@ -283,7 +283,7 @@ class EnvironmentDemand(ApiModel):
     pools: list[PoolDemand] | None = Field(
         default=None,
         max_length=MAX_POOLS,
-        description="Each pool; for one that isn't named the job asks for nothing, and gets what the spec says.",
+        description="The pools. A pool that isn't among them gets what the spec says.",
         json_schema_extra=list_map("name"),
     )
 
@@ -495,7 +495,9 @@ class PoolStatus(FieldsModel):
 
     name: Line = Field(description="Its name.")
     ready_text: Line = Field(description="`ready/desired`.")
-    cpu: Line | None = Field(default=None, description="Sum of CPU limits of its containers with the user's code.")
+    cpu: Line | None = Field(
+        default=None, description="Sum of the CPU limits of its containers that run the user's code."
+    )
 
 
 class CpuMoveOutcome(StrEnum):

@@ -88,7 +88,7 @@ def test_a_pool_that_is_not_there_is_named_with_the_nearest_and_its_reward() -> 
         (
             domains(["a"], ["b", "a"]),
             "spec.environments",
-            "environments e0 and e1 both play rows of domain a: give them domains that have none in common",
+            "environments e0 and e1 both play rows of domain a: give them domains that don't overlap",
         ),
         (
             domains(["a"], ["b"], rewards=[EPISODE | {"domains": ["a"]}]),

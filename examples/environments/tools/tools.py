@@ -1,4 +1,4 @@
-"""Three Python functions that a language model may call, and the episode in which it does."""
+"""Three Python functions that a language model may call, and the episode in which it calls them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-# The model's context is full, or what an episode may draw or ask is used up: the episode still has a reward.
+# The context is full, or a limit of the episode is reached: there is no further turn, but there is a reward.
 BUDGET = ("context_length_exceeded", "episode_budget_exceeded")
 PARAMETERS = {
     "price": {"item": "string"},
@@ -36,7 +36,7 @@ TOOLS = [
 
 
 async def episode(task: Mapping[str, Any], model: Any) -> float:
-    """Play one episode: the model calls tools until it answers. It is worth 1 if the last number of the answer is right."""
+    """Plays one episode: the model calls tools until it answers. It is worth 1 if the last word of the answer is right."""
     functions: dict[str, Callable[..., Any]] = {
         "price": lambda item: task["prices"][item],
         "multiply": lambda a, b: a * b,
@@ -66,7 +66,7 @@ async def episode(task: Mapping[str, Any], model: Any) -> float:
 
 
 def called(functions: Mapping[str, Callable[..., Any]], name: str, arguments: str) -> str:
-    """Call a tool. What the model did wrong is told to the model: an exception would lose the episode."""
+    """Calls a tool. The model is told what it did wrong, since an exception would lose the episode."""
     if name not in functions:
         return f"error: there is no tool {name}; there are {', '.join(functions)}"
     try:

@@ -1,17 +1,17 @@
-"""Requests that the recorder refuses, as errors of OpenAI's API. Pure."""
+"""Builds the errors of OpenAI's API with which the recorder refuses requests. Pure."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Any
 
-# What clients of OpenAI know the cause by.
+# Codes by which clients know the cause.
 CONTEXT_FULL = "context_length_exceeded"
 BUDGET_SPENT = "episode_budget_exceeded"
 
 
 class Refused(Exception):
-    """The recorder refuses a request, with an HTTP status. `param` is the key of the request that is wrong, `code` the cause in a word."""
+    """Refuses a request, with an HTTP status. `param` is the key of the request that is wrong, `code` names the cause."""
 
     def __init__(
         self, message: str, *, code: str, param: str | None = None, status: HTTPStatus = HTTPStatus.BAD_REQUEST
