@@ -182,7 +182,9 @@ class EpisodeActor:
                 late = None if deadline in done else _SILENT
                 outcome = await self._outcome(request, played, result if result in done else None, late)
             if isinstance(outcome, LostSample):
-                log.warning("an episode is lost", sample=str(sample.id), reason=outcome.reason)
+                log.warning(
+                    "an episode is lost", sample=str(sample.id), environment=request.environment, reason=outcome.reason
+                )
             self._report(request, outcome)
             if result not in done:
                 self._client.stop(name)
