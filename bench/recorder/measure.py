@@ -20,6 +20,7 @@ from bench.record import Recorder as Results
 from longboat_graders.environment import Model
 from longboat_runtime.recorder.server import Bounds, Endpoint, Recorder
 from longboat_runtime.samples import FinishReason, VersionSpan
+from longboat_runtime.trajectories import trajectory
 from longboat_runtime.turns import TurnReply, TurnRequest
 from tests.recorder.world import MODEL, TOOLS, contexts_of, launch_of, says, tokenizer_of
 
@@ -110,7 +111,7 @@ async def _measure(results: Results, template: str, turns: int, client: str, epi
         client=client,
         turns=turns,
         delivered=sum(len(recording.turns) for recording in recordings),
-        segments=sum(sum(recording.beginnings.values()) for recording in recordings),
+        segments=sum(len(trajectory(recording.turns).segments) for recording in recordings),
         tokens=sum(len(turn.context) + len(turn.token_ids) for turn in recordings[0].turns),
         cpu_seconds=cpu,
         wall_seconds=wall,

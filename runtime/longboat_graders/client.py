@@ -79,7 +79,8 @@ class Client:
             self._channel = await self._open()
             try:
                 await self.load_again()
-            except ServerGone:
+            except BaseException:
+                # Also if this call is cancelled: the next one must not take the connection for one on which all is loaded.
                 self._channel.close()
                 raise
 

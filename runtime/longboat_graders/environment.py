@@ -84,7 +84,7 @@ def load_environment(function: EnvironmentFunction, at: str, config_maps: str | 
         missing = [name for name in ("reset", "step") if not callable(getattr(loaded, name, None))]
         if missing:
             raise _invalid(at, f"The class {loaded.__name__} has no {' and no '.join(missing)}. {_FORMS}.")
-    elif list(getattr(inspect.signature(loaded), "parameters", ()))[:2] == ["task", "model"]:
+    elif list(inspect.signature(loaded).parameters)[:2] == ["task", "model"]:
         raise _invalid(
             at, f"{_name(loaded)}(task, model) isn't async. Write `async def`, and await the model's replies."
         )
@@ -183,7 +183,7 @@ async def _play_textarena(environment: Any, task: Mapping[str, Any], chat: _Chat
                     f"it is player {player}'s turn, and the model is player 0: write `async def episode(task, model)`, which plays the others"
                 )
             text = observation if isinstance(observation, str) else _without_own(observation)
-            action = await chat.reply(messages_of(text.removeprefix(last) if len(text) > len(last) else text))
+            action = await chat.reply(messages_of(text.removeprefix(last) or text))
             last = text if isinstance(observation, str) else ""
             over, _ = _tuple(environment.step(action=action), 2, "step", "done, info")
     except _BudgetExceeded:

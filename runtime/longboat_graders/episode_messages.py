@@ -1,7 +1,7 @@
 """Defines what the `episodes` container and the server of the `environment` container say to each other over their Unix socket.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {function, field}                        -> {problem: null, footprint}, or {problem: [reason, field, message, fatal]}
+    load  {function, field}                        -> {problem: null}, or {problem: [reason, field, message, fatal]}
     play  {environment: name, launch} + task       -> {result}; that the environment's code begins is told before by {id, begun}
     state {}                                       -> {playing, unenforced, environments: {name: footprint}}
 An episode is stopped by {id, op: stop} with its id; the answer to its `play` comes once nothing is left of it.

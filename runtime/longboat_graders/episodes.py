@@ -266,7 +266,7 @@ class EpisodeServer(SocketServer[LoadedEnvironment]):
                 "importing an environment starts threads, which its episodes lack: start them in the episode",
                 environment=name,
             )
-        return {"problem": None, "footprint": loaded.footprint}
+        return {"problem": None}
 
     def state(self) -> dict[str, Any]:
         environments = {name: loaded.footprint for name, loaded in self._loaded.items()}

@@ -168,7 +168,7 @@ class Player:
 
     async def play_source(self, source: str, task: dict[str, Any] | None = None, **arguments: Any) -> EpisodeResult:
         """Plays the body of an `async def episode(task, model)`, which has the usual modules."""
-        if "any" not in self.client.footprints:
+        if "any" not in self.client._loaded:
             assert await self.load(ANY, "episode", "any") == "any"
         return await self.play("any", {"source": source.strip(), "task": task or {}}, **arguments)
 

@@ -1,11 +1,13 @@
 """The actor of an environment pod, with a real recorder and real environments, and engines that draw by the seed of a turn."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longboat_crds.problems import SpecProblem
 from longboat_runtime.episodes import actor as actor_module
+from longboat_runtime.episodes.play import EpisodeRequest, finished
 from longboat_runtime.rollout.turn_router import TurnEngines
 from longboat_runtime.samples import EpisodeEnd, FinishedSample, FinishReason, GeneratedSample, LossCause, LostSample
 from tests.episodes.actors import Pod, StandIn, config_of, environment, write_game
@@ -85,6 +87,24 @@ async def test_an_episode_that_fails_is_lost(environments: Path, game: Path, fun
         assert words in lost.reason
         assert function in lost.reason
         assert not pod.store.samples
+
+
+async def test_an_error_of_our_own_costs_one_episode(
+    environments: Path, game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(request: EpisodeRequest, *rest: Any) -> GeneratedSample | LostSample:
+        if request.number == 1:
+            raise LookupError("no such token")
+        return finished(request, *rest)
+
+    monkeypatch.setattr(actor_module, "finished", failing)
+    async with Pod(config_of(environments, environment(game, "guess"))) as pod:
+        await pod.play(1, sample_request(), "guess")
+        lost = await pod.outcome(1)
+        assert isinstance(lost, LostSample)
+        assert (lost.cause, lost.held_up) == (LossCause.ENVIRONMENT, False)
+        assert "no such token" in lost.reason
+        await played(pod, 2, "guess")
 
 
 async def test_seconds_in_the_environment_are_limited_and_time_of_the_model_is_not(

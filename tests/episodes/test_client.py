@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,12 @@ class Server:
 
     async def _load(self, channel: Channel, identity: int) -> None:
         await self.may_load.wait()
-        channel.send({"id": identity, "problem": None, "footprint": {}})
+        channel.send({"id": identity, "problem": None})
 
 
-async def test_what_begins_while_environments_are_loaded_again_waits_for_that() -> None:
+@asynccontextmanager
+async def loading_again() -> AsyncIterator[tuple[Server, EpisodeClient, asyncio.Task[EpisodeResult]]]:
+    """An episode that waits until a server which has restarted has loaded its environment again."""
     with open_directory() as directory:
         server, path = Server(), directory / "socket"
         async with await server.listen(path):
@@ -59,12 +63,26 @@ async def test_what_begins_while_environments_are_loaded_again_waits_for_that() 
             server.hang_up()
             await eventually_async(lambda: not client.connected)
             server.may_load.clear()
-            plays = [asyncio.create_task(client.play("first", "game", {}, LAUNCH))]
+            play = asyncio.create_task(client.play("first", "game", {}, LAUNCH))
             await eventually_async(lambda: server.ops == ["load", "load"])
-            plays.append(asyncio.create_task(client.play("second", "game", {}, LAUNCH)))
-            await asyncio.sleep(0)
-            await client.ask({"op": "state"})  # what was sent before has arrived
-            assert server.ops == ["load", "load", "state"]
-            server.may_load.set()
-            assert [result.reward for result in await asyncio.gather(*plays)] == [1.0, 1.0]
+            yield server, client, play
             await client.close()
+
+
+async def test_what_begins_while_environments_are_loaded_again_waits_for_that() -> None:
+    async with loading_again() as (server, client, first):
+        second = asyncio.create_task(client.play("second", "game", {}, LAUNCH))
+        await asyncio.sleep(0)
+        await client.ask({"op": "state"})  # what was sent before has arrived
+        assert server.ops == ["load", "load", "state"]
+        server.may_load.set()
+        assert [result.reward for result in await asyncio.gather(first, second)] == [1.0, 1.0]
+
+
+async def test_after_a_call_that_is_cancelled_while_environments_are_loaded_again_the_next_one_loads_them() -> None:
+    async with loading_again() as (server, client, first):
+        first.cancel()
+        await asyncio.wait({first})
+        server.may_load.set()
+        assert (await client.play("second", "game", {}, LAUNCH)).reward == 1.0
+        assert server.ops[-2:] == ["load", "play"]

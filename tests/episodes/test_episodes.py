@@ -159,7 +159,7 @@ async def test_environments_of_config_maps_are_found(client: EpisodeClient, dire
     (directory / "games" / "game.py").write_text("async def episode(task, model):\n    return 1\n")
     function = EnvironmentFunction("from-a-config-map", None, FunctionFile("games", "game.py", "episode"))
     assert await client.load(function, "spec.environments[0]") is None
-    assert client.footprints["from-a-config-map"]["resident"] > 0
+    assert (await client.state())["environments"]["from-a-config-map"]["resident"] > 0
 
 
 @pytest.mark.parametrize(

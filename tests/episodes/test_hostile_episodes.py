@@ -157,10 +157,7 @@ while not any(b"{mark}" in open(f"/proc/{{pid}}/cmdline", "rb").read() for pid i
 )
 async def test_daemons_end_with_their_episode(player: Player, mark: str, end: str, expected: EpisodeEnd) -> None:
     result = await player.play_source(DAEMON.format(mark=mark) + end)
-    assert (
-        result.end
-        is {"r": EpisodeEnd.FINISHED, "a": EpisodeEnd.ERROR, "o": EpisodeEnd.LOST}[end[0] if end[1] != "a" else "a"]
-    )
+    assert result.end is expected
 
 
 @pytest.mark.parametrize(

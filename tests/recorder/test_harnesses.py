@@ -14,7 +14,7 @@ def play_all(templates: tuple[str, ...], seeds: range) -> Counter[str]:
         harness, recording = played(templates[seed % len(templates)], seed)
         check(harness, recording)
         counts.update(harness.counts)
-        counts.update({str(beginning): number for beginning, number in recording.beginnings.items()})
+        counts.update(exchange.beginning for exchange in recording.exchanges if exchange.beginning)
         counts["continued"] += sum(turn.continues is not None for turn in recording.turns)
         counts["delivered"] += len(recording.turns)
     return counts

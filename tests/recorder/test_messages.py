@@ -93,6 +93,7 @@ def test_tools_and_template_arguments_count() -> None:
         ("Hello", "messages"),
         (["Hello"], "messages[0]"),
         ([says("function", "x")], "messages[0]"),
+        ([{"role": ["user"], "content": "x"}], "messages[0]"),
         ([{"content": "x"}], "messages[0]"),
         ([USER, says("user", 7)], "messages[1].content"),
         ([says("user", [{"type": "image_url", "image_url": {}}])], "messages[0].content[0]"),

@@ -46,8 +46,8 @@ def test_a_conversation_is_one_segment() -> None:
     recording = client.record.recording()
     [segment], reply, _ = trajectory(recording.turns)
     assert (len(segment.trained), reply) == (4, 0)
-    assert recording.beginnings == {Beginning.FIRST: 1}
-    assert recording.messages() == messages[:-1]
+    assert [exchange.beginning for exchange in recording.exchanges] == ["first", None, None, None]
+    assert [message for each in recording.exchanges for message in (*each.new, each.message)] == messages[:-1]
     assert [exchange.continues for exchange in recording.exchanges] == [None, 0, 1, 2]
 
 
@@ -61,7 +61,8 @@ def test_a_rewritten_history_begins_a_segment_and_says_where_it_differs() -> Non
     assert third.differs == 2
     summary = client.ask([FIRST[0], says("user", "So far: nothing.")])
     assert (summary.beginning, summary.differs) == (Beginning.MESSAGES, 1)
-    assert client.record.recording().beginnings == {Beginning.FIRST: 1, Beginning.MESSAGES: 3}
+    beginnings = [exchange.beginning for exchange in client.record.recording().exchanges]
+    assert beginnings == ["first", None, "messages", "messages", "messages"]
 
 
 def test_new_tools_begin_a_segment() -> None:
@@ -108,7 +109,7 @@ def test_what_nobody_received_is_context_only() -> None:
     assert call.parent is lost
     recording = client.record.recording()
     [turn], [exchange] = recording.turns, recording.exchanges
-    assert turn.continues is None
+    assert (turn.continues, exchange.beginning) == (None, "first")
     assert turn.context.tolist() == list(client.engine.drawn[1][0].prompt_ids)
     assert recording.undelivered == 1
     assert exchange.new == [*FIRST, lost.message, says("user", "Go on.")]
@@ -254,7 +255,6 @@ class TestAppend:
         messages = then(FIRST, client.ask(FIRST).message)
         error = refusal(client, [*messages[:-1], says("system", "Hurry."), says("user", "And?")])
         assert (error.code, "`history: Append`" in str(error)) == ("history_not_appended", True)
-        assert client.record.recording().not_appended
 
     def test_it_is_an_error_at_the_first_such_list_of_tools(self) -> None:
         client = client_of("gemma3", append=True)
@@ -309,6 +309,8 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     messages = then(FIRST, client.ask(FIRST).message, "\ud800")
     assert "isn't Unicode" in str(refusal(client, messages))
     assert "isn't Unicode" in str(refusal(client, messages[-1:]))
+    tool = {"type": "function", "function": {"name": "look", "description": "\ud800"}}
+    assert "isn't Unicode" in str(refusal(client, FIRST, tools=[tool]))
 
 
 def test_a_call_keeps_nothing_of_the_tools_that_every_request_has() -> None:

@@ -111,11 +111,10 @@ async def test_a_client_of_openai_plays_an_episode() -> None:
         recording = recorder.close(endpoint).recording
     [segment], *_ = trajectory(recording.turns)
     assert len(segment.trained) == 3
-    assert [message["role"] for message in recording.messages()] == [
-        "system",
-        "user",
-        *["assistant", "tool"] * 2,
-        "assistant",
+    assert [[message["role"] for message in each.new] for each in recording.exchanges] == [
+        ["system", "user"],
+        ["tool"],
+        ["tool"],
     ]
 
 

@@ -101,6 +101,7 @@ def test_failure_fails_the_turns_that_are_waited_for() -> None:
     outbox.forget(over)
     outbox.put(EndedTurn(ended, turn()))
     outbox.fail(RuntimeError("gone"))
+    outbox.put(EndedTurn(open_, turn()))  # its engine's failure came first
     assert str(open_.exception()) == "gone"
     assert not over.done()
     assert ended.result().finish_reason is FinishReason.STOP

@@ -30,9 +30,11 @@ from longboat_runtime.episodes.play import (
 from longboat_runtime.recorder.contexts import Contexts
 from longboat_runtime.recorder.server import Bounds, Endpoint, Played, Recorder
 from longboat_runtime.rollout.turn_router import TurnEngines, TurnRouter
-from longboat_runtime.samples import FinishedSample, LostSample
+from longboat_runtime.samples import FinishedSample, LossCause, LostSample
 from longboat_runtime.stacks import thread_stacks
+from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.store.protocol import SampleStore
+from longboat_runtime.tracebacks import cause_in
 
 log = structlog.get_logger()
 
@@ -46,6 +48,7 @@ _CLOCK_SECONDS = 0.25
 _EARLIER_SECONDS = 30.0
 # How much longer than its wall limit, or than it may take to end, an episode is waited for whose server doesn't answer.
 _SILENCE_SECONDS = 60.0
+_SILENT = EpisodeResult(EpisodeEnd.LOST, message="its server doesn't end it", server_gone=True)
 
 
 @dataclass(eq=False)
@@ -170,17 +173,19 @@ class EpisodeActor:
             played = self._recorder.close(playing.endpoint)
             self._router.ended(sample.id)
             played = replace(played, environment_seconds=max(played.environment_seconds - playing.before, 0.0))
-            if result in done:
-                await self._finish(request, played, result.result())
-            elif stop in done:
-                self._report(request, stopped(request, self._name, played))
-            elif failure in done:
-                self._lose(request, not_drawn(request, failure.result()))
-            elif deadline in done:
-                await self._finish(request, played, None)
+            outcome: FinishedSample | LostSample
+            if stop in done and result not in done:
+                outcome = stopped(request, self._name, played)
+            elif failure in done and result not in done:
+                outcome = not_drawn(request, failure.result())
             else:
-                silent = EpisodeResult(EpisodeEnd.LOST, message="its server doesn't end it", server_gone=True)
-                await self._finish(request, played, silent)
+                late = None if deadline in done else _SILENT
+                outcome = await self._outcome(request, played, result if result in done else None, late)
+            if isinstance(outcome, LostSample):
+                log.warning(
+                    "an episode is lost", sample=str(sample.id), environment=request.environment, reason=outcome.reason
+                )
+            self._report(request, outcome)
             if result not in done:
                 self._client.stop(name)
                 await asyncio.wait({result}, timeout=_SILENCE_SECONDS)
@@ -196,18 +201,30 @@ class EpisodeActor:
         seconds = self._config.deadline(playing.environment, playing.request.sample)
         await deadline_reached(self._recorder, playing.endpoint, playing.before + seconds)
 
-    async def _finish(self, request: EpisodeRequest, played: Played, result: EpisodeResult | None) -> None:
-        """Reports what became of an episode, once the store holds it."""
-        ended = finished(request, self._name, self._contexts, played, result)
-        if isinstance(ended, LostSample):
-            self._lose(request, ended)
-        else:
-            await self._store.put([ended])
-            self._report(request, ended.summary)
+    async def _outcome(
+        self,
+        request: EpisodeRequest,
+        played: Played,
+        ended: asyncio.Task[EpisodeResult] | None,
+        late: EpisodeResult | None,
+    ) -> FinishedSample | LostSample:
+        """Returns what becomes of an episode, once the store holds it: by its result if it has `ended`, else by `late`.
 
-    def _lose(self, request: EpisodeRequest, lost: LostSample) -> None:
-        log.warning("an episode is lost", sample=str(lost.id), environment=request.environment, reason=lost.reason)
-        self._report(request, lost)
+        An error of our own costs this episode alone, since others may not meet it. Raises StoreUnreachable.
+        """
+        try:
+            result = late if ended is None else ended.result()
+            sample = finished(request, self._name, self._contexts, played, result)
+            if isinstance(sample, LostSample):
+                return sample
+            await self._store.put([sample])
+        except StoreUnreachable:
+            raise
+        except Exception as error:
+            log.exception("an episode's outcome can't be told", sample=str(request.sample.id))
+            reason = f"environment {request.environment}: Longboat failed at the episode's end: {cause_in(error)}"
+            return LostSample(request.sample.id, reason, request.sample.evaluation, cause=LossCause.ENVIRONMENT)
+        return sample.summary
 
     def _report(
         self, request: EpisodeRequest, outcome: FinishedSample | LostSample | None, *, over: bool = False

@@ -20,9 +20,8 @@ class EpisodeClient(Client):
 
     def __init__(self, path: Path = SOCKET) -> None:
         super().__init__(path, "environments")
-        # Environments that are loaded again when their server has restarted, and what their zygotes hold (see `forks.footprint`).
+        # Environments that are loaded again when their server has restarted.
         self._loaded: dict[str, tuple[EnvironmentFunction, str]] = {}
-        self.footprints: dict[str, Mapping[str, Any]] = {}
         # Ids of requests by episode, and the other way round whom to tell that one has begun.
         self._episodes: dict[str, int] = {}
         self._started: dict[int, Callable[[], None]] = {}
@@ -84,7 +83,4 @@ class EpisodeClient(Client):
 
     async def _load(self, function: EnvironmentFunction, field: str) -> SpecProblem | None:
         answer = await self.ask({"op": "load", "function": function.to_json(), "field": field})
-        if answer["problem"] is not None:
-            return SpecProblem(*answer["problem"])
-        self.footprints[function.name] = answer["footprint"]
-        return None
+        return None if answer["problem"] is None else SpecProblem(*answer["problem"])

@@ -166,21 +166,8 @@ def finished(
 
 def turns_of(recording: Recording, trains: Sequence[int]) -> tuple[EpisodeTurn, ...]:
     """Returns the turns of a recording for people and rewards; `trains` are the segments that train them."""
-    return tuple(
-        EpisodeTurn(
-            new=exchange.new,
-            message=exchange.message,
-            text=exchange.text,
-            tokens=exchange.tokens,
-            finish_reason=exchange.finish_reason,
-            seconds=exchange.seconds,
-            segment=segment,
-            continues=exchange.continues,
-            beginning=None if exchange.beginning is None else str(exchange.beginning),
-            differs=exchange.differs,
-        )
-        for exchange, segment in zip(recording.exchanges, trains, strict=True)
-    )
+    pairs = zip(recording.exchanges, trains, strict=True)
+    return tuple(EpisodeTurn(**exchange._asdict(), segment=segment) for exchange, segment in pairs)
 
 
 def not_drawn(request: EpisodeRequest, error: Exception) -> LostSample:

@@ -23,8 +23,8 @@ def event(data: Any) -> bytes:
 
 
 def encoded(data: Any) -> bytes:
-    """Returns JSON in UTF-8."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+    """Returns JSON in ASCII: UTF-8 can't have half of a surrogate pair, which an error may quote of a request."""
+    return json.dumps(data, separators=(",", ":")).encode()
 
 
 def completion(call: Call, reply: TurnReply, model: str, created: int, texts: Sequence[str]) -> dict[str, Any]:
@@ -91,8 +91,7 @@ def _logprobs(call: Call, reply: TurnReply, texts: Sequence[str]) -> dict[str, A
         return None
     values = zip(texts, reply.logprobs.tolist(), strict=True)
     tokens = [
-        {"token": text, "logprob": value, "bytes": list(text.encode(errors="surrogatepass")), "top_logprobs": []}
-        for text, value in values
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []} for text, value in values
     ]
     return {"content": tokens, "refusal": None}
 

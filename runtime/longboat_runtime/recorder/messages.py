@@ -34,10 +34,11 @@ def conversation(value: Any) -> list[Message]:
 
 def template_message(value: Any, place: str) -> Message:
     """Returns one message, as `conversation` does. `place` is its name in errors."""
-    if not isinstance(value, Mapping) or value.get("role") not in _ROLES:
+    role = value.get("role") if isinstance(value, Mapping) else None
+    if not isinstance(role, str) or role not in _ROLES:
         raise invalid(place, f"has no `role` that is one of {', '.join(_ROLES)}.")
     message = {key: item for key, item in value.items() if item is not None}
-    message |= {"role": _ROLES[value["role"]], "content": _text(value.get("content"), f"{place}.content")}
+    message |= {"role": _ROLES[role], "content": _text(value.get("content"), f"{place}.content")}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
         # Templates read the one or the other.
         message["reasoning"] = message["reasoning_content"] = reasoning
@@ -126,7 +127,7 @@ def reasoning_of(message: Message) -> str:
 
 def first_digest(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]) -> bytes:
     """Returns the digest of an empty conversation with these tools and template arguments."""
-    return _digest(canonical([tools or [], arguments]).encode())
+    return _digest(canonical([tools or [], arguments]).encode(errors="surrogatepass"))
 
 
 def digests(start: bytes, messages: Iterable[Message]) -> list[bytes]:

@@ -15,18 +15,8 @@ from longboat_runtime.samples import Sampling
 
 # Keys that hold.
 _OBEYED = {
-    *(
-        "messages",
-        "model",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "stream",
-        "stream_options",
-        "tools",
-        "tool_choice",
-    ),
-    *("logprobs", "return_token_ids", "chat_template_kwargs"),
+    *("messages", "model", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"),
+    *("tools", "tool_choice", "logprobs", "return_token_ids", "chat_template_kwargs"),
 }
 # Keys that would change the distribution or the reply, and the values that change nothing, of OpenAI's API and of vLLM's.
 # Null changes nothing in any.

@@ -117,7 +117,7 @@ class Exchange(NamedTuple):
     finish_reason: FinishReason
     seconds: float
     continues: int | None
-    beginning: Beginning | None
+    beginning: str | None
     differs: int | None
 
 
@@ -134,22 +134,12 @@ class Recording:
     truncated: bool
     undelivered: int
     repeats: int
-    beginnings: Mapping[Beginning, int]
     ignored: Mapping[str, int]
-    not_appended: bool = False
 
     @property
     def finish_reason(self) -> FinishReason:
         """LENGTH if the sample is truncated, else that of its last turn."""
         return FinishReason.LENGTH if self.truncated or not self.exchanges else self.exchanges[-1].finish_reason
-
-    def messages(self) -> list[Message]:
-        """Returns the messages of the last turn's conversation, its reply included."""
-        chain, number = [], len(self.exchanges) - 1 if self.exchanges else None
-        while number is not None:
-            chain.append(self.exchanges[number])
-            number = chain[-1].continues
-        return [message for exchange in reversed(chain) for message in (*exchange.new, exchange.message)]
 
 
 def turn_seed(seed: int, ids: IntArray, earlier: int) -> int:
@@ -172,11 +162,10 @@ class Record:
         self._undelivered: dict[bytes, list[Call]] = defaultdict(list)
         self._prefixes: set[bytes] = set()
         self._contexts_before: Counter[bytes] = Counter()
-        self._beginnings: Counter[Beginning] = Counter()
         self._ignored: Counter[str] = Counter()
         self._drawn = self._computed = self._segments = self._repeats = 0
-        # Whether a budget was spent; whether the last turn had no more room; whether a context couldn't be appended to.
-        self._spent = self._full = self._not_appended = False
+        # Whether a budget was spent; whether the last turn had no more room.
+        self._spent = self._full = False
 
     def begin(self, body: bytes, request: ChatRequest, retried: bool) -> tuple[Call, TurnRequest | None]:
         """Begins a call, and returns what is to be drawn; None if the request repeats a call, which gets the same answer.
@@ -207,8 +196,12 @@ class Record:
         `start` and `prefixes` are the digests of its messages. A request continues a call if only new messages, none of the assistant, follow
         that call's messages and its reply. Of several such calls, the newest that was delivered is meant.
         """
-        if self.launch.append and start not in self._prefixes:
-            self._check(self._contexts.appends(request.messages, request.tools, request.arguments))
+        if (
+            self.launch.append
+            and start not in self._prefixes
+            and not self._contexts.appends(request.messages, request.tools, request.arguments)
+        ):
+            raise not_appended()
         replies = [number for number, message in enumerate(request.messages) if message["role"] == "assistant"]
         new = replies[-1] + 1 if replies else 0
         reasoning = tuple(reasoning_of(request.messages[number]) for number in replies)
@@ -216,43 +209,30 @@ class Record:
         unlike = [_first_unlike(call.reasoning, reasoning) for call in equal]
         candidates = [call for call, number in zip(equal, unlike, strict=True) if number is None]
         parent = max(candidates, key=lambda call: (call.delivered, call.number), default=None)
+        context = beginning = differs = None
         if parent is not None and parent.reply is not None:
             context = self._contexts.suffix(request.messages, new, request.tools, request.arguments, parent.reply)
-            if context is not None:
-                return Call(
-                    number=len(self._calls),
-                    body=body,
-                    request=request,
-                    parent=parent,
-                    context=context,
-                    length=parent.length + len(parent.drawn) + len(context),
-                    new=request.messages[new:],
-                    digest=prefixes[-1],
-                    reasoning=parent.reasoning,
-                )
-            self._check(not self.launch.append)
-        beginning, differs = self._difference(start, prefixes, parent is not None)
-        if equal and parent is None and unlike[-1] is not None:
-            differs = replies[unlike[-1]]
-        context = self._contexts.whole(request.messages, request.tools, request.arguments)
+            if context is None and self.launch.append:
+                raise not_appended()
+        if context is None:
+            beginning, differs = self._difference(start, prefixes, parent is not None)
+            if equal and parent is None and unlike[-1] is not None:
+                differs = replies[unlike[-1]]
+            context = self._contexts.whole(request.messages, request.tools, request.arguments)
+            parent, new = None, 0
         return Call(
             number=len(self._calls),
             body=body,
             request=request,
-            parent=None,
+            parent=parent,
             context=context,
-            length=len(context),
-            new=request.messages,
+            length=len(context) + (0 if parent is None else parent.length + len(parent.drawn)),
+            new=request.messages[new:],
             digest=prefixes[-1],
-            reasoning=reasoning,
+            reasoning=reasoning if parent is None else parent.reasoning,
             beginning=beginning,
             differs=differs,
         )
-
-    def _check(self, appends: bool) -> None:
-        if not appends:
-            self._not_appended = True
-            raise not_appended()
 
     def _difference(self, start: bytes, prefixes: Sequence[bytes], continues: bool) -> tuple[Beginning, int | None]:
         """Says why a request begins a segment, and which of its messages is the first that no earlier call has."""
@@ -316,8 +296,6 @@ class Record:
         self._computed += call.length if branches else len(call.context)
         if call.parent is not None:
             call.parent.children += 1
-        if call.beginning is not None:
-            self._beginnings[call.beginning] += 1
         self._ignored.update(call.request.ignored)
         # `new` and the parents have the messages, the engine has the rest: what each request brings anew isn't kept for each call.
         call.request = replace(call.request, messages=(), tools=None, arguments={})
@@ -378,11 +356,11 @@ class Record:
         turns, exchanges = [], []
         for call in delivered:
             assert call.reply is not None
-            context, new, parent = [call.context], [call.new], call.parent
+            context, new, first, parent = [call.context], [call.new], call, call.parent
             while parent is not None and not parent.delivered:
                 context += [parent.drawn, parent.context]
                 new += [[parent.message], parent.new]
-                parent = parent.parent
+                first, parent = parent, parent.parent
             continues = None if parent is None else numbers[parent.number]
             reply = call.reply
             turns.append(Turn(np.concatenate(context[::-1]), reply.token_ids, reply.logprobs, reply.spans, continues))
@@ -395,8 +373,8 @@ class Record:
                     finish_reason=reply.finish_reason,
                     seconds=call.seconds,
                     continues=continues,
-                    beginning=call.beginning,
-                    differs=call.differs,
+                    beginning=None if first.beginning is None else str(first.beginning),
+                    differs=first.differs,
                 )
             )
         undelivered = sum(call.reply is not None and not call.delivered for call in self._calls)
@@ -406,9 +384,7 @@ class Record:
             truncated=self._spent or self._full,
             undelivered=undelivered,
             repeats=self._repeats,
-            beginnings=dict(self._beginnings),
             ignored=dict(self._ignored),
-            not_appended=self._not_appended,
         )
 
 

@@ -215,46 +215,33 @@ class Recorder:
         assert http.transport is not None
         # So that writing waits until the system has taken everything.
         http.transport.set_write_buffer_limits(0)
-        task = served.drawing.get(call)
+        stream = None
         if call.request.stream:
-            return await self._stream(served, call, http, task)
-        if task is not None:
-            await asyncio.wait({task, served.ended}, return_when=asyncio.FIRST_COMPLETED)
+            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+            stream = web.StreamResponse(headers=headers)
+            await stream.prepare(http)
+        await self._wait(served, call, stream)
         await _take_in_closed()
-        return await _sent(self._answer(served, call), http)
-
-    def _answer(self, served: _Served, call: Call) -> web.Response:
         refusal = _gone() if served.ended.done() else call.refusal
         if refusal is not None:
-            return _refusal(refusal)
+            if stream is None:
+                return await _sent(_refusal(refusal), http)
+            return await _sent(stream, http, answers.event(refusal.body))
         assert call.reply is not None
-        created = int(time.time())
-        return _json(answers.completion(call, call.reply, self._model, created, self._texts(call)))
+        texts = self._contexts.token_texts(call.drawn.tolist()) if call.request.logprobs else []
+        parts = (call, call.reply, self._model, int(time.time()), texts)
+        if stream is None:
+            return await _sent(_json(answers.completion(*parts)), http)
+        return await _sent(stream, http, b"".join(map(answers.event, answers.chunks(*parts))) + answers.DONE)
 
-    def _texts(self, call: Call) -> list[str]:
-        return self._contexts.token_texts(call.drawn.tolist()) if call.request.logprobs else []
-
-    async def _stream(
-        self, served: _Served, call: Call, http: web.Request, task: asyncio.Task[None] | None
-    ) -> web.StreamResponse:
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        stream = web.StreamResponse(headers=headers)
-        await stream.prepare(http)
-        while task is not None and not (task.done() or served.ended.done()):
-            await asyncio.wait(
-                {task, served.ended}, timeout=self._bounds.comment_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not (task.done() or served.ended.done()):
+    async def _wait(self, served: _Served, call: Call, stream: web.StreamResponse | None) -> None:
+        """Waits until the turn is drawn or its launch has ended; a stream gets comments meanwhile."""
+        if (task := served.drawing.get(call)) is None:
+            return
+        seconds, first = None if stream is None else self._bounds.comment_seconds, asyncio.FIRST_COMPLETED
+        while not (await asyncio.wait({task, served.ended}, timeout=seconds, return_when=first))[0]:
+            if stream is not None:
                 await stream.write(answers.COMMENT)
-        await _take_in_closed()
-        refusal = _gone() if served.ended.done() else call.refusal
-        if refusal is not None:
-            body = answers.event(refusal.body)
-        else:
-            assert call.reply is not None
-            parts = answers.chunks(call, call.reply, self._model, int(time.time()), self._texts(call))
-            body = b"".join(map(answers.event, parts)) + answers.DONE
-        return await _sent(stream, http, body)
 
 
 async def _take_in_closed() -> None:

@@ -289,7 +289,8 @@ class Outbox:
 
     def _let_go(self, ended: GeneratedSample | EndedTurn) -> None:
         if isinstance(ended, EndedTurn):
-            ended.reply.set_result(ended.result)
+            if not ended.reply.done():  # it has failed with the engine, in which others still end
+                ended.reply.set_result(ended.result)
         else:
             self._ready.append(ended)
             self._changed.notify_all()

@@ -166,10 +166,11 @@ class SpawnedEngine(BaseEngine):
         task.add_done_callback(self._collectors.discard)
 
     async def _collect(self, name: str, drawn: Sample | Turn, collector: RequestOutputCollector) -> None:
-        try:
-            output = await self._guard(_final_output(collector))
-        except EngineDead:
-            return  # the guard has notified the callers that wait for samples
+        with suppress(EngineDead):  # the guard has told those who wait
+            await self._guard(self._end_drawn(name, drawn, collector))
+
+    async def _end_drawn(self, name: str, drawn: Sample | Turn, collector: RequestOutputCollector) -> None:
+        output = await _final_output(collector)
         # Another request of that name may run by now: this one was lost with a failed update.
         if self._running.get(name) is drawn:
             self._finish(name, output)
