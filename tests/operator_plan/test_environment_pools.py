@@ -65,6 +65,14 @@ def test_a_job_without_environments_says_nothing_of_them() -> None:
     assert cluster.status.allocation.grant.environment is None
 
 
+def test_a_job_all_of_whose_rewards_are_episodes_says_nothing_of_reward_pods() -> None:
+    cluster = SimulatedCluster(with_environments(rewards=[{"name": "episode", "kind": "Episode"}]))
+    cluster.up()
+    assert not cluster.pods(Role.REWARD)
+    assert cluster.status.roles.reward is None
+    assert "reward" not in message(cluster, ConditionType.ROLES_READY)
+
+
 def test_the_first_pod_of_each_pool_is_checked_before_one_is_made() -> None:
     cluster = SimulatedCluster(with_environments())
     actions = [*cluster.reconcile().actions, *cluster.reconcile().actions]

@@ -92,10 +92,10 @@ def environment_grant_of(view: CapacityView, now: datetime) -> EnvironmentGrant:
     granted = {pool.name: pool for pool in (old.pools if old else None) or ()}
     pools = []
     for pool in view.environment_pools:
-        asked, has = demands.get(pool.name), granted.get(pool.name)
-        replicas = _within(asked if demand else has, pool.min_replicas or 1, pool.replicas)
+        wanted, has = demands.get(pool.name), granted.get(pool.name)
+        replicas = _within(wanted if demand else has, pool.min_replicas or 1, pool.replicas)
         pods = [pod for pod in view.environment_pods if pod.place.pool == pool.name]
-        leaving = pods_to_leave(view, Role.ENVIRONMENT, pool.name, pods, has, asked, replicas, now)
+        leaving = pods_to_leave(view, Role.ENVIRONMENT, pool.name, pods, has, wanted, replicas, now)
         pools.append(PoolGrant(name=pool.name, replicas=replicas, leaving=leaving or None))
     return EnvironmentGrant(answers=demand.number if demand else None, pools=pools)
 
