@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import combinations
 from typing import Any
 
 from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale, ClipAgainst, PolicyLoss
@@ -36,7 +37,7 @@ from longboat_crds.expressions import (
 )
 from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.reward_kinds import RewardKind
-from longboat_crds.rewards import LEAST_POD_MILLICORES, POD_MIN_MILLICORES, RewardPoolSpec
+from longboat_crds.rewards import DEFAULT_POOL, LEAST_POD_MILLICORES, POD_MIN_MILLICORES, RewardPoolSpec
 from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
 from longboat_crds.trainer import StreamMode
@@ -80,6 +81,17 @@ _NO_SCORER = every(
     "rewards", "r", negation(equals(field("kind", variable="r"), constant(RewardKind.REASONING_GYM.value)))
 )
 _IS_EPISODE = equals(field("kind", variable="r"), constant(RewardKind.EPISODE.value))
+# The API server fills it in where a manifest has no pools.
+_DEFAULT_POOLS = every(
+    "rewardPools",
+    "p",
+    both(
+        equals(field("name", variable="p"), constant(DEFAULT_POOL)),
+        equals(field("replicas", variable="p"), constant(1)),
+        equals(field("gradersPerPod", variable="p"), constant(1)),
+        negation(present("template", variable="p")),
+    ),
+)
 _POD_MIN = product(constant(POD_MIN_MILLICORES / 1000), floating(field("replicas", variable="p")))
 _LEAST_CPU = choose(
     present("cpu.min", variable="p"),
@@ -198,16 +210,13 @@ _SHARED_DOMAIN = some("domains", "d", contains(field("domains", variable="r"), i
 
 
 def _domains_twice(spec: Mapping[str, Any]) -> str:
-    environments = spec["environments"]
-    for number, first in enumerate(environments):
-        for second in environments[number + 1 :]:
-            shared = sorted(set(first["domains"]) & set(second["domains"]))
-            if shared or not first["domains"] or not second["domains"]:
-                rows = f"rows of domain {shared[0]}" if shared else "the same rows"
-                break
-        else:
-            continue
-        break
+    first, second = next(
+        (first, second)
+        for first, second in combinations(spec["environments"], 2)
+        if not (first["domains"] and second["domains"]) or set(first["domains"]) & set(second["domains"])
+    )
+    shared = sorted(set(first["domains"]) & set(second["domains"]))
+    rows = f"rows of domain {shared[0]}" if shared else "the same rows"
     return f"environments {first['name']} and {second['name']} both play {rows}: give them domains that don't overlap"
 
 
@@ -498,11 +507,14 @@ COHERENCE = (
         "rewardPools",
         FieldError.FORBIDDEN,
     ),
-    Rule(
-        either(negation(present("rewardCpu")), some("rewards", "r", negation(_IS_EPISODE))),
-        "the job has no reward pods, since all rewards are of kind Episode: leave rewardCpu out",
-        "rewardCpu",
-        FieldError.FORBIDDEN,
+    *(
+        Rule(
+            either(unset, some("rewards", "r", negation(_IS_EPISODE))),
+            f"the job has no reward pods, since all rewards are of kind Episode: leave {name} out",
+            name,
+            FieldError.FORBIDDEN,
+        )
+        for name, unset in (("rewardCpu", negation(present("rewardCpu"))), ("rewardPools", _DEFAULT_POOLS))
     ),
     Rule(
         every("rewardPools", "p", both(*_ENFORCEABLE)),

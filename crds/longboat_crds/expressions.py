@@ -140,6 +140,12 @@ def empty(items: Expression) -> Expression:
     return Expression(f"(size({items.cel}) == 0)", lambda s: len(items.evaluate(s)) == 0)
 
 
+def unfilled(path: str) -> Expression:
+    """Holds where the object of unknown fields at the path has none. CEL has no type for such an object, hence `dyn`."""
+    items = field(path)
+    return Expression(f"(size(dyn({items.cel})) == 0)", lambda s: not items.evaluate(s))
+
+
 def size(items: Expression) -> Expression:
     """Counts the items of the list, or the characters of the text."""
     return Expression(f"size({items.cel})", lambda s: len(items.evaluate(s)))

@@ -33,6 +33,7 @@ from longboat_crds.expressions import (
     negation,
     one_of,
     present,
+    unfilled,
 )
 from longboat_crds.functions import ConfigMapFunction, FunctionPath
 from longboat_crds.pools import PoolSpec
@@ -185,6 +186,7 @@ _OF_GRADES: tuple[tuple[str, Expression], ...] = (
     ("signature", equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
     ("isolation", equals(field("isolation"), constant(RewardIsolation.AUTO.value))),
     ("specialTokens", negation(field_or("specialTokens", False))),
+    ("parameters", unfilled("parameters")),
     ("pool", negation(present("pool"))),
     ("canary", negation(present("canary"))),
     ("learnedTimeout", negation(present("learnedTimeout"))),

@@ -485,11 +485,14 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (episode(isolation="PerGrade"), "spec.rewards[0].isolation"),
     (episode(specialTokens=True), "spec.rewards[0].specialTokens"),
     (episode(tokenIds=True), "spec.rewards[0].tokenIds"),
+    (episode(parameters={"board": 3}), "spec.rewards[0].parameters"),
     (episode(pool="default"), "spec.rewards[0].pool"),
     (episode(canary={"everySteps": 0}), "spec.rewards[0].canary"),
     (episode(learnedTimeout={}), "spec.rewards[0].learnedTimeout"),
     (episode(timeoutSeconds=5), "spec.rewards[0].timeoutSeconds"),
     (environments(rewardCpu={"total": "1"}), "spec.rewardCpu"),
+    (environments(rewardPools=[{"name": "default", "gradersPerPod": 2}]), "spec.rewardPools"),
+    (environments(rewardPools=[{"name": "default"}]), None),
     (
         environments(
             rewards=[EPISODE, *({"name": n, "function": "m:f", "pool": n, "role": "Shaping"} for n in ("a", "b"))],

@@ -11,6 +11,7 @@ import pytest
 from longboat_crds.checkpoint import TrainingInput
 from longboat_crds.problems import SpecProblem, spec_problem_in
 from longboat_crds.reasons import Reason
+from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import RewardSpec
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.status import TrainingState
@@ -112,6 +113,19 @@ async def test_a_change_is_named_and_waits_until_it_is_accepted(tmp_path: Path, 
     site.spec = make_spec(steps=5)
     assert await site.driver(previous=status).run() is RunOutcome.DONE
     assert site.broker.status.training.resumed.accepted == [text], "it is still said"
+
+
+async def test_a_reward_of_episodes_hides_no_change_of_another(tmp_path: Path) -> None:
+    """No grader loads it, so nothing digests it."""
+    site = await first_run(tmp_path)
+    site.spec = site.spec.model_copy(
+        update={"rewards": [*site.spec.rewards, RewardSpec(name="game", kind=RewardKind.EPISODE)]}
+    )
+    change(site, "Rewards")
+    driver, running = await waiting(site)
+    assert f"Rewards: {CHANGES['Rewards'][1]}" in site.broker.status.problem.message
+    driver.stop()
+    assert await running is RunOutcome.STOPPED
 
 
 async def test_all_changes_are_named_at_once_and_those_accepted_beforehand_do_not_wait(tmp_path: Path) -> None:

@@ -110,13 +110,17 @@ async def test_a_row_that_fails_is_dropped_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server_goes", "field", "why"),
-    [(False, "spec.environments[0]", "no door"), (True, "spec.environments", "Look at these pods")],
+    ("server_goes", "policy", "field", "why"),
+    [
+        (False, "Synchronous", "spec.environments[0]", "no door"),
+        (False, "TailBatching", "spec.environments[0]", "no door"),
+        (True, "Synchronous", "spec.environments", "Look at these pods"),
+    ],
 )
 async def test_a_round_in_which_everything_fails_ends_the_job(
-    tmp_path: Path, server_goes: bool, field: str, why: str
+    tmp_path: Path, server_goes: bool, policy: str, field: str, why: str
 ) -> None:
-    site = FailingSite(tmp_path, make_spec(), *((row, False) for row in range(100)))
+    site = FailingSite(tmp_path, make_spec(policy=policy), *((row, False) for row in range(100)))
     site.server_goes = server_goes
     driver = site.driver()
     with pytest.raises(ExceptionGroup) as caught:

@@ -192,14 +192,23 @@ def test_a_demand_names_as_many_pods_as_episodes_need() -> None:
     first = next_environment_demand(None, 3, pools, 10, state, {})
     assert (first.incarnation, first.number) == (3, 1)
     assert [(pool.name, pool.replicas, pool.give_first) for pool in first.pools or ()] == [
-        ("a", 3, ["y", "x"]),
-        ("b", 1, ["z"]),
+        ("a", 3, None),
+        ("b", 1, None),
     ]
     assert next_environment_demand(first, 3, pools, 10, state, {}) is first
-    busier = EpisodeState({**state.pods, "y": EpisodePod("a", True, 4)})
-    assert next_environment_demand(first, 3, pools, 10, busier, {}) is first
-    drained = next_environment_demand(first, 3, pools, 10, busier, {"a": ["y"]})
+    drained = next_environment_demand(first, 3, pools, 10, state, {"a": ["y"]})
     assert (drained.number, (drained.pools or ())[0].drained) == (2, ["y"])
-    joined = EpisodeState({**state.pods, "w": EpisodePod("a", True, 0)})
-    renamed = next_environment_demand(first, 3, pools, 10, joined, {})
-    assert (renamed.number, (renamed.pools or ())[0].give_first) == (1, ["w", "y", "x"])
+
+
+def test_only_pods_that_are_too_many_are_named_and_the_idle_ones_first() -> None:
+    pools = [EnvironmentPoolSpec(name="a", replicas=8, episodes_per_pod=4)]
+    pods = {name: EpisodePod("a", True, playing) for name, playing in {"v": 4, "w": 3, "x": 3, "y": 1, "z": 2}.items()}
+    first = next_environment_demand(None, 3, pools, 10, EpisodeState(pods), {})
+    assert (first.pools or ())[0].give_first == ["y", "z"]
+    busier = EpisodeState(pods | {"y": EpisodePod("a", True, 4)})
+    assert next_environment_demand(first, 3, pools, 10, busier, {}) is first, "what is played changes all the time"
+    joined = next_environment_demand(first, 3, pools, 10, EpisodeState(pods | {"u": EpisodePod("a", True, 0)}), {})
+    assert (joined.number, (joined.pools or ())[0].give_first) == (1, ["u", "y", "z"])
+    gone = EpisodeState({name: pod for name, pod in busier.pods.items() if name != "z"} | {"u": pods["x"]})
+    replaced = next_environment_demand(first, 3, pools, 10, gone, {})
+    assert (replaced.number, (replaced.pools or ())[0].give_first) == (1, ["x", "w"])

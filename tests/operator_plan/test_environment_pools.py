@@ -65,6 +65,14 @@ def test_a_job_without_environments_says_nothing_of_them() -> None:
     assert cluster.status.allocation.grant.environment is None
 
 
+def test_a_job_all_of_whose_rewards_are_episodes_says_nothing_of_reward_pods() -> None:
+    cluster = SimulatedCluster(with_environments(rewards=[{"name": "episode", "kind": "Episode"}]))
+    cluster.up()
+    assert not cluster.pods(Role.REWARD)
+    assert cluster.status.roles.reward is None
+    assert "reward" not in message(cluster, ConditionType.ROLES_READY)
+
+
 def test_the_first_pod_of_each_pool_is_checked_before_one_is_made() -> None:
     cluster = SimulatedCluster(with_environments())
     actions = [*cluster.reconcile().actions, *cluster.reconcile().actions]
@@ -144,16 +152,16 @@ def test_pods_leave_once_the_driver_has_drained_them(three: SimulatedCluster) ->
     assert plan(three.observed(), three.now).empty
 
 
-def test_a_pool_keeps_at_least_one_pod_and_a_demand_of_an_earlier_driver_counts_no_more(
-    three: SimulatedCluster,
-) -> None:
+def test_a_pool_keeps_at_least_one_pod_and_what_was_granted_until_another_driver_asks(three: SimulatedCluster) -> None:
     three.ask_for_environments({"name": "games", "replicas": 0}, {"name": "tools", "replicas": 5})
     three.settle()
     assert three.leaving_environments == [GAMES[2], GAMES[1]]
     three.start_driver()
     three.settle()
-    assert three.leaving_environments == [], "the new driver has asked for nothing"
-    assert ready(three) == "4/4"
+    assert three.leaving_environments == [GAMES[2], GAMES[1]], "the new driver has asked for nothing"
+    three.ask_for_environments({"name": "games", "replicas": 3}, {"name": "tools", "replicas": 1})
+    three.settle()
+    assert (three.leaving_environments, ready(three)) == ([], "4/4")
 
 
 def test_rollout_and_environment_pods_leave_side_by_side(three: SimulatedCluster) -> None:

@@ -99,6 +99,19 @@ def test_a_group_whose_environment_fails_is_not_replaced() -> None:
     assert len(world.batches[1]) == GROUP
 
 
+def test_a_race_waits_for_a_group_that_may_yet_be_played() -> None:
+    """Of four groups two are to be trained: both failures fill these places, but a step that trains nothing helps nobody."""
+    world = started()
+    groups = [group_of(world, number) for number in range(4)]
+    for samples in groups[:2]:
+        for _ in range(MOST_ENVIRONMENT_LOSSES):
+            world.lose_episode(samples[0])
+    assert not left_out(world)
+    for sample in groups[2]:
+        world.finish(sample)
+    assert left_out(world).keys() == {groups[3][0].prompt}
+
+
 # --- Slots ---
 
 

@@ -84,24 +84,24 @@ def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
 def environment_grant_of(view: CapacityView, now: datetime) -> EnvironmentGrant:
     """Decides how many pods each environment pool gets, and which it has to give back.
 
-    Rule: as for rollout pods (`rollout_grant_of`), within replicas and minReplicas of the pool, which keeps at least one pod.
+    Rule: as for rollout pods (`rollout_grant_of`), within replicas and minReplicas of the pool, which keeps at least one pod. Until a new
+    incarnation asks, each pool has what it was granted: it would ask for the same, so pods would come only to leave again.
     """
     demand, old = environment_demand(view.status), environment_grant(view.status)
     demands = {pool.name: pool for pool in (demand.pools if demand else None) or ()}
     granted = {pool.name: pool for pool in (old.pools if old else None) or ()}
     pools = []
     for pool in view.environment_pools:
-        replicas = _within(demands.get(pool.name), pool.min_replicas or 1, pool.replicas)
+        wanted, has = demands.get(pool.name), granted.get(pool.name)
+        replicas = _within(wanted if demand else has, pool.min_replicas or 1, pool.replicas)
         pods = [pod for pod in view.environment_pods if pod.place.pool == pool.name]
-        leaving = pods_to_leave(
-            view, Role.ENVIRONMENT, pool.name, pods, granted.get(pool.name), demands.get(pool.name), replicas, now
-        )
+        leaving = pods_to_leave(view, Role.ENVIRONMENT, pool.name, pods, has, wanted, replicas, now)
         pools.append(PoolGrant(name=pool.name, replicas=replicas, leaving=leaving or None))
     return EnvironmentGrant(answers=demand.number if demand else None, pools=pools)
 
 
-def _within(demand: PodsDemand | None, least: int, most: int) -> int:
-    return max(min(demand.replicas if demand else most, most), least)
+def _within(wanted: PodsDemand | PodsGrant | None, least: int, most: int) -> int:
+    return max(min(wanted.replicas if wanted else most, most), least)
 
 
 def pods_to_leave(

@@ -66,14 +66,13 @@ class Audits(Observer):
         if times:
             audits[_SECONDS] = seconds = await asyncio.to_thread(audit, times, self._longest_time(times))
             metrics |= length_metrics(seconds, "tail/seconds_bias")
-        self._length_bias = _line(worst(audits, by_domain=False) or (_TOKENS, result.overall))
+        self._length_bias = _line(worst(audits, by_domain=False))
         self._domain_bias = {name: length_line(bias) for name, bias in result.domains.items()}
         if audited:
             comparison = await asyncio.to_thread(compare, audited, raced, self._longest)
             metrics |= audit_rounds_metrics(comparison)
             self._audit_rounds = length_line(comparison)
-        by_domain = bool(self._spec.environments)
-        self._limit(worst(audits, by_domain=by_domain) or (_TOKENS, result.overall))
+        self._limit(worst(audits, by_domain=bool(self._spec.environments)))
         return metrics
 
     def status(self) -> StatusFragment:

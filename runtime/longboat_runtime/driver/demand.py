@@ -87,43 +87,57 @@ def next_environment_demand(
 ) -> EnvironmentDemand:
     """Makes the demand of this incarnation that follows `before`; of each pool's pods `drained` may be deleted.
 
-    The rule: each pool is asked for as many pods as play `episodes` at once, at most its `replicas`. As for rollout pods (`next_demand`) the
-    demand gets the next number if it asks for something else or other pods are drained; the order of those to give back is taken anew then,
-    and when pods have come or gone.
+    The rule: each pool is asked for as many pods as play `episodes` at once, at most its `replicas`. The demand gets the next number if it
+    asks for something else or other pods are drained.
     """
-    demands = []
     earlier = {pool.name: pool for pool in before.pools or ()} if before else {}
+    demands = []
     for pool in pools:
-        replicas = min(pool.replicas, -(-episodes // pool.at_once))
         pods = {name: pod for name, pod in state.pods.items() if pod.pool == pool.name}
-        ask, last = (replicas, [*drained.get(pool.name, ())] or None), earlier.get(pool.name)
-        if last and (last.replicas, last.drained) == ask and set(last.give_first or ()) == pods.keys():
-            demands.append(last)
-            continue
-        reason = (
-            f"environmentPools[name={pool.name}].replicas is {replicas}"
-            if replicas == pool.replicas
-            else f"at most {episodes} episodes are played at once, {pool.at_once} in a pod"
-        )
         demands.append(
-            PoolDemand(
-                name=pool.name,
-                replicas=replicas,
-                give_first=_idle_first(pods) or None,
-                drained=ask[1],
-                reason=reason[:LINE_LENGTH],
-            )
+            _pool_demand(earlier.get(pool.name), pool, episodes, pods, [*drained.get(pool.name, ())] or None)
         )
-    wanted = [(pool.replicas, pool.drained) for pool in demands]
-    same = before is not None and [(pool.replicas, pool.drained) for pool in before.pools or ()] == wanted
-    if before is not None and same and demands == before.pools:
+    if before is not None and before.pools == demands:
         return before
-    number = (before.number if before else 0) + (not same)
+    asks = [[(pool.replicas, pool.drained) for pool in each] for each in (earlier.values(), demands)]
+    number = (before.number if before else 0) + (before is None or asks[0] != asks[1])
     return EnvironmentDemand(incarnation=incarnation, number=number, pools=demands)
 
 
+def _pool_demand(
+    before: PoolDemand | None,
+    pool: EnvironmentPoolSpec,
+    episodes: int,
+    pods: Mapping[str, EpisodePod],
+    drained: list[str] | None,
+) -> PoolDemand:
+    """Makes the demand for a pool's pods; `pods` are those that have joined.
+
+    Rule: `give_first` names only as many as there are too many, since no more are taken back. It stays the same while that number does and
+    these pods are there: where episodes are played changes all the time.
+    """
+    replicas = min(pool.replicas, -(-episodes // pool.at_once))
+    surplus = max(0, len(pods) - replicas)
+    if before and (before.replicas, before.drained) == (replicas, drained):
+        named = before.give_first or ()
+        if len(named) == surplus and pods.keys() >= {*named}:
+            return before
+    reason = (
+        f"environmentPools[name={pool.name}].replicas is {replicas}"
+        if replicas == pool.replicas
+        else f"at most {episodes} episodes are played at once, {pool.at_once} in a pod"
+    )
+    return PoolDemand(
+        name=pool.name,
+        replicas=replicas,
+        give_first=_idle_first(pods)[:surplus] or None,
+        drained=drained,
+        reason=reason[:LINE_LENGTH],
+    )
+
+
 def _idle_first(pods: Mapping[str, EpisodePod]) -> list[str]:
-    """Sorts pods as `give_first` does."""
+    """Sorts pods as `give_first` does: by what giving them back costs."""
     return sorted(sorted(pods, reverse=True), key=lambda pod: (pods[pod].serving, pods[pod].playing))
 
 

@@ -100,17 +100,16 @@ class KubernetesBroker:
         return spec
 
     async def granted(self, previous: RolloutGrant | None) -> RolloutGrant:
-        while (grant := _grant_in(self._job, "rollout", RolloutGrant)) is None or grant == previous:
-            await self._another_job()
-        return grant
+        return await self._another_grant("rollout", RolloutGrant, previous)
 
     async def granted_cpus(self, previous: RewardGrant | None) -> RewardGrant:
-        while (grant := _grant_in(self._job, "reward", RewardGrant)) is None or grant == previous:
-            await self._another_job()
-        return grant
+        return await self._another_grant("reward", RewardGrant, previous)
 
     async def granted_environments(self, previous: EnvironmentGrant | None) -> EnvironmentGrant:
-        while (grant := _grant_in(self._job, "environment", EnvironmentGrant)) is None or grant == previous:
+        return await self._another_grant("environment", EnvironmentGrant, previous)
+
+    async def _another_grant(self, kind: str, model: type[Granted], previous: Granted | None) -> Granted:
+        while (grant := _grant_in(self._job, kind, model)) is None or grant == previous:
             await self._another_job()
         return grant
 

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from longboat_crds.checkpoint import TrainingInput
+from longboat_crds.reward_kinds import RewardKind
 from longboat_runtime.checkpoint.digests import Difference, Digests, differences, read, spec_differences, with_weights
 from longboat_runtime.checkpoint.files import FilesDamaged
 from longboat_runtime.checkpoint.protocol import Manifest
@@ -76,7 +77,8 @@ async def load(job: Job, components: Components) -> Loaded:
     info = loading.result()
     log.info("model is loaded", parameters=info.parameters, max_length=info.max_length, attention=info.attention)
     digests, rewards = components.digests, components.rewards.sources
-    if rewards.keys() >= {reward.name for reward in job.spec.rewards}:
+    graded = {reward.name for reward in job.spec.rewards if reward.kind is not RewardKind.EPISODE}
+    if graded and rewards.keys() >= graded:
         items = {f"reward {name}": "no files" for name, made_of in rewards.items() if not made_of}
         items |= {
             f"{item} of reward {name}": text for name, made_of in rewards.items() for item, text in made_of.items()

@@ -44,7 +44,7 @@ from longboat_runtime.recorder.record import Beginning, Recording
 from longboat_runtime.recorder.server import Bounds, Played, Recorder
 from longboat_runtime.reward.combine import applicable
 from longboat_runtime.reward.episodes import by_environment, with_episode
-from longboat_runtime.sample_files.command import folded, shown, visible
+from longboat_runtime.sample_files.command import folded, one_line, shown, visible
 from longboat_runtime.sample_files.files import TURN, turns
 from longboat_runtime.samples import (
     FinishReason,
@@ -304,7 +304,7 @@ def report(
     recording, result = outcome.played.recording, outcome.result
     lines = [
         Text(f"row {row.prompt.row} in environment {task.environment}", "bold"),
-        Text(f"task {_short(json.dumps(dict(task.columns), ensure_ascii=False, default=str), full=full)}", "dim"),
+        Text(f"task {one_line(json.dumps(dict(task.columns), ensure_ascii=False, default=str), full=full)}", "dim"),
     ]
     if recording.turns:
         lines += _turns(recording, decode, full=full)
@@ -347,11 +347,11 @@ def _runs(segment: Segment, decode: Decode, *, full: bool) -> list[Text]:
     for trained in (*segment.trained, None):
         end = len(ids) if trained is None else trained.start
         if end > start:
-            lines.append(Text(f"  context {end - start:>5}  {_short(decode(ids[start:end]), full=full)}", "dim"))
+            lines.append(Text(f"  context {end - start:>5}  {one_line(decode(ids[start:end]), full=full)}", "dim"))
         if trained is not None:
             lines.append(
                 Text(
-                    f"  trained {trained.end - trained.start:>5}  {_short(decode(ids[trained.start : trained.end]), full=full)}",
+                    f"  trained {trained.end - trained.start:>5}  {one_line(decode(ids[trained.start : trained.end]), full=full)}",
                     "green",
                 )
             )
@@ -388,9 +388,3 @@ def _ends(spec: RLJobSpec, row: Row, outcome: Outcome) -> list[Text]:
         return [*lines, Text(f"no reward: {problem}", "red")]
     graders = ", ".join(reward.name for reward in rewards if not by_environment(reward))
     return [*lines, Text(f"no reward of the environment's: {graders} would grade it", "bold")]
-
-
-def _short(text: str, *, full: bool) -> str:
-    """Returns a text on one line; its beginning unless `full`."""
-    [line] = folded([{"role": "", "text": text, "tool_calls": None, "tokens": None}], full=full)
-    return line.removeprefix("  : ")

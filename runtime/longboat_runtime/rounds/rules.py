@@ -161,8 +161,13 @@ def off_version(view: View, sample: SampleId) -> bool:
 
 
 def places(part: PartRecord, prompts: int) -> int:
-    """Counts the groups that a race for `prompts` groups can train: fewer by those dropped for a reason in NOT_REPLACED."""
-    return prompts - sum(part.dropped.get(reason, 0) for reason in NOT_REPLACED)
+    """Counts the groups that a race for `prompts` groups can train: fewer by those dropped for a reason in NOT_REPLACED.
+
+    Where environments failed it is one at least while any group is left: otherwise groups that may yet be played would be left out for a
+    step that trains nothing.
+    """
+    remaining = prompts - sum(part.dropped.get(reason, 0) for reason in NOT_REPLACED)
+    return max(remaining, min(1, len(part.groups))) if DropReason.ENVIRONMENT_ERROR in part.dropped else remaining
 
 
 def may_draw(part: PartRecord, prompts: int) -> bool:

@@ -202,18 +202,23 @@ def folded(turns: Sequence[Mapping[str, Any]], *, full: bool) -> list[str]:
     """
     lines = []
     for turn in turns:
-        text = " ".join(filter(None, (turn["text"], turn["tool_calls"])))
-        if not full:
-            text = " ".join(text.split())
-            text = text if len(text) <= _LINE else f"{text[:_LINE]}…"
+        text = one_line(" ".join(filter(None, (turn["text"], turn["tool_calls"]))), full=full)
         if turn["tokens"] is None:
-            lines.append(f"  {turn['role']}: {visible(text)}")
+            lines.append(f"  {visible(turn['role'])}: {text}")
             continue
         begun = turn["beginning"] and f", {turn['beginning']}"
         begun = begun and (begun if turn["differs"] is None else f"{begun} at message {turn['differs']}")
         about = f"segment {turn['segment']}{begun or ''}, {turn['tokens']} tokens, {turn['seconds']:.1f} s"
-        lines.append(visible(f"> {turn['role']} ({about}): ") + visible(text))
+        lines.append(visible(f"> {turn['role']} ({about}): ") + text)
     return lines
+
+
+def one_line(text: str, *, full: bool) -> str:
+    """Returns the text as a terminal may show it; unless `full`, its beginning, on one line (pure)."""
+    if not full:
+        text = " ".join(text.split())
+        text = text if len(text) <= _LINE else f"{text[:_LINE]}…"
+    return visible(text)
 
 
 def _count(number: int, noun: str) -> str:

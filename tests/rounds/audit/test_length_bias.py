@@ -126,4 +126,6 @@ def test_the_worst_bias_is_that_of_tokens_or_seconds_and_of_domains_where_they_c
     assert overall == ("seconds", audits["seconds"].overall)
     assert worst(audits, by_domain=True) == ("seconds of a", audits["seconds"].domains["a"])
     assert overall[1].ks.low < audits["seconds"].domains["a"].ks.low
-    assert worst({"tokens": audit(fair[:1], LONGEST)}, by_domain=True) is None
+    unknown = audit(fair[:1], LONGEST)
+    assert worst({"tokens": unknown}, by_domain=True) == ("tokens", unknown.overall)
+    assert worst({"tokens": unknown, "seconds": audits["seconds"]}, by_domain=False) == overall

@@ -67,10 +67,11 @@ def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
     return LengthAudit(_compare(everyone, together([*launched.values()])), each)
 
 
-def worst(audits: Mapping[str, LengthAudit], *, by_domain: bool) -> tuple[str, LengthBias] | None:
-    """Returns the bias whose distance is certainly the largest, by the low end of its interval, and what it is of; None without any.
+def worst(audits: Mapping[str, LengthAudit], *, by_domain: bool) -> tuple[str, LengthBias]:
+    """Returns the bias whose distance is certainly the largest, by the low end of its interval, and what it is of; the first of equal ones.
 
-    `audits` are by what they measure, such as `tokens`. With `by_domain` those of single domains count too, named `tokens of DOMAIN`.
+    `audits`, at least one, are by what they measure, such as `tokens`. With `by_domain` those of single domains count too, named
+    `tokens of DOMAIN`.
     """
     each = [(measure, audit.overall) for measure, audit in audits.items()]
     if by_domain:
@@ -80,11 +81,7 @@ def worst(audits: Mapping[str, LengthAudit], *, by_domain: bool) -> tuple[str, L
             if len(audit.domains) > 1
             for domain, bias in audit.domains.items()
         ]
-    return max(
-        ((name, bias) for name, bias in each if bias.ks is not None),
-        key=lambda item: 0.0 if item[1].ks is None else item[1].ks.low,
-        default=None,
-    )
+    return max(each, key=lambda item: -1.0 if item[1].ks is None else item[1].ks.low)
 
 
 def _canonical(prompt: PromptLengths) -> tuple[object, ...]:
