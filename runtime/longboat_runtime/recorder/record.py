@@ -302,7 +302,7 @@ class Record:
         call.capped = call.request.max_tokens is None or call.request.max_tokens > sampling.max_tokens
         if call.parent is not None:
             call.hashed = call.parent.hashed.copy()
-        call.hashed.update(np.ascontiguousarray(call.context, "<i4"))
+        call.hashed.update(np.ascontiguousarray(call.context, "<i4").tobytes())
         context = call.hashed.digest()
         call.seed = turn_seed(launch.seed, context, self._contexts_before[context])
         self._contexts_before[context] += 1
@@ -353,7 +353,7 @@ class Record:
         elif limits.computed_tokens is not None and self._computed > limits.computed_tokens:
             call.refusal = self._budget("computed tokens", "maxComputedTokens", limits.computed_tokens)
         call.seconds, call.reply, call.message = seconds, reply, self._identified(call, reply.message)
-        call.hashed.update(np.ascontiguousarray(reply.token_ids, "<i4"))
+        call.hashed.update(np.ascontiguousarray(reply.token_ids, "<i4").tobytes())
         if call.refusal is None:
             message = template_message(call.message, "message")  # as a later request has it
             [call.digest] = digests(call.digest, [compared(message)])
