@@ -21,7 +21,7 @@ class TurnRequest:
 
     sample: SampleId
     number: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: IntArray
     seed: int
     sampling: Sampling
     evaluation: bool = False

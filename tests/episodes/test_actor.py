@@ -1,5 +1,6 @@
 """The actor of an environment pod, with a real recorder and real environments, and engines that draw by the seed of a turn."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ async def test_an_episode_is_stored_before_it_is_reported(environments: Path, ga
     [segment] = sample.segments
     assert segment.token_ids[segment.positions].tolist() == [token for tokens in drawn for token in tokens]
     assert not episode_directories(directory)
+
+
+async def test_its_episodes_may_open_more_connections_than_a_container_begins_with(
+    environments: Path, game: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        async with Pod(config_of(environments, environment(game, "guess"))):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(65_536, before[1]), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_a_replay_draws_the_same_tokens(environments: Path, game: Path) -> None:

@@ -108,7 +108,10 @@ async def test_lost_episodes_are_played_again_with_the_same_tokens(
 ) -> None:
     async with opened(environments, game, "guess") as world:
         first = await played(world)
-        assert all(len(sample.episode.turns) == 2 for sample in await world.store.get([r.id for r in REQUESTS]))
+        assert all(
+            len(response.episode.turns) == 2
+            for response in (await world.store.responses([r.id for r in REQUESTS])).values()
+        )
     async with opened(environments, game, "hang", "guess") as world:
         hanging = [request for request in REQUESTS if request.id.row == 0]
         await world.fleet.submit(hanging)

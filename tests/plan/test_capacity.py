@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from longboat_crds.base import Role
 from longboat_crds.checkpoint import CheckpointSpec
+from longboat_crds.environments import EnvironmentPoolSpec, EnvironmentSpec
 from longboat_crds.load import ApiError
 from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
+from longboat_crds.shared_memory import default_shared_memory
 from longboat_operator.pods.merge import merge
 from longboat_runtime.plan.capacity import CONTAINERS, claim_size, from_runtime
 from tests.driver.fakes import make_spec
@@ -92,3 +95,22 @@ def test_the_drivers_pod_has_room_for_the_responses_of_a_step() -> None:
     samples = long.rounds.prompts_per_round * long.algorithm.group_size
     assert capacity.shared_memory["driver"] == 256 * MIB + samples * 16 * MIB
     assert capacity.shared_memory["trainer"] == 256 * MIB
+
+
+def test_samples_of_environments_are_whole_contexts() -> None:
+    base = make_spec()
+    pools = [
+        EnvironmentPoolSpec(name="small", episodes_per_pod=2),
+        EnvironmentPoolSpec(name="main", episodes_per_pod=512),
+    ]
+    update = {
+        "model": base.model.model_copy(update={"max_length": 2**17}),
+        "environments": [EnvironmentSpec(name="game", function="games:play", pool="main")],
+        "environment_pools": pools,
+    }
+    spec = base.model_copy(update=update)
+    samples = spec.rounds.prompts_per_round * spec.algorithm.group_size
+    assert spec.rollout.sampling.max_tokens < 2**17
+    assert default_shared_memory(Role.DRIVER, spec) == f"{256 + samples * 2}Mi"
+    assert default_shared_memory(Role.ENVIRONMENT, spec) == f"{256 + 512 // 2}Mi"
+    assert default_shared_memory(Role.REWARD, spec) == "256Mi"

@@ -155,7 +155,9 @@ def check(harness: Harness, recording: Recording) -> None:
     client = harness.client
     calls = {call.number: call for call in client.record._calls}
     delivered = {number for number, call in calls.items() if call.delivered}
-    expected = sorted((turn.prompt_ids, tuple(ids)) for turn, ids in client.engine.drawn if turn.number in delivered)
+    expected = sorted(
+        (tuple(turn.prompt_ids.tolist()), tuple(ids)) for turn, ids in client.engine.drawn if turn.number in delivered
+    )
     if not delivered:
         assert not recording.turns
         return

@@ -42,9 +42,13 @@ def drawn(name: str, text: str, stop: str = "") -> TurnReply:
     )
 
 
+def read(messages: list[Any]) -> list[Any]:
+    return [sent.message for sent in conversation(messages)]
+
+
 def messages_of(name: str, messages: list[Any]) -> list[Any]:
     """Some templates refuse a system message."""
-    return conversation(messages[1:] if name == "gemma" else messages)
+    return read(messages[1:] if name == "gemma" else messages)
 
 
 @pytest.mark.parametrize("name", TEXT_TEMPLATES)
@@ -87,7 +91,7 @@ def test_a_reply_drawn_as_the_template_has_it_gives_the_context_that_the_templat
     contexts, tokenizer = contexts_of(name), tokenizer_of(name)
     reply = says("assistant", "North.") if tools is None else called(x="a")
     new = says("user", "And then?") if tools is None else says("tool", "wall", tool_call_id="abcdef123")
-    before, after = conversation(QUESTION), conversation([*QUESTION, reply, new])
+    before, after = read(QUESTION), read([*QUESTION, reply, new])
     begun, whole = contexts.whole(before, tools, {}).tolist(), contexts.whole(after, tools, {}).tolist()
     assert whole[: len(begun)] == begun
     for stop in tokenizer.convert_ids_to_tokens(stop_ids(name)):
@@ -111,21 +115,21 @@ def test_a_reply_drawn_as_the_template_has_it_gives_the_context_that_the_templat
     ],
 )
 def test_the_end_of_a_turn_is_there_once(text: str, stop: str, suffix: str) -> None:
-    messages = conversation([*QUESTION, says("assistant", "North"), says("user", "And?")])
+    messages = read([*QUESTION, says("assistant", "North"), says("user", "And?")])
     ids = contexts_of("qwen3").suffix(messages, 3, None, {}, drawn("qwen3", text, stop))
     assert ids is not None
     assert tokenizer_of("qwen3").decode(ids) == suffix
 
 
 def test_a_system_message_that_the_template_moves_to_the_front_is_not_appended() -> None:
-    messages = conversation([*QUESTION, says("assistant", "North."), says("system", "Hurry."), says("user", "And?")])
+    messages = read([*QUESTION, says("assistant", "North."), says("system", "Hurry."), says("user", "And?")])
     assert contexts_of("deepseekv3").suffix(messages, 3, None, {}, drawn("deepseekv3", "North.")) is None
 
 
 def test_what_a_template_leaves_out_is_refused() -> None:
     with pytest.raises(Refused, match="leaves out the tools look, move"):
-        contexts_of("phi3").whole(conversation(QUESTION), TOOLS, {})
+        contexts_of("phi3").whole(read(QUESTION), TOOLS, {})
     with pytest.raises(Refused, match="doesn't use the arguments thinking"):
-        contexts_of("qwen3").whole(conversation(QUESTION), None, {"thinking": True})
+        contexts_of("qwen3").whole(read(QUESTION), None, {"thinking": True})
     with pytest.raises(Refused, match="must alternate"):
-        contexts_of("gemma3").whole(conversation([*QUESTION, says("user", "Hm?")]), None, {})
+        contexts_of("gemma3").whole(read([*QUESTION, says("user", "Hm?")]), None, {})

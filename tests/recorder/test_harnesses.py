@@ -39,6 +39,6 @@ def test_ten_thousand_harnesses(tenth: int) -> None:
 def test_a_replay_draws_the_same() -> None:
     for seed in range(40):
         first, again = (played(APPENDING[seed % len(APPENDING)], seed)[0].client.engine.drawn for _ in range(2))
-        assert [(turn.prompt_ids, turn.seed, ids) for turn, ids in first] == [
-            (turn.prompt_ids, turn.seed, ids) for turn, ids in again
+        assert [(turn.prompt_ids.tolist(), turn.seed, ids) for turn, ids in first] == [
+            (turn.prompt_ids.tolist(), turn.seed, ids) for turn, ids in again
         ]

@@ -1,12 +1,13 @@
 """Which messages are equal, and which requests have none that can be read."""
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.recorder.messages import conversation, digests, first_digest
+from longboat_runtime.recorder.messages import SentMessage, conversation, digests, first_digest
 from longboat_runtime.recorder.refusals import Refused
 from tests.recorder.world import TOOLS, says
 
@@ -18,7 +19,7 @@ def call(name: str = "look", arguments: Any = '{"x": 1, "y": 2}', **more: Any) -
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    first, second = (digests(b"", conversation([message, USER])) for message in (one, other))
+    first, second = ([sent.compared for sent in conversation([message, USER])] for message in (one, other))
     return first == second
 
 
@@ -69,10 +70,32 @@ lists = st.lists(st.builds(says, roles, contents), min_size=1, max_size=5)
 @given(lists, lists)
 def test_digests_are_those_of_the_messages_so_far(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     normal = [[(message["role"], message["content"].strip()) for message in messages] for messages in (one, other)]
-    first, second = (digests(b"", conversation([*messages, USER])) for messages in (one, other))
+    first, second = (
+        digests(b"", [sent.compared for sent in conversation([*messages, USER])]) for messages in (one, other)
+    )
     for number in range(min(len(one), len(other))):
         same = normal[0][: number + 1] == normal[1][: number + 1]
         assert (first[number] == second[number]) == same
+
+
+def test_messages_that_were_read_before_are_the_same_objects_and_others_are_read() -> None:
+    read = conversation([says("user", "1"), USER])
+    earlier = {sent.as_sent: sent for sent in read}
+    again = conversation(json.loads(json.dumps([says("user", "1"), says("user", "2"), USER])), earlier)
+    assert [sent.message["content"] for sent in again] == ["1", "2", "Go."]
+    assert (again[0], again[2]) == (read[0], read[1])
+    assert again[0].message is read[0].message
+
+
+@given(st.permutations([1, True, 1.0, 0, False, "1", None]))
+def test_values_that_python_takes_for_equal_are_read_as_they_are(values: list[Any]) -> None:
+    earlier: dict[bytes, SentMessage] = {}
+    for value in values:
+        message = says("assistant", None, tool_calls=[call(arguments={"x": [value]})])
+        [sent, _] = conversation([message, USER], earlier)
+        [argument] = sent.message["tool_calls"][0]["function"]["arguments"]["x"]
+        assert (argument, type(argument)) == (value, type(value))
+        earlier[sent.as_sent] = sent
 
 
 def test_tools_and_template_arguments_count() -> None:

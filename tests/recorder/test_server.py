@@ -124,7 +124,7 @@ async def test_log_probs_and_token_ids_on_request() -> None:
         reply = await ask(model, FIRST, logprobs=True, extra_body={"return_token_ids": True})
         plain = await ask(model, FIRST)
     turn, ids = gate.engine.drawn[0]
-    assert (reply.prompt_token_ids, reply.choices[0].token_ids) == (list(turn.prompt_ids), ids)
+    assert (reply.prompt_token_ids, reply.choices[0].token_ids) == (turn.prompt_ids.tolist(), ids)
     tokens = reply.choices[0].logprobs.content
     assert "".join(token.token for token in tokens) == f"{reply.choices[0].message.content}<|im_end|>"
     assert all(-1 <= token.logprob <= 0 for token in tokens)
@@ -362,7 +362,11 @@ async def test_episodes_at_once_are_recorded_apart() -> None:
             recording = recorder.close(endpoint).recording
             [segment], *_ = trajectory(recording.turns)
             ids = segment.token_ids.tolist()
-            drawn = {turn.prompt_ids: tokens for turn, tokens in turns.engine.drawn if turn.sample.index == number}
+            drawn = {
+                tuple(turn.prompt_ids.tolist()): tokens
+                for turn, tokens in turns.engine.drawn
+                if turn.sample.index == number
+            }
             assert [drawn[tuple(ids[:start])] for start, _ in segment.trained] == [
                 ids[start:end] for start, end in segment.trained
             ]

@@ -171,7 +171,7 @@ class Client:
 
     def begin(self, body: bytes, *, retried: bool = False) -> tuple[Call, TurnRequest | None]:
         launch = self.record.launch
-        request = read_request(json.loads(body), MODEL, launch.sampling, launch.arguments)
+        request = read_request(json.loads(body), MODEL, launch.sampling, launch.arguments, self.record.messages)
         return self.record.begin(body, request, retried)
 
     def complete(self, call: Call, turn: TurnRequest | None) -> None:

@@ -43,7 +43,7 @@ TOKENIZER = tokenizer(*ADDED)
 
 def message(text: str, tool: str | None = None, reasoning: str | None = None, tools: tuple[Any, ...] = (ADD,)) -> Any:
     ids = np.asarray(TOKENIZER.encode(text), np.int32)
-    request = TurnRequest(SampleId(0, 0, 0, 0), 0, (1, 2), 0, Sampling(100), tools=tools)
+    request = TurnRequest(SampleId(0, 0, 0, 0), 0, np.asarray([1, 2], np.int32), 0, Sampling(100), tools=tools)
     reply = TurnReply(ids, np.zeros(len(ids), np.float32), (), FinishReason.STOP, text, {})
     return MessageParser(TurnParsers(tool, reasoning), TOKENIZER, None).message(request, reply)
 

@@ -19,7 +19,9 @@ LENGTH = 8
 
 
 def asked(row: int = 0, number: int = 0) -> TurnRequest:
-    return TurnRequest(SampleId(0, row, 0, 0), number, (1, 2, 3), 10 * row + number, Sampling(LENGTH))
+    return TurnRequest(
+        SampleId(0, row, 0, 0), number, np.asarray([1, 2, 3], np.int32), 10 * row + number, Sampling(LENGTH)
+    )
 
 
 def reply_of(tokens: Sequence[int], spans: tuple[VersionSpan, ...], reason: FinishReason) -> TurnReply:

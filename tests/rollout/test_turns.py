@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import ray
@@ -91,7 +92,7 @@ async def episodes(fleet: RayRolloutFleet) -> AsyncIterator[Any]:
 
 
 def asked(row: int, tokens: int = LONG) -> TurnRequest:
-    prompt_ids = tuple(4 + (row * 7 + i) % 200 for i in range(8 + row))
+    prompt_ids = np.asarray([4 + (row * 7 + i) % 200 for i in range(8 + row)], np.int32)
     return TurnRequest(SampleId(0, row, 0, 0), 0, prompt_ids, 1000 * row, Sampling(tokens))
 
 

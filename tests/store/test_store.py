@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment, VersionSpan
+from longboat_runtime.samples import Episode, EpisodeEnd, FinishReason, GeneratedSample, SampleId, Segment, VersionSpan
 from longboat_runtime.store.actor import HeldSamples
 
 
@@ -52,6 +52,14 @@ def test_an_engine_that_is_known_to_be_dead_puts_nothing() -> None:
     assert [len(got.token_ids) for got in held.get([sample(0).id])] == [3]
     held.put([replace(sample(1), engine="e.1")])
     assert held.ids() == [sample(0).id, sample(1).id]
+
+
+def test_episodes_go_to_graders_and_not_to_trainers() -> None:
+    held, played = HeldSamples(), Episode("game", EpisodeEnd.FINISHED, 1.0, environment_seconds=2.0)
+    held.put([replace(sample(0), episode=played)])
+    [trained] = held.get([sample(0).id])
+    assert trained.episode is None
+    assert held.responses([sample(0).id], token_ids=False)[sample(0).id].episode == played
 
 
 def test_graders_get_what_is_held_without_tokens() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from longboat_crds.environments import EnvironmentSpec
 from longboat_crds.problems import SpecProblem
 from longboat_graders.client import ServerGone
 from longboat_graders.episode_messages import EpisodeEnd, EpisodeResult
+from longboat_graders.sandbox import allowed_limits
 from longboat_runtime.episodes.client import EpisodeClient
 from longboat_runtime.episodes.play import (
     EpisodeConfig,
@@ -49,6 +51,8 @@ _EARLIER_SECONDS = 30.0
 # How much longer than its wall limit, or than it may take to end, an episode is waited for whose server doesn't answer.
 _SILENCE_SECONDS = 60.0
 _SILENT = EpisodeResult(EpisodeEnd.LOST, message="its server doesn't end it", server_gone=True)
+# Files that this process may open, if its container lets it: each episode has several connections, and many containers begin with 1024.
+_OPEN_FILES = 65_536
 
 
 @dataclass(eq=False)
@@ -84,6 +88,8 @@ class EpisodeActor:
 
     async def start(self) -> SpecProblem | str | None:
         """Loads the environments and begins to serve. Returns a SpecProblem if one can't be loaded, a message if there is no server."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed_limits(resource.RLIMIT_NOFILE, _OPEN_FILES, hard))
         self._recorder = Recorder(self._router, self._contexts, self._config.model, Bounds())
         await self._recorder.start()
         self._spawn(self._end_without_driver())

@@ -171,7 +171,8 @@ class EpisodeFleet:
     async def changed(self, previous: EpisodeState) -> EpisodeState:
         """See protocol.EpisodePods."""
         self.watch()
-        await self._tasks.until(lambda: self.state.standing != previous.standing)
+        standing = previous.standing
+        await self._tasks.until(lambda: self.state.standing != standing)
         return self.state
 
     async def stacks(self) -> dict[str, str]:

@@ -89,7 +89,9 @@ class EndpointTurns:
         }
         answer = await self._client.chat.completions.create(
             model=self._model,
-            messages=[_sent(self._contexts.messages[number]) for number in request.prompt_ids if number != _FILLER],
+            messages=[
+                _sent(self._contexts.messages[number]) for number in request.prompt_ids.tolist() if number != _FILLER
+            ],
             max_completion_tokens=sampling.max_tokens,
             **{name: value for name, value in options.items() if value},
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from longboat_runtime.data.messages import Message
 from longboat_runtime.recorder.refusals import invalid
@@ -16,15 +18,31 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _NOT_COMPARED = {"reasoning", "reasoning_content", "tool_call_id", "id"}
 
 
-def conversation(value: Any) -> list[Message]:
+class SentMessage(NamedTuple):
+    """A message of a request as chat templates take it, the digest of it `as_sent`, and the one by which it is `compared`."""
+
+    message: Message
+    as_sent: bytes
+    compared: bytes
+
+
+def conversation(value: Any, earlier: Mapping[bytes, SentMessage] = MappingProxyType({})) -> list[SentMessage]:
     """Returns the messages of a request as chat templates take them: no nulls, contents as text, arguments of tool calls parsed.
 
-    Raises Refused, which names the part that is wrong.
+    One that is among the `earlier` ones, by its digest as it was sent, isn't read again. Raises Refused, which names the part that is wrong.
     """
     if not isinstance(value, list) or not value:
         raise invalid("messages", "is no list of messages. Send at least one message with `role` and `content`.")
-    messages = [template_message(message, f"messages[{number}]") for number, message in enumerate(value)]
-    if messages[-1]["role"] == "assistant":
+    messages = []
+    for number, sent in enumerate(value):
+        # As exact as the JSON that was sent, and much faster.
+        as_sent = _digest(marshal.dumps(sent, 0))
+        message = earlier.get(as_sent)
+        if message is None:
+            normal = template_message(sent, f"messages[{number}]")
+            message = SentMessage(normal, as_sent, compared(normal))
+        messages.append(message)
+    if messages[-1].message["role"] == "assistant":
         raise invalid(
             f"messages[{len(messages) - 1}]",
             "is the assistant's, which the model can't answer: end in a user, tool or system message.",
@@ -130,11 +148,16 @@ def first_digest(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[s
     return _digest(canonical([tools or [], arguments]).encode(errors="surrogatepass"))
 
 
-def digests(start: bytes, messages: Iterable[Message]) -> list[bytes]:
-    """Returns the digests of a conversation after each of its messages, by `comparable`. `start` is that before the first."""
+def compared(message: Message) -> bytes:
+    """Returns the digest of `comparable`."""
+    return _digest(comparable(message).encode(errors="surrogatepass"))
+
+
+def digests(start: bytes, messages: Iterable[bytes]) -> list[bytes]:
+    """Returns the digests of a conversation after each of its messages, which are given by `compared`. `start` is that before the first."""
     result = []
     for message in messages:
-        start = _digest(start + comparable(message).encode(errors="surrogatepass"))
+        start = _digest(start + message)
         result.append(start)
     return result
 

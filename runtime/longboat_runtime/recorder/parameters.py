@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from longboat_runtime.data import messages as rows
-from longboat_runtime.data.messages import Message
-from longboat_runtime.recorder.messages import conversation
+from longboat_runtime.recorder.messages import SentMessage, conversation
 from longboat_runtime.recorder.refusals import Refused, invalid
 from longboat_runtime.samples import Sampling
 
@@ -81,7 +81,7 @@ class ChatRequest:
     were given and don't hold.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[SentMessage, ...]
     tools: tuple[Mapping[str, Any], ...] | None
     arguments: Mapping[str, Any]
     max_tokens: int | None
@@ -93,10 +93,16 @@ class ChatRequest:
     ignored: tuple[str, ...]
 
 
-def read_request(body: Any, model: str, sampling: Sampling, arguments: Mapping[str, Any]) -> ChatRequest:
+def read_request(
+    body: Any,
+    model: str,
+    sampling: Sampling,
+    arguments: Mapping[str, Any],
+    earlier: Mapping[bytes, SentMessage] = MappingProxyType({}),
+) -> ChatRequest:
     """Reads the JSON body of a request to the model named `model`, whose sampling and template `arguments` are the job's.
 
-    Raises Refused, which names the key that is wrong.
+    `earlier` are messages that were read before (`conversation`). Raises Refused, which names the key that is wrong.
     """
     if not isinstance(body, Mapping):
         raise Refused("The body is no JSON object.", code="invalid_json")
@@ -125,7 +131,7 @@ def read_request(body: Any, model: str, sampling: Sampling, arguments: Mapping[s
     if not isinstance(options, Mapping):
         raise invalid("stream_options", "is no object.")
     return ChatRequest(
-        messages=tuple(conversation(body.get("messages"))),
+        messages=tuple(conversation(body.get("messages"), earlier)),
         tools=None if choice == "none" else _tools(body.get("tools")),
         arguments={**arguments, **_arguments(body.get("chat_template_kwargs"))},
         max_tokens=_max_tokens(body),

@@ -13,7 +13,14 @@ import numpy as np
 
 from longboat_runtime.data.messages import Message
 from longboat_runtime.recorder.contexts import Contexts, not_appended
-from longboat_runtime.recorder.messages import digests, first_digest, reasoning_of, template_message
+from longboat_runtime.recorder.messages import (
+    SentMessage,
+    compared,
+    digests,
+    first_digest,
+    reasoning_of,
+    template_message,
+)
 from longboat_runtime.recorder.parameters import ChatRequest, turn_sampling
 from longboat_runtime.recorder.refusals import BUDGET_SPENT, CONTEXT_FULL, Refused
 from longboat_runtime.samples import FinishReason, IntArray, SampleId, Sampling
@@ -69,7 +76,7 @@ class Call:
 
     It was drawn behind `context` or, if it continues a `parent`, behind all tokens of that and then `context`; these are `length` tokens in
     all. `capped` says that the sample's bounds limit the turn, not the request. `differs` is the number of the first message that no earlier
-    call has. `connections` are those that wait for the answer.
+    call has. `connections` are those that wait for the answer. `hashed` has all tokens before the turn, and then the turn's.
     """
 
     number: int
@@ -87,6 +94,7 @@ class Call:
     differs: int | None = None
     children: int = 0
     connections: int = 1
+    hashed: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
     reply: TurnReply | None = None
     message: Message = field(default_factory=dict)
     refusal: Refused | None = None
@@ -142,12 +150,12 @@ class Recording:
         return FinishReason.LENGTH if self.truncated or not self.exchanges else self.exchanges[-1].finish_reason
 
 
-def turn_seed(seed: int, ids: IntArray, earlier: int) -> int:
-    """Returns 31 bits of blake2b over the sample's seed, the ids before the turn, and how many turns of the launch were drawn behind them.
+def turn_seed(seed: int, context: bytes, earlier: int) -> int:
+    """Returns 31 bits of blake2b over the sample's seed, how many turns of the launch were drawn behind this context, and its digest.
 
     So a launch that is played again draws the same, whatever the order of its requests; equal requests draw different turns.
     """
-    data = f"{seed}/{earlier}/".encode() + np.ascontiguousarray(ids, "<i4").tobytes()
+    data = f"{seed}/{earlier}/".encode() + context
     return int.from_bytes(blake2b(data, digest_size=4).digest(), "big") >> 1
 
 
@@ -156,6 +164,8 @@ class Record:
 
     def __init__(self, launch: Launch, contexts: Contexts) -> None:
         self.launch, self._contexts = launch, contexts
+        # Those of the calls, by their digests as they were sent: calls share them, and a request isn't read but for what is new in it.
+        self.messages: dict[bytes, SentMessage] = {}
         self._calls: list[Call] = []
         # Complete calls by the digest of their conversation, reply included; those by body whose answer nobody has received.
         self._complete: dict[bytes, list[Call]] = defaultdict(list)
@@ -183,7 +193,7 @@ class Record:
             waiting[0].connections += 1
             return waiting[0], None
         start = first_digest(request.tools, request.arguments)
-        prefixes = digests(start, request.messages)
+        prefixes = digests(start, [sent.compared for sent in request.messages])
         call = self._new_call(body, request, start, prefixes)
         turn = self._turn(call, call.ids)
         self._accept(call)
@@ -196,29 +206,30 @@ class Record:
         `start` and `prefixes` are the digests of its messages. A request continues a call if only new messages, none of the assistant, follow
         that call's messages and its reply. Of several such calls, the newest that was delivered is meant.
         """
+        messages = [sent.message for sent in request.messages]
         if (
             self.launch.append
             and start not in self._prefixes
-            and not self._contexts.appends(request.messages, request.tools, request.arguments)
+            and not self._contexts.appends(messages, request.tools, request.arguments)
         ):
             raise not_appended()
-        replies = [number for number, message in enumerate(request.messages) if message["role"] == "assistant"]
+        replies = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         new = replies[-1] + 1 if replies else 0
-        reasoning = tuple(reasoning_of(request.messages[number]) for number in replies)
+        reasoning = tuple(reasoning_of(messages[number]) for number in replies)
         equal = self._complete.get(prefixes[new - 1], []) if new else []
         unlike = [_first_unlike(call.reasoning, reasoning) for call in equal]
         candidates = [call for call, number in zip(equal, unlike, strict=True) if number is None]
         parent = max(candidates, key=lambda call: (call.delivered, call.number), default=None)
         context = beginning = differs = None
         if parent is not None and parent.reply is not None:
-            context = self._contexts.suffix(request.messages, new, request.tools, request.arguments, parent.reply)
+            context = self._contexts.suffix(messages, new, request.tools, request.arguments, parent.reply)
             if context is None and self.launch.append:
                 raise not_appended()
         if context is None:
             beginning, differs = self._difference(start, prefixes, parent is not None)
             if equal and parent is None and unlike[-1] is not None:
                 differs = replies[unlike[-1]]
-            context = self._contexts.whole(request.messages, request.tools, request.arguments)
+            context = self._contexts.whole(messages, request.tools, request.arguments)
             parent, new = None, 0
         return Call(
             number=len(self._calls),
@@ -227,7 +238,7 @@ class Record:
             parent=parent,
             context=context,
             length=len(context) + (0 if parent is None else parent.length + len(parent.drawn)),
-            new=request.messages[new:],
+            new=messages[new:],
             digest=prefixes[-1],
             reasoning=reasoning if parent is None else parent.reasoning,
             beginning=beginning,
@@ -269,13 +280,16 @@ class Record:
                 raise self._budget("computed tokens", "maxComputedTokens", limits.computed_tokens)
         sampling = turn_sampling(launch.sampling, call.request, min(room))
         call.capped = call.request.max_tokens is None or call.request.max_tokens > sampling.max_tokens
-        key = blake2b(ids.tobytes(), digest_size=16).digest()
-        call.seed = turn_seed(launch.seed, ids, self._contexts_before[key])
-        self._contexts_before[key] += 1
+        if call.parent is not None:
+            call.hashed = call.parent.hashed.copy()
+        call.hashed.update(np.ascontiguousarray(call.context, "<i4").tobytes())
+        context = call.hashed.digest()
+        call.seed = turn_seed(launch.seed, context, self._contexts_before[context])
+        self._contexts_before[context] += 1
         return TurnRequest(
             sample=launch.sample,
             number=call.number,
-            prompt_ids=tuple(ids.tolist()),
+            prompt_ids=ids,
             seed=call.seed,
             sampling=sampling,
             evaluation=launch.evaluation,
@@ -297,6 +311,7 @@ class Record:
         if call.parent is not None:
             call.parent.children += 1
         self._ignored.update(call.request.ignored)
+        self.messages.update((sent.as_sent, sent) for sent in call.request.messages)
         # `new` and the parents have the messages, the engine has the rest: what each request brings anew isn't kept for each call.
         call.request = replace(call.request, messages=(), tools=None, arguments={})
         self._calls.append(call)
@@ -316,9 +331,10 @@ class Record:
         elif limits.computed_tokens is not None and self._computed > limits.computed_tokens:
             call.refusal = self._budget("computed tokens", "maxComputedTokens", limits.computed_tokens)
         call.seconds, call.reply, call.message = seconds, reply, self._identified(call, reply.message)
+        call.hashed.update(np.ascontiguousarray(reply.token_ids, "<i4").tobytes())
         if call.refusal is None:
             message = template_message(call.message, "message")  # as a later request has it
-            [call.digest] = digests(call.digest, [message])
+            [call.digest] = digests(call.digest, [compared(message)])
             call.reasoning = (*call.reasoning, reasoning_of(message))
             self._prefixes.add(call.digest)
             self._complete[call.digest].append(call)

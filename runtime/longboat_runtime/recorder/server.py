@@ -191,7 +191,7 @@ class Recorder:
             value = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise Refused(f"The body is no JSON: {error}.", code="invalid_json") from error
-        request = read_request(value, self._model, launch.sampling, launch.arguments)
+        request = read_request(value, self._model, launch.sampling, launch.arguments, served.record.messages)
         retries = http.headers.get("x-stainless-retry-count", "0")
         call, turn = served.record.begin(body, request, retries not in ("", "0"))
         if turn is not None:

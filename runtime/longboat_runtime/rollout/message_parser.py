@@ -51,7 +51,7 @@ class MessageParser:
         chat = ChatCompletionRequest(messages=[], tools=[*request.tools] or None)
         arguments = dict(request.template_arguments)
         parser = kind(self._tokenizer, chat.tools, chat_template_kwargs=arguments, model_config=self._model_config)
-        parser.set_prompt_token_ids(request.prompt_ids)
+        parser.set_prompt_token_ids(request.prompt_ids.tolist())
         ids = reply.token_ids.tolist()
         reasoning, content, calls = parser.parse(reply.text, chat, enable_auto_tools=True, model_output_token_ids=ids)
         message: Message = {"role": "assistant", "content": content}

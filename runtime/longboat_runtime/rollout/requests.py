@@ -40,15 +40,13 @@ Part = GeneratedSample | TurnReply
 
 def check_request(request: Request, max_length: int, vocabulary: int) -> None:
     """Raises ValueError if the engine could not draw a single token."""
-    name = _name(request)
-    if not request.prompt_ids:
+    name, ids = _name(request), np.asarray(request.prompt_ids)
+    if not len(ids):
         raise ValueError(f"{name} has an empty prompt")
-    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
+    if ids.min() < 0 or ids.max() >= vocabulary:
         raise ValueError(f"{name} has prompt tokens outside the vocabulary of {vocabulary}")
-    if len(request.prompt_ids) >= max_length:
-        raise ValueError(
-            f"{name} has a prompt of {len(request.prompt_ids)} tokens; prompt and response may have {max_length}"
-        )
+    if len(ids) >= max_length:
+        raise ValueError(f"{name} has a prompt of {len(ids)} tokens; prompt and response may have {max_length}")
 
 
 def check_sampling(request: Request, begun: Part | None) -> None:
@@ -76,7 +74,8 @@ def tokens(ids: Sequence[int]) -> TokensInput:
 
 def prompt_of(request: Request, begun: Part | None) -> TokensInput:
     """Returns what the engine continues: the prompt, and the part of the response that there is."""
-    return tokens([*request.prompt_ids, *(begun.token_ids.tolist() if begun else ())])
+    prompt = request.prompt_ids.tolist() if isinstance(request, TurnRequest) else request.prompt_ids
+    return tokens([*prompt, *(begun.token_ids.tolist() if begun else ())])
 
 
 def sampling_params(request: Request, begun: Part | None = None) -> SamplingParams:

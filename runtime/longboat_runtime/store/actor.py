@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ray
@@ -38,10 +39,10 @@ class HeldSamples:
             self._samples[sample.id] = sample
 
     def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
-        """Raises KeyError whose arguments are the missing ids."""
+        """Returns samples without their episodes, which nobody trains. Raises KeyError whose arguments are the missing ids."""
         if missing := [sample for sample in ids if sample not in self._samples]:
             raise KeyError(*missing)
-        return [self._samples[sample] for sample in ids]
+        return [replace(self._samples[sample], episode=None) for sample in ids]
 
     def responses(self, ids: Sequence[SampleId], *, token_ids: bool) -> dict[SampleId, Response]:
         """Returns the responses by id, with or without the ids of their tokens; samples that aren't held are left out."""

@@ -18,7 +18,7 @@ class SampleStore(Protocol):
         """Refuses all that this engine puts from now on: the engine is gone."""
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
-        """Returns samples. Raises KeyError naming the ids that are missing."""
+        """Returns samples without their episodes, which go with `responses`. Raises KeyError naming the ids that are missing."""
 
     async def responses(self, ids: Sequence[SampleId], *, token_ids: bool = False) -> Mapping[SampleId, Response]:
         """Returns what graders need of those samples that it holds, with or without the ids of their tokens."""

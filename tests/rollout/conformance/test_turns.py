@@ -68,7 +68,7 @@ def reference(engine: HostedEngine, directory: Path) -> ReferenceModel:
 
 
 def asked(row: int, number: int = 0, tokens: int = LONG, prompt: Sequence[int] = ()) -> TurnRequest:
-    prompt_ids = tuple(prompt) or tuple(4 + (row * 7 + i) % 200 for i in range(8 + row))
+    prompt_ids = np.asarray(prompt or [4 + (row * 7 + i) % 200 for i in range(8 + row)], np.int32)
     return TurnRequest(SampleId(0, row, 0, 0), number, prompt_ids, 1000 * row + number, Sampling(tokens))
 
 
@@ -293,9 +293,7 @@ def test_a_turn_that_is_ended_continues_with_its_tokens(engine: HostedEngine, re
         assert len(reply.token_ids) > count
         assert reply.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         assert reply.spans == (VersionSpan(reference.version, 0, len(reply.token_ids)),)
-        segment = Segment.single_turn(
-            np.asarray(request.prompt_ids, np.int32), reply.token_ids, reply.logprobs, reply.spans
-        )
+        segment = Segment.single_turn(request.prompt_ids, reply.token_ids, reply.logprobs, reply.spans)
         sample = GeneratedSample(request.sample, (segment,), reply.finish_reason, reply.text, "e")
         assert reference.difference(sample) < 1e-4
         assert reply.message == {"role": "assistant", "content": reply.text}
@@ -329,9 +327,9 @@ def test_text_has_special_tokens_but_not_what_ended_the_turn(engine: HostedEngin
 def test_a_turn_that_it_cannot_draw_harms_nothing(engine: HostedEngine, reference: ReferenceModel) -> None:
     good = asked(0, tokens=4)
     bad = [
-        replace(good, prompt_ids=()),
-        replace(good, prompt_ids=(5, 100_000)),
-        replace(good, prompt_ids=(5,) * 1024),
+        replace(good, prompt_ids=np.zeros(0, np.int32)),
+        replace(good, prompt_ids=np.asarray([5, 100_000], np.int32)),
+        replace(good, prompt_ids=np.full(1024, 5, np.int32)),
         replace(good, sampling=replace(good.sampling, stop=("",))),
         replace(good, sampling=replace(good.sampling, max_tokens=0)),
     ]
