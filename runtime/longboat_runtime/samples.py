@@ -315,6 +315,12 @@ class Episode:
     ignored: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def requests(self) -> dict[str, int]:
+        """Counts what a run should be told of its requests, where there is any: keys `ignored`, `repeats` and turns `undelivered`."""
+        counts = {"ignored": sum(self.ignored.values()), "repeats": self.repeats, "undelivered": self.undelivered}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
     def outcome(self) -> EpisodeOutcome:
         return EpisodeOutcome(self.environment, self.end, self.reward, self.message)
 
@@ -420,6 +426,7 @@ class GeneratedSample:
             turns=sum(len(segment.trained) for segment in self.segments),
             environment_seconds=episode.environment_seconds if episode else 0.0,
             environment_cpu_seconds=episode.environment_cpu_seconds if episode else 0.0,
+            requests=episode.requests if episode else {},
         )
 
 
@@ -428,7 +435,8 @@ class FinishedSample:
     """Tells the driver about a generated sample: ids and scalars. The store holds the sample by then, unless it has no token.
 
     `tokens` are those that the model drew, in so many `turns`. `segments` is empty if the only one is the prompt and these.
-    `environment_seconds` are those of an episode in which it didn't wait for the model, `environment_cpu_seconds` those of its processes.
+    `environment_seconds` are those of an episode in which it didn't wait for the model, `environment_cpu_seconds` those of its processes,
+    and `requests` counts about those that the model got (`Episode.requests`).
     """
 
     id: SampleId
@@ -442,6 +450,7 @@ class FinishedSample:
     turns: int = 1
     environment_seconds: float = 0.0
     environment_cpu_seconds: float = 0.0
+    requests: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def computed_tokens(self) -> int:

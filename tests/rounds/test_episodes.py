@@ -30,7 +30,7 @@ from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import FinishReason, PromptId, SampleId, SegmentSize
+from longboat_runtime.samples import Episode, EpisodeEnd, FinishReason, PromptId, SampleId, SegmentSize
 from tests.rounds.world import World
 
 PROMPTS, GROUP = 2, 2
@@ -346,12 +346,17 @@ def test_metrics_of_trained_episodes() -> None:
     one = SampleRecord(
         0, tokens=12, segments=(SegmentSize(40, 7), SegmentSize(20, 5)), turns=4, environment_seconds=1.0
     )
-    other = SampleRecord(1, prompt_tokens=8, tokens=12, environment_seconds=3.0, environment_cpu_seconds=0.5)
+    counts = Episode("e", EpisodeEnd.FINISHED, 1.0, 3.0, repeats=1, ignored={"seed": 2, "top_p": 1}).requests
+    assert counts == {"ignored": 3, "repeats": 1}
+    other = SampleRecord(
+        1, prompt_tokens=8, tokens=12, environment_seconds=3.0, environment_cpu_seconds=0.5, requests=counts
+    )
     metrics = trained_episodes([one, other])
     assert metrics["environment/turns/mean"] == 2.5
     assert metrics["environment/segments/max"] == 2.0
     assert metrics["environment/seconds/mean"] == 2.0
     assert metrics["environment/cpu_seconds/mean"] == 0.25
+    assert [metrics[f"environment/{name}"] for name in ("ignored", "repeats", "undelivered")] == [3.0, 1.0, 0.0]
     assert metrics["environment/computed_to_trained"] == 80 / 24
     assert trained_episodes([]) == {}
 

@@ -410,6 +410,7 @@ def read_for_release(observed: Observed, job: Object) -> JobView:
         spec = RLJobSpec.model_construct(  # type: ignore[call-arg]
             suspend=stored.get("suspend") is True,
             rounds=_readable(RoundsSpec, stored.get("rounds"), steps=0),
+            rewards=[],
             checkpoint=_readable(CheckpointSpec, stored.get("checkpoint")),
         )
     return _job_view(observed, job, spec)

@@ -208,4 +208,5 @@ def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
         item.turns,
         item.environment_seconds,
         item.environment_cpu_seconds,
+        item.requests,
     )

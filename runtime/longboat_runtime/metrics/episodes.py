@@ -12,6 +12,9 @@ from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.samples import PromptId
 
+# What is counted of requests (`Episode.requests`).
+_REQUESTS = ("ignored", "repeats", "undelivered")
+
 
 def trained_episodes(samples: Sequence[SampleRecord]) -> dict[str, float]:
     """Returns the metrics of the episodes of a step's batch; empty without samples.
@@ -26,6 +29,7 @@ def trained_episodes(samples: Sequence[SampleRecord]) -> dict[str, float]:
         **spread("environment/segments", [float(len(size.segments)) for size in sizes]),
         **spread("environment/seconds", [sample.environment_seconds for sample in samples]),
         **spread("environment/cpu_seconds", [sample.environment_cpu_seconds for sample in samples]),
+        **{f"environment/{name}": float(sum(sample.requests.get(name, 0) for sample in samples)) for name in _REQUESTS},
         "environment/computed_to_trained": sum(size.computed for size in sizes)
         / max(1, sum(size.trained for size in sizes)),
     }

@@ -140,7 +140,7 @@ class Generated:
 
     `tokens` are those that the model drew, in so many `turns`, of which it has `spans`. `segments` is empty if the only one is the prompt
     and these. `environment_seconds` are those of an episode in which it didn't wait for the model, `environment_cpu_seconds` those of its
-    processes.
+    processes, and `requests` counts about its requests (`Episode.requests`).
     """
 
     sample: SampleId
@@ -153,6 +153,7 @@ class Generated:
     turns: Annotated[int, Field(exclude_if=lambda turns: turns == 1)] = 1
     environment_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     environment_cpu_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    requests: Annotated[Mapping[str, int], Field(exclude_if=lambda counts: not counts)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

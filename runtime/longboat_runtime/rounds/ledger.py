@@ -149,7 +149,7 @@ class Ledger(LedgerState):
         round_.redrawn_tokens += record.redrawn_tokens
         record.spans, record.engine, record.segments = body.spans, body.engine, body.segments
         record.turns, record.environment_seconds = body.turns, body.environment_seconds
-        record.environment_cpu_seconds = body.environment_cpu_seconds
+        record.environment_cpu_seconds, record.requests = body.environment_cpu_seconds, body.requests
         if not record.counts:
             if group.completed is not None:
                 round_.surplus += 1

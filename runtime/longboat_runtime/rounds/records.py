@@ -101,6 +101,7 @@ class SampleRecord:
     turns: Annotated[int, Field(exclude_if=lambda turns: turns == 1)] = 1
     environment_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     environment_cpu_seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    requests: Annotated[Mapping[str, int], Field(exclude_if=lambda counts: not counts)] = field(default_factory=dict)
     playing: Annotated[bool, Field(exclude_if=lambda playing: not playing)] = False
     environment_losses: Annotated[int, Field(exclude_if=lambda losses: not losses)] = 0
     held_up: Annotated[bool, Field(exclude_if=lambda held_up: not held_up)] = False
