@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from longboat_runtime.object_store import MINIMAL_OBJECT_STORE
 from longboat_runtime.rollout import keeper
 from longboat_runtime.rollout.engine import TurnParsers, engine_config
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rollout.turn_router import TurnEngines, TurnRouter
+from longboat_runtime.rollout.turn_router import TurnEngine, TurnEngines, TurnRouter
 from longboat_runtime.samples import FinishReason, SampleId, Sampling
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -35,22 +35,46 @@ LONG = 480
 
 
 class Episodes:
-    """Has a router in a process of its own, as a recorder has."""
+    """Has a router in a process of its own, as a recorder has. Counts the turns that engines continue."""
 
     def __init__(self) -> None:
         self._router = TurnRouter("job-envs-0")
         self._drawing: dict[int, asyncio.Task[TurnReply]] = {}
+        self._continued = 0
 
     async def update(self, table: TurnEngines) -> None:
-        self._router.update(table)
+        engines = {name: Counting(engine, self) for name, engine in table.engines.items()}
+        self._router.update(replace(table, engines=engines))
+
+    def count(self) -> None:
+        self._continued += 1
+
+    async def continued(self) -> int:
+        return self._continued
 
     async def turn(self, request: TurnRequest) -> TurnReply:
         row = request.sample.row
         self._drawing[row] = asyncio.ensure_future(self._router.turn(request))
-        return await self._drawing[row]
+        try:
+            return await self._drawing[row]
+        finally:
+            self._router.ended(request.sample)
 
     async def cancel(self, row: int) -> None:
         self._drawing[row].cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """An engine, which tells episodes of each turn that it continues."""
+
+    engine: TurnEngine
+    episodes: Episodes
+
+    async def turn(self, request: TurnRequest, begun: TurnReply | None) -> TurnReply:
+        if begun is not None and len(begun.token_ids):
+            self.episodes.count()
+        return await self.engine.turn(request, begun)
 
 
 @pytest.fixture(scope="module")
@@ -96,49 +120,45 @@ def asked(row: int, tokens: int = LONG) -> TurnRequest:
     return TurnRequest(SampleId(0, row, 0, 0), 0, prompt_ids, 1000 * row, Sampling(tokens))
 
 
-async def running(fleet: RayRolloutFleet, name: str, tokens: int) -> None:
-    """Waits until the engine has drawn so many tokens, and some turns are left."""
-    actor, drawn = fleet._keeper.members[name].actor, 0
-
-    async def look() -> bool:
-        nonlocal drawn
-        load = await actor.take_load.remote()
-        drawn += load.generated_tokens
-        return drawn >= tokens
-
-    await eventually_async(look)
-
-
 async def drawn(episodes: Any) -> list[TurnReply]:
     return await asyncio.gather(*(episodes.turn.remote(asked(row)) for row in range(SESSIONS)))
+
+
+async def drawing(fleet: RayRolloutFleet, episodes: Any, name: str) -> asyncio.Future[list[TurnReply]]:
+    """Begins to draw all turns; returns once the engine has drawn some tokens of them."""
+    actor = fleet._keeper.members[name].actor
+    await actor.take_load.remote()
+    turns = asyncio.ensure_future(drawn(episodes))
+
+    async def tokens() -> int:
+        load = await actor.take_load.remote()
+        return int(load.generated_tokens)
+
+    await eventually_async(tokens)
+    return turns
 
 
 async def test_turns_outlive_the_death_and_the_drain_of_their_engine(fleet: RayRolloutFleet, episodes: Any) -> None:
     whole = await drawn(episodes)
     assert all(len(reply.token_ids) == len(reply.logprobs) for reply in whole)
 
-    again = asyncio.ensure_future(drawn(episodes))
     victim = min(fleet._turn_engines.engines)
-    await running(fleet, victim, 30)
+    again = await drawing(fleet, episodes, victim)
     ray.kill(fleet._keeper.members[victim].actor)
     for reply, undisturbed in zip(await again, whole, strict=True):
         assert reply.token_ids.tolist() == undisturbed.token_ids.tolist()
 
     await fleet._tasks.until(lambda: len(fleet._turn_engines.engines) == ENGINES)
-    again = asyncio.ensure_future(drawn(episodes))
-    busiest = min(set(fleet._turn_engines.engines) - {f"{victim}.1"})
-    await running(fleet, busiest, 30)
-    await fleet.drain([busiest])
-    moved = 0
-    for reply, undisturbed in zip(await again, whole, strict=True):
-        assert reply.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        pairs = zip(reply.token_ids.tolist(), undisturbed.token_ids.tolist(), strict=False)
-        same = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
-        assert same != 0, "a turn that moves keeps its first tokens"
-        moved += same is not None
-    assert moved
-    fleet.undrain([busiest])
-    await fleet._tasks.until(lambda: len(fleet._turn_engines.engines) == ENGINES)
+    drained = min(set(fleet._turn_engines.engines) - {f"{victim}.1"})
+    # The drain may come when no turn runs any more.
+    while not await episodes.continued.remote():
+        again = await drawing(fleet, episodes, drained)
+        await fleet.drain([drained])
+        for reply, undisturbed in zip(await again, whole, strict=True):
+            assert reply.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            assert reply.token_ids[0] == undisturbed.token_ids[0], "a turn that moves keeps its first tokens"
+        fleet.undrain([drained])
+        await fleet._tasks.until(lambda: len(fleet._turn_engines.engines) == ENGINES)
 
 
 async def test_a_cancelled_turn_leaves_its_engine(fleet: RayRolloutFleet, episodes: Any) -> None:
