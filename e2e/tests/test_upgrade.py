@@ -105,8 +105,11 @@ def upgraded_site(cluster: Cluster, released: Version, current: Version) -> Iter
     released.install(cluster)
     made = site.prepare_namespace(cluster, "upgrade")
     small_job.write_data(made.data)
-    templates = {"released": released.runtime.ref, "current": current.runtime.ref}
-    volumes.apply(cluster, [host_runtime.template(image, name) for name, image in templates.items()])
+    images = {"released": released.runtime.ref, "current": current.runtime.ref}
+    templates = [host_runtime.template(image, name) for name, image in images.items()]
+    for template in templates:
+        del template["spec"]["roles"]["environment"]  # the release knows no such role
+    volumes.apply(cluster, templates)
     yield made
     installation.uninstall(cluster)
 
