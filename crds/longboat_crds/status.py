@@ -254,8 +254,8 @@ class PodsDemand(FieldsModel):
     reason: Line | None = Field(default=None, description="Why, for people.")
 
 
-class RolloutDemand(PodsDemand):
-    """Rollout pods that the job could use now."""
+class NumberedDemand(FieldsModel):
+    """Numbers what a driver asks for, so that a grant can answer it."""
 
     incarnation: Count = Field(
         description="Incarnation of the driver that asks; what another one asked for doesn't count."
@@ -263,6 +263,10 @@ class RolloutDemand(PodsDemand):
     number: Count = Field(
         description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
     )
+
+
+class RolloutDemand(NumberedDemand, PodsDemand):
+    """Rollout pods that the job could use now."""
 
 
 class PoolDemand(PodsDemand):
@@ -271,15 +275,9 @@ class PoolDemand(PodsDemand):
     name: Line = Field(description="Name of the pool.")
 
 
-class EnvironmentDemand(ApiModel):
+class EnvironmentDemand(NumberedDemand, ApiModel):
     """Environment pods that the job could use now."""
 
-    incarnation: Count = Field(
-        description="Incarnation of the driver that asks; what another one asked for doesn't count."
-    )
-    number: Count = Field(
-        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
-    )
     pools: list[PoolDemand] | None = Field(
         default=None,
         max_length=MAX_POOLS,
@@ -296,15 +294,9 @@ class PoolCpuDemand(FieldsModel):
     reason: Line | None = Field(default=None, description="Why, for people.")
 
 
-class RewardDemand(ApiModel):
+class RewardDemand(NumberedDemand, ApiModel):
     """CPUs that reward pools could use now."""
 
-    incarnation: Count = Field(
-        description="Incarnation of the driver that asks; what another one asked for doesn't count."
-    )
-    number: Count = Field(
-        description="Number of the demand within its incarnation, from 1; each one is answered by a grant."
-    )
     pools: list[PoolCpuDemand] | None = Field(
         default=None,
         max_length=MAX_POOLS,

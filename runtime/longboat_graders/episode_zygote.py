@@ -9,17 +9,15 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 import time
 from contextlib import suppress
 
 from longboat_crds.problems import SpecProblem
-from longboat_graders import prctl
 from longboat_graders.environment import load_environment
 from longboat_graders.episode_messages import EnvironmentFunction
-from longboat_graders.forks import Child, Forks, footprint
+from longboat_graders.forks import Child, Forks, begin, footprint
 from longboat_graders.keeper import keep, remove_directory
 from longboat_graders.leftovers import sweep
 from longboat_graders.process_tree import children, end_orphan
@@ -115,18 +113,7 @@ def rehearse() -> None:
 
 def main(fd: int) -> None:
     """Reads the request to load an environment, answers, and forks."""
-    os.dup2(2, 1)
-    prctl.die_with_parent()
-    prctl.hide_memory()
-    prctl.adopt_orphans()
-    # Without it the kernel takes no filter.
-    prctl.gain_no_privileges()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.umask(0o077)
-    control = socket.socket(fileno=fd)
-    with open(0, "rb") as file:
-        request = json.load(file)
-    os.open(os.devnull, os.O_RDONLY)  # as standard input
+    control, request = begin(fd)
     function = EnvironmentFunction.from_json(request["function"])
     try:
         play = load_environment(function, request["field"], request["config_maps"])

@@ -20,7 +20,6 @@ import gc
 import json
 import os
 import select
-import signal
 import socket
 import sys
 from dataclasses import replace
@@ -29,9 +28,9 @@ from functools import partial
 from longboat_crds.problems import SpecProblem
 from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import RewardKind
-from longboat_graders import frames, prctl
+from longboat_graders import frames
 from longboat_graders.adapters import load_scorer, takes_token_ids
-from longboat_graders.forks import Child, Forks, footprint, seed
+from longboat_graders.forks import Child, Forks, begin, footprint, seed
 from longboat_graders.leftovers import Baseline, sweep
 from longboat_graders.messages import MESSAGE_CHARACTERS, OutcomeKind, RewardFunction
 from longboat_graders.process_tree import parent, threads_of_group
@@ -441,18 +440,7 @@ def _sources(function: RewardFunction, origins: Origins, field: str) -> dict[str
 
 def main(fd: int) -> None:
     """Reads the request to load a function, answers, and forks."""
-    os.dup2(2, 1)
-    prctl.die_with_parent()
-    prctl.hide_memory()
-    prctl.adopt_orphans()
-    # Inherited by all children.
-    prctl.gain_no_privileges()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.umask(0o077)
-    control = socket.socket(fileno=fd)
-    with open(0, "rb") as file:
-        request = json.load(file)
-    os.open(os.devnull, os.O_RDONLY)  # as standard input
+    control, request = begin(fd)
     origins = Origins({os.path.dirname(path) for path in (_package("longboat_graders"), _package("longboat_crds"))})
     function = RewardFunction.from_json(request["function"])
     score: Scorer | GroupScorer | CaseRunner

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime.rollout.engine import EngineConfig
-from tests.rollout.conformance.hosted import HostedEngine
+from tests.rollout.conformance.hosted import HostedEngine, lent
 from tests.rollout.reference import ReferenceModel
 from tests.support.tiny_model import build_tiny_model
 
@@ -43,7 +43,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedEngin
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def engine(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[HostedEngine]:
-    tensor_parallel, spawned = KINDS[request.param]
+    tensor_parallel, _ = KINDS[request.param]
     config = EngineConfig(
         name=request.param,
         model=str(model_directory),
@@ -54,17 +54,7 @@ def engine(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[Ho
         kv_cache_bytes=KV_CACHE_BYTES,
         enforce_eager=True,
     )
-    if request.param == "in-process":
-        hosted: HostedEngine = request.getfixturevalue("in_process")
-        hosted.replace(config)
-        yield hosted
-        return
-    hosted = HostedEngine(config, spawned=spawned)
-    try:
-        hosted.wait_started()
-        yield hosted
-    finally:
-        hosted.close()
+    yield from lent(config, request, request.param)
 
 
 @pytest.fixture(scope="module")

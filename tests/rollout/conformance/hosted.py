@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -185,3 +186,18 @@ def _start_again(config: EngineConfig) -> Engine:
 
     cleanup_dist_env_and_memory()
     return start_engine(config, NodeDevices(config.tensor_parallel))
+
+
+def lent(config: EngineConfig, request: pytest.FixtureRequest, kind: str) -> Iterator[HostedEngine]:
+    """Yields an engine for a module: of kind `in-process` the one that modules have in turn (`in_process`), else one of its own."""
+    if kind == "in-process":
+        hosted: HostedEngine = request.getfixturevalue("in_process")
+        hosted.replace(config)
+        yield hosted
+        return
+    hosted = HostedEngine(config, spawned=kind == "spawned")
+    try:
+        hosted.wait_started()
+        yield hosted
+    finally:
+        hosted.close()

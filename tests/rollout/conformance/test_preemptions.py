@@ -10,7 +10,7 @@ import pytest
 
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.samples import FinishReason
-from tests.rollout.conformance.hosted import HostedEngine
+from tests.rollout.conformance.hosted import HostedEngine, lent
 from tests.rollout.conformance.test_engine import collect, draw
 from tests.rollout.reference import ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model
@@ -30,17 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(request: pytest.FixtureRequest, directory: Path) -> Iterator[HostedEngine]:
     """With KV cache for all that run."""
     config = EngineConfig("e", str(directory), "float32", RUNNING, (0,), 512, kv_cache_bytes=2**26, enforce_eager=True)
-    if not request.param:
-        hosted: HostedEngine = request.getfixturevalue("in_process")
-        hosted.replace(config)
-        yield hosted
-        return
-    hosted = HostedEngine(config, spawned=True)
-    try:
-        hosted.wait_started()
-        yield hosted
-    finally:
-        hosted.close()
+    yield from lent(config, request, "spawned" if request.param else "in-process")
 
 
 def test_publications_and_moves_in_mid_round_preempt_nothing(engine: HostedEngine, directory: Path) -> None:

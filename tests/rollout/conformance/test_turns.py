@@ -27,7 +27,7 @@ from longboat_runtime.trajectories import Turn, trajectory
 from longboat_runtime.turns import TurnReply, TurnRequest
 from longboat_runtime.weights.gate import PublicationRefused
 from longboat_runtime.weights.publication import WeightPublication
-from tests.rollout.conformance.hosted import HostedEngine
+from tests.rollout.conformance.hosted import HostedEngine, lent
 from tests.rollout.reference import ReferenceModel
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import eventually_async
@@ -47,17 +47,7 @@ def engine(request: pytest.FixtureRequest, directory: Path) -> Any:
     config = EngineConfig(
         "e", str(directory), "float32", 2 * SESSIONS, kv_cache_bytes=2**26, enforce_eager=True, parsers=TurnParsers()
     )
-    if request.param == "in-process":
-        hosted: HostedEngine = request.getfixturevalue("in_process")
-        hosted.replace(config)
-        yield hosted
-        return
-    hosted = HostedEngine(config, spawned=True)
-    try:
-        hosted.wait_started()
-        yield hosted
-    finally:
-        hosted.close()
+    yield from lent(config, request, request.param)
 
 
 @pytest.fixture(scope="module")
