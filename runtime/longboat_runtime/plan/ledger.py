@@ -67,7 +67,7 @@ class Ledger(TorchDispatchMode):
         return self.allocated
 
     def collect(self) -> None:
-        """Settles once Python has collected its garbage: else what is held would depend on what ran before in this process."""
+        """Settles once Python has collected its garbage."""
         gc.collect()
         self.settle()
 
@@ -126,6 +126,21 @@ class Ledger(TorchDispatchMode):
         elif "allreduce" in name:
             reduced += sizes[0]
         self.moved = gathered, scattered, reduced
+
+
+@contextmanager
+def automatic_collection_off() -> Iterator[None]:
+    """Leaves garbage to `Ledger.collect`, and to dynamo, which collects young objects after it compiled.
+
+    A collection meanwhile would make them old: they would count for longer, depending on what ran before in this process.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def rounded(nbytes: int) -> int:

@@ -23,7 +23,7 @@ from longboat_runtime.plan.compiled import Interpreted
 from longboat_runtime.plan.fake import FakeMachine, fake_group
 from longboat_runtime.plan.figures import Figures, Phase
 from longboat_runtime.plan.layers import Shortened, shortened
-from longboat_runtime.plan.ledger import Ledger
+from longboat_runtime.plan.ledger import Ledger, automatic_collection_off
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, Segment
 from longboat_runtime.trainer.full_weights import units
 from longboat_runtime.trainer.machine import MACHINE
@@ -142,6 +142,7 @@ def trace_rank(spec: RLJobSpec, attention: str, *, fused: bool) -> Figures:
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             ledger,
+            automatic_collection_off(),
             torch.compiler.set_stance("default", force_backend=Interpreted(ledger)),
         ):
             before = ledger.restart()
