@@ -89,9 +89,9 @@ def test_a_file_says_what_went_wrong_in_an_environment(tmp_path: Path) -> None:
     assert sample["environment_error"] == "ValueError: no door"
 
 
-def test_messages_of_turns_are_searched(tmp_path: Path) -> None:
-    path = written(tmp_path, episode())
-    for text, matched in (("A WALL", 1), ("move", 1), ("a door", 0)):
+def test_messages_of_turns_and_errors_are_searched(tmp_path: Path) -> None:
+    path = written(tmp_path, episode(), environment_error="ValueError: no key")
+    for text, matched in (("A WALL", 1), ("move", 1), ("No Key", 1), ("a door", 0)):
         assert len(select([path], Query(search=text)).samples) == matched
     assert select([path], Query()).samples[0]["turns"][3]["role"] == "tool"
 

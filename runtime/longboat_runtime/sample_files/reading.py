@@ -48,8 +48,8 @@ class Order(StrEnum):
 class Query:
     """Selects the samples that somebody wants to see.
 
-    `epoch` and `row` name a prompt; a row alone names it in all epochs. `search` is looked for in prompts, responses and turns, whatever
-    its case. `limit` is how many samples at most, None for all of them. Samples without a score are neither best nor worst.
+    `epoch` and `row` name a prompt; a row alone names it in all epochs. `search` is looked for in prompts, responses, turns and errors,
+    whatever its case. `limit` is how many samples at most, None for all of them. Samples without a score are neither best nor worst.
     """
 
     fate: Fate | None = None
@@ -71,12 +71,13 @@ class Query:
         )
 
     def found_in(self, texts: Mapping[str, Any]) -> bool:
-        """Whether the text that is looked for is in a sample's prompt, its response or a message of its turns."""
+        """Whether the text that is looked for is in a sample's prompt, its response, a message of its turns or an error."""
         if self.search is None:
             return True
         wanted = self.search.casefold()
         turns = (text for turn in texts["turns"] for text in (turn["text"], turn["tool_calls"] or ""))
-        return any(wanted in text.casefold() for text in (texts["prompt"], texts["response"], *turns))
+        errors = (text or "" for text in (texts["message"], texts["environment_error"]))
+        return any(wanted in text.casefold() for text in (texts["prompt"], texts["response"], *turns, *errors))
 
     def rank(self, sample: Sample) -> float:
         """Returns the key to order samples by; lower comes first. Without an order it is the same for all."""
@@ -137,7 +138,7 @@ def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sam
 def select(paths: Iterable[Path], query: Query) -> Selection:
     """Returns the samples of these files that `query` asks for. Raises FileDamaged, or FileRemoved if a file is gone."""
     rows: list[tuple[float, int, _Place, Sample]] = []
-    columns = _SHORT if query.search is None else [*_SHORT, "turns", "prompt", "response"]
+    columns = _SHORT if query.search is None else [*_SHORT, *TEXTS]
     for path in paths:
         for group, samples in _groups(path, columns):
             for index, sample in enumerate(samples):
