@@ -1,17 +1,13 @@
 """`longboat doctor` in the containers of a job that trains."""
 
-import json
-from typing import Any
-
 import pytest
 
 from e2e.cluster.errors import CommandError
-from e2e.host_runtime import CONTAINERS, ENVIRONMENT
+from e2e.doctor import DOCTOR, nothing_is_wrong
+from e2e.host_runtime import CONTAINERS
 from e2e.jobs import Job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
-
-DOCTOR = f"{ENVIRONMENT}/bin/longboat doctor"
 
 
 @pytest.fixture
@@ -20,19 +16,11 @@ def job(tail_batching_job: Job) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("role", "container"), [(role, container) for role, containers in CONTAINERS.items() for container in containers]
+    ("role", "container"),
+    [(role, name) for role, names in CONTAINERS.items() if role != "environment" for name in names],
 )
 def test_nothing_is_wrong_in_a_job_that_trains(job: Job, role: str, container: str) -> None:
-    lines = job.exec(job.pod(role), container, *DOCTOR.split(), "--json").splitlines()
-    findings: dict[str, dict[str, Any]] = {finding["check"]: finding for finding in map(json.loads, lines)}
-    assert not [finding for finding in findings.values() if finding["verdict"] == "wrong"]
-    head, ray = findings["Ray head"], container != "graders"
-    assert (head["verdict"], "counts this pod's node" in head["text"]) == (("ok", True) if ray else ("skipped", False))
-    assert (findings["shared memory"]["verdict"] == "skipped") == (not ray)
-    assert ("volume /checkpoint" in findings) == (container in {"driver", "trainer"})
-    assert findings["devices"]["text"].startswith("no GPU")
-    if container == "driver":
-        assert findings["clock"]["text"] == "within 2 s of the API server's"
+    nothing_is_wrong(job, role, container)
 
 
 def test_what_is_wrong_comes_with_its_cure_and_ends_the_command_with_1(job: Job) -> None:

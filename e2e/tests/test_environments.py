@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from e2e import episodes_job
+from e2e.doctor import nothing_is_wrong
 from e2e.harm import delete_at_once
+from e2e.host_runtime import CONTAINERS
 from e2e.jobs import Job
 from e2e.prompts import nothing_is_lost
 from e2e.site import Site
@@ -38,6 +40,12 @@ def test_environments_of_three_kinds_are_trained(playing: Job, tmp_path: Path) -
     playing.wait_for_step(8)
     episodes_job.all_are_played(playing.samples(tmp_path))
     nothing_is_lost(playing)
+
+
+@pytest.mark.parametrize("container", CONTAINERS["environment"])
+def test_the_doctor_finds_nothing_wrong(playing: Job, container: str) -> None:
+    playing.wait("two ready environment pods", lambda: ready(playing) == "2/2")
+    nothing_is_wrong(playing, "environment", container)
 
 
 def test_environment_pods_are_replaced_and_hide_ray_from_users_code(playing: Job) -> None:
