@@ -1,5 +1,6 @@
 """Reads and writes manifests in YAML. Pure."""
 
+import json
 import re
 from typing import Any
 
@@ -59,3 +60,20 @@ def parse(text: str) -> list[Any]:
 def dump(value: Any) -> str:
     """Returns the YAML text of a document with keys in alphabetical order, as `kubectl get -o yaml` has them."""
     return yaml.dump(value, Dumper=_Dumper, width=120, sort_keys=True, allow_unicode=True)
+
+
+def json_in_yaml(value: Any) -> bytes:
+    """Writes JSON that a YAML parser reads too, such as the API server's for server-side apply.
+
+    YAML knows no surrogates, with which JSON escapes what lies beyond U+FFFF, and takes most control characters only escaped. Lone
+    surrogates become U+FFFD, as in Go.
+    """
+    return _ESCAPED_IN_YAML.sub(_escaped, json.dumps(value, ensure_ascii=False)).encode()
+
+
+_ESCAPED_IN_YAML = re.compile(r"[^ -~\U00010000-\U0010ffff]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\u{0xFFFD if 0xD800 <= code <= 0xDFFF else code:04x}"

@@ -39,6 +39,7 @@ from longboat_runtime.driver.own_job import OwnJob, Rejected
 from longboat_runtime.driver.status import DEMAND_INTERVAL, QUIET_INTERVAL, DriverStatus
 from tests.driver.cuttable_link import CuttableLink
 from tests.support.driver_tokens import create_namespace, driver_pod, install_policies
+from tests.support.texts import UNUSUAL
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
@@ -296,9 +297,9 @@ async def until_cancelled() -> None:
 async def test_a_start_reports_how_the_previous_one_failed_in_its_container(
     api: Api, brokers: Callable[[str], KubernetesBroker]
 ) -> None:
-    broker = await started(brokers("driver exited with code 1: " + "x" * 5000), api, 1)
+    broker = await started(brokers(f"driver exited with code 1: {UNUSUAL} \udc80" + "x" * 5000), api, 1)
     told = api.job()["status"]["demand"]["previousFailure"]
-    assert told.startswith("driver exited with code 1: x")
+    assert told.startswith(f"driver exited with code 1: {UNUSUAL} \ufffdx")
     broker.publish(progress(1, 1))
     await broker.flush()
     assert api.job()["status"]["demand"]["previousFailure"] == told

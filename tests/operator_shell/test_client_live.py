@@ -25,6 +25,7 @@ from longboat_operator.kube.resources import (
 from longboat_operator.kube.transport import Request, Transport
 from longboat_operator.model import EmitEvent
 from tests.operator_shell import small_plan
+from tests.support.texts import UNUSUAL
 
 pytestmark = pytest.mark.cluster
 
@@ -76,6 +77,12 @@ async def test_an_apply_unforced_leaves_anothers_field_and_forced_takes_it(
     assert applied["spec"]["selector"] == {"app": "ours"}
     again = await admin.apply(SERVICE, ours)
     assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]
+
+
+async def test_any_text_is_applied(admin: KubeClient, namespace: str) -> None:
+    body = service(namespace)
+    body["metadata"]["annotations"] = {"text": UNUSUAL}
+    assert (await admin.apply(SERVICE, body))["metadata"]["annotations"]["text"] == UNUSUAL
 
 
 @pytest.mark.parametrize("resource", [SERVICE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY])

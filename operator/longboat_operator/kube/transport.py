@@ -16,6 +16,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from pydantic_core import from_json
 from yarl import URL
 
+from longboat_crds.yaml_text import json_in_yaml
 from longboat_operator.kube.clock import ServerClock
 from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import QuietError, TransportError, error_from_response
@@ -52,6 +53,12 @@ class Request:
     content_type: str = _JSON
     accept: str = _JSON
     timeout_seconds: float | None = None
+
+    def encoded(self) -> bytes | None:
+        """Returns the body as bytes of its content type."""
+        if self.body is None:
+            return None
+        return json_in_yaml(self.body) if self.content_type.endswith("yaml") else go_json(self.body).encode()
 
 
 class Transport:
@@ -167,7 +174,7 @@ class Transport:
                 request.method,
                 url,
                 headers=headers,
-                json=request.body,
+                data=request.encoded(),
                 timeout=limits,
                 server_hostname=self.configuration.tls_server_name,
                 proxy_headers=self.configuration.proxy_headers,

@@ -18,6 +18,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from longboat_crds.base import API_VERSION, GROUP, VERSION
+from longboat_crds.yaml_text import json_in_yaml
 
 FIELD_MANAGER = "longboat-driver"
 REQUEST_TIMEOUT = 15.0
@@ -86,22 +87,23 @@ class OwnJob:
             "status": status,
         }
         query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
-        return await self._send("PATCH", f"{self._jobs}/{self.name}/status?{query}", body)
+        return await self._send("PATCH", f"{self._jobs}/{self.name}/status?{query}", json_in_yaml(body))
 
     async def close(self) -> None:
         """Ends all connections."""
         await self._rest.close()
 
-    async def _send(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    async def _send(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         async with self._exchange(method, path, aiohttp.ClientTimeout(total=REQUEST_TIMEOUT), body) as response:
             answer: dict[str, Any] = json.loads(await response.read())
             return answer
 
     @asynccontextmanager
     async def _exchange(
-        self, method: str, path: str, limits: aiohttp.ClientTimeout, body: Any = None
+        self, method: str, path: str, limits: aiohttp.ClientTimeout, body: bytes | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+        # The charset lets the client send the body as it is: for the bare type it writes JSON that the server's YAML parser may refuse.
+        kind = "application/apply-patch+yaml; charset=utf-8" if method == "PATCH" else "application/json"
         try:
             token = await self._configuration.get_api_key_with_prefix("BearerToken")
             headers = {"Accept": "application/json", "Content-Type": kind, "User-Agent": FIELD_MANAGER}
