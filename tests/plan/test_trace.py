@@ -58,7 +58,7 @@ def test_the_peak_of_the_earlier_head_is_the_recorded_one(size: str, tokens: int
 
 @pytest.fixture
 def frequent_promotions() -> Iterator[None]:
-    """Lets objects soon reach the oldest generation, which isn't collected: dynamo collects only the younger ones after it compiled."""
+    """Lets objects soon reach the oldest generation, which isn't collected: dynamo collects only younger ones once it has compiled."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50, 1, 1_000_000)
     yield

@@ -130,9 +130,9 @@ class Ledger(TorchDispatchMode):
 
 @contextmanager
 def automatic_collection_off() -> Iterator[None]:
-    """Leaves garbage to `Ledger.collect`, and to dynamo, which collects young objects after it compiled.
+    """Leaves garbage to `Ledger.collect`, and to dynamo, which collects young objects once it has compiled.
 
-    A collection meanwhile would make them old: they would count for longer, depending on what ran before in this process.
+    An automatic collection before that would make them old, so they would count for longer, depending on what ran before in this process.
     """
     enabled = gc.isenabled()
     gc.disable()
